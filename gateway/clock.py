@@ -1,0 +1,113 @@
+"""Time as an argument.
+
+Everything below `server/` and `upstream/` that needs the time or a timer takes a `Clock`.  `SystemClock` reads the
+machine and schedules on the running loop; `ManualClock` stands still until a test moves it, so no test sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    """A scheduled call that can be taken back."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds for durations, wall seconds (Unix) for what the wire says, and timers."""
+
+    def now(self) -> float: ...
+
+    def wall(self) -> float: ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer: ...
+
+
+class SystemClock:
+    """The machine's clocks and the running loop's timers."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback)
+
+
+class _ManualTimer:
+    __slots__ = ("callback", "cancelled")
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class ManualClock:
+    """A clock that a test owns: `advance` moves it and fires what has come due, in order."""
+
+    def __init__(self, now: float = 1_000.0, wall: float = 1_790_000_000.0) -> None:
+        self._now = now
+        self._wall = wall
+        self._timers: list[tuple[float, int, _ManualTimer]] = []
+        self._ids = itertools.count()
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._wall
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        timer = _ManualTimer(callback)
+        heapq.heappush(self._timers, (self._now + max(0.0, delay_s), next(self._ids), timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Move both clocks and run every timer that has come due, earliest first."""
+        target = self._now + seconds
+        while self._timers and self._timers[0][0] <= target:
+            due, _, timer = heapq.heappop(self._timers)
+            self._wall += due - self._now
+            self._now = due
+            if not timer.cancelled:
+                timer.callback()
+        self._wall += target - self._now
+        self._now = target
+
+    @property
+    def pending(self) -> int:
+        """Timers that would still fire."""
+        return sum(not timer.cancelled for _, _, timer in self._timers)
+
+
+async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: float) -> bool:
+    """Wait for `future` for at most `delay_s`; True when it is done.  The future is never cancelled here."""
+    if future.done():
+        return True
+    loop = asyncio.get_running_loop()
+    gate: asyncio.Future[None] = loop.create_future()
+
+    def open_gate(_: object = None) -> None:
+        if not gate.done():
+            gate.set_result(None)
+
+    timer = clock.call_later(delay_s, open_gate)
+    future.add_done_callback(open_gate)
+    try:
+        await gate
+    finally:
+        timer.cancel()
+        future.remove_done_callback(open_gate)
+    return future.done()

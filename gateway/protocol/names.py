@@ -1,0 +1,64 @@
+"""Header, query and event names of the Durable Streams protocol, spelled once.
+
+Names only: what they mean is decided where they are read.  Source: Durable Streams Protocol, sections 5 and 11.2;
+fork headers and the SSE encoding header are from the current protocol text.
+"""
+
+from typing import Final
+
+STREAM_NEXT_OFFSET: Final = "Stream-Next-Offset"
+STREAM_UP_TO_DATE: Final = "Stream-Up-To-Date"
+STREAM_CLOSED: Final = "Stream-Closed"
+STREAM_CURSOR: Final = "Stream-Cursor"
+STREAM_TTL: Final = "Stream-TTL"
+STREAM_EXPIRES_AT: Final = "Stream-Expires-At"
+STREAM_SEQ: Final = "Stream-Seq"
+STREAM_FORKED_FROM: Final = "Stream-Forked-From"
+STREAM_FORK_OFFSET: Final = "Stream-Fork-Offset"
+STREAM_FORK_SUB_OFFSET: Final = "Stream-Fork-Sub-Offset"
+SSE_DATA_ENCODING: Final = "Stream-SSE-Data-Encoding"
+
+PRODUCER_ID: Final = "Producer-Id"
+PRODUCER_EPOCH: Final = "Producer-Epoch"
+PRODUCER_SEQ: Final = "Producer-Seq"
+PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
+PRODUCER_RECEIVED_SEQ: Final = "Producer-Received-Seq"
+
+QUERY_OFFSET: Final = "offset"
+QUERY_LIVE: Final = "live"
+QUERY_CURSOR: Final = "cursor"
+LIVE_LONG_POLL: Final = "long-poll"
+LIVE_SSE: Final = "sse"
+
+EVENT_DATA: Final = "data"
+EVENT_CONTROL: Final = "control"
+
+JSON_TYPE: Final = "application/json"
+SSE_TYPE: Final = "text/event-stream"
+DEFAULT_TYPE: Final = "application/octet-stream"
+
+DEFAULT_PORT: Final = 4437
+"""Section 11.1."""
+
+
+def is_true(value: str | None) -> bool:
+    """Whether a presence header says `true`; any other value counts as absent (section 4.1)."""
+    return value is not None and value.strip().lower() == "true"
+
+
+def media_type(content_type: str | None) -> str:
+    """The content type without parameters, lower case; the protocol's default when absent."""
+    if not content_type:
+        return DEFAULT_TYPE
+    return content_type.partition(";")[0].strip().lower() or DEFAULT_TYPE
+
+
+def is_json(content_type: str | None) -> bool:
+    """Whether streams of this type hold JSON messages (section 7.1)."""
+    return media_type(content_type) == JSON_TYPE
+
+
+def is_sse_text(content_type: str | None) -> bool:
+    """Whether SSE carries this type as text; every other type travels as base64 (section 5.8)."""
+    media = media_type(content_type)
+    return media.startswith("text/") or media == JSON_TYPE
