@@ -1,0 +1,264 @@
+"""What an operator can set: five frozen models, each field with its unit, default, bounds and reason.
+
+The models know nothing of files, environment or flags: `config_file` reads those and says where each value came from.
+They are strict (a number in quotes is an error, not a guess) and refuse unknown keys, because a misspelt limit that is
+silently ignored is found out on the worst day.  Units are in the names: `_s` is seconds, `_bytes` is bytes.  Byte sizes may
+also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml` shows every one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gateway.config_values import (
+    GIB,
+    KIB,
+    MIB,
+    Address,
+    AllowedOrigins,
+    Bytes,
+    HeaderNames,
+    ListenAddress,
+    NodeName,
+    OriginUrl,
+    Prefix,
+    RouteHost,
+    RouteName,
+    parse_address,
+)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class CorsConfig(_Model):
+    """CORS answered at the edge for one route, in place of the origin's own headers."""
+
+    allow_origins: AllowedOrigins = Field(default=("*",), description='Web origins that may read replies; "*" is any.')
+    allow_credentials: bool = Field(default=False, description="Let browsers send cookies and credentials along.")
+    max_age_s: int = Field(
+        default=86_400, ge=0, le=604_800, description="How long a browser may keep a preflight's answer."
+    )
+    allow_headers: HeaderNames = Field(default=(), description="Request headers allowed beside the protocol's own.")
+    expose_headers: HeaderNames = Field(
+        default=(), description="Response headers shown to scripts beside the protocol's own."
+    )
+
+    @model_validator(mode="after")
+    def _credentials_need_names(self) -> Self:
+        if not self.allow_origins:
+            raise ValueError("allow_origins names no origin: leave the table out to pass the origin's headers through")
+        if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
+            raise ValueError('allow_credentials needs allow_origins by name: "*" would let every site read as the user')
+        return self
+
+
+class RouteConfig(_Model):
+    """Which requests go to which origin, and how its streams are read, kept and followed."""
+
+    name: RouteName = Field(
+        default="default", description="Unique; names the route in logs, metrics and environment overrides."
+    )
+    host: RouteHost = Field(
+        default="*",
+        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it.',
+    )
+    prefix: Prefix = Field(
+        default="/", description="Path the request must start with, in whole segments; the longest prefix wins."
+    )
+    origin: OriginUrl = Field(
+        description="http(s) URL of the Durable Streams server; its path goes before the request's. No default."
+    )
+    strip_prefix: bool = Field(default=False, description="Take the prefix off the path before asking the origin.")
+    cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")
+    credentials: Literal["partition", "shared", "bypass"] = Field(
+        default="partition",
+        description="What a request with credentials may share: a tape with the same credentials, with everyone, nothing.",
+    )
+    credential_headers: HeaderNames = Field(
+        default=("authorization", "cookie"), description="Request headers that make a request one with credentials."
+    )
+    cors: CorsConfig | None = Field(
+        default=None, description="CORS at the edge; absent: the origin's own headers pass."
+    )
+    long_poll_timeout_s: float = Field(
+        default=25,
+        ge=0.05,
+        le=300,
+        description="Longest wait of a long-poll; below the 30 s at which some clients give up.",
+    )
+    sse_lifetime_s: float = Field(
+        default=60,
+        ge=1,
+        le=86_400,
+        description="Age at which an SSE connection is ended in order; jittered down, spec 8.2.",
+    )
+    heartbeat_s: float = Field(
+        default=15, ge=0.05, le=300, description="Silence on an SSE connection after which a comment is sent."
+    )
+    live_linger_s: float = Field(
+        default=5, ge=0, le=3_600, description="How long a stream is still followed after its last live reader left."
+    )
+    connect_timeout_s: float = Field(default=5, ge=0.01, le=120, description="Bound on connecting to the origin.")
+    first_byte_timeout_s: float = Field(
+        default=30, ge=0.01, le=600, description="Bound on the wait for a reply's head, except on live reads."
+    )
+    live_first_byte_timeout_s: float = Field(
+        default=60,
+        ge=0.01,
+        le=600,
+        description="The same for long-poll and SSE; above the origin's own long-poll timeout.",
+    )
+    idle_timeout_s: float = Field(
+        default=30, ge=0.01, le=600, description="Bound on silence in the middle of a reply's body."
+    )
+    total_timeout_s: float = Field(
+        default=600, ge=0.01, le=86_400, description="Bound on one upstream request, SSE excepted."
+    )
+    collapse_wait_s: float = Field(
+        default=5, ge=0.01, le=600, description="A shared fetch with no answer for so long is replaced by a new one."
+    )
+    retry_attempts: int = Field(
+        default=1, ge=0, le=5, description="Times a failed read is asked again; a POST is never repeated."
+    )
+    retry_budget: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Most retries as a share of requests, so that a sick origin is not hit harder.",
+    )
+    hit_for_miss_s: float = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        description="How long an uncacheable answer is remembered, to fetch without collapsing.",
+    )
+
+    @model_validator(mode="after")
+    def _partition_needs_headers(self) -> Self:
+        if self.credentials == "partition" and not self.credential_headers:
+            raise ValueError('credentials = "partition" needs credential_headers: with none, everyone would share')
+        return self
+
+    @property
+    def key(self) -> str:
+        """The name as environment variables spell it."""
+        return self.name.upper().replace("-", "_")
+
+
+class LimitsConfig(_Model):
+    """Bounds on memory, connections and patience with clients, for the whole process."""
+
+    cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    max_reply_bytes: Bytes = Field(
+        default=4 * MIB,
+        ge=KIB,
+        le=GIB,
+        description="Largest reply made from a tape; a longer range is answered in parts.",
+    )
+    max_flight_bytes: Bytes = Field(
+        default=64 * MIB,
+        ge=KIB,
+        le=64 * GIB,
+        description="Most bytes that one shared fetch may hold for its followers.",
+    )
+    max_request_bytes: Bytes = Field(
+        default=64 * MIB, ge=KIB, le=64 * GIB, description="Largest request body that is relayed; 413 above."
+    )
+    max_connections: int = Field(
+        default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
+    )
+    upstream_connections: int = Field(
+        default=512, ge=1, le=65_535, description="Most connections to all origins at once, live ones included."
+    )
+    client_header_timeout_s: float = Field(
+        default=10, ge=0.05, le=600, description="A client must have sent a request's head within this."
+    )
+    client_idle_timeout_s: float = Field(
+        default=30, ge=0.05, le=3_600, description="Bound on silence in the middle of a request's body."
+    )
+    client_write_timeout_s: float = Field(
+        default=30, ge=0.05, le=3_600, description="Bound on a client that takes no bytes; its connection is dropped."
+    )
+    keepalive_timeout_s: float = Field(
+        default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."
+    )
+    send_buffer_bytes: Bytes = Field(
+        default=256 * KIB, ge=4 * KIB, le=GIB, description="Unsent bytes held for one client before it counts as slow."
+    )
+
+
+class ServerConfig(_Model):
+    """Where the gateway listens, how it leaves, and what it calls itself."""
+
+    listen: ListenAddress = Field(default="127.0.0.1:4437", description="Address for clients; port 0 picks a free one.")
+    admin: ListenAddress = Field(
+        default="127.0.0.1:9437", description="Address of /healthz, /readyz and /metrics; not for the public."
+    )
+    shutdown_timeout_s: float = Field(
+        default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
+    )
+    node_name: NodeName = Field(
+        default="durable-gateway",
+        description="Name in Via, Cache-Status and CDN-Loop; differs from the next gateway's.",
+    )
+
+    @property
+    def listen_address(self) -> Address:
+        """`listen`, taken apart."""
+        return parse_address(self.listen)
+
+    @property
+    def admin_address(self) -> Address:
+        """`admin`, taken apart."""
+        return parse_address(self.admin)
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.listen == self.admin and self.listen_address.port:
+            raise ValueError(f"listen and admin are both {self.listen}")
+        return self
+
+
+class GatewayConfig(_Model):
+    """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
+
+    server: ServerConfig = ServerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    routes: tuple[RouteConfig, ...] = Field(
+        strict=False, description="Which requests go to which origin; at least one."
+    )
+
+    @model_validator(mode="after")
+    def _routes_differ(self) -> Self:
+        if not self.routes:
+            raise ValueError("no route: an origin is needed")
+        names: set[str] = set()
+        places: dict[tuple[str, str], str] = {}
+        for route in self.routes:
+            if route.key in names:
+                raise ValueError(f"two routes are named {route.name!r} (- and _ count as the same)")
+            names.add(route.key)
+            other = places.setdefault((route.host, route.prefix), route.name)
+            if other != route.name:
+                raise ValueError(f"routes {other!r} and {route.name!r} both take {route.host} {route.prefix}")
+        return self
+
+    @classmethod
+    def for_origin(cls, url: str, **overrides: Any) -> Self:
+        """One route to `url`; an override is any field of the route, the limits or the server, by its own name.
+
+        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
+        name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
+        """
+        parts: dict[str, dict[str, Any]] = {"server": {}, "limits": {}, "route": {"origin": url}}
+        sections: dict[str, type[_Model]] = {"server": ServerConfig, "limits": LimitsConfig, "route": RouteConfig}
+        for key, value in overrides.items():
+            section = next((name for name, model in sections.items() if key in model.model_fields), None)
+            if section is None:
+                raise TypeError(f"{key!r} is no field of the server, the limits or a route")
+            parts[section][key] = value
+        return cls.model_validate({"server": parts["server"], "limits": parts["limits"], "routes": [parts["route"]]})

@@ -1,0 +1,166 @@
+"""The values a configuration is made of, from the text an operator writes: addresses, sizes, URLs, names.
+
+Each type here reads, checks and normalises one kind of value, so that the rest of the program never sees two spellings of
+the same thing: hosts and header names are lower case, paths and URLs end without a slash, addresses have a host.  Every
+refusal is a ValueError of one line that says what was expected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+_BYTE_UNITS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
+_BYTES: Final = re.compile(r"(\d{1,18})\s?([KMGT]iB|B|)")
+_LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
+_HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_ROUTE_NAME: Final = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
+_MAX_PORT: Final = 65_535
+_MAX_ROUTE_NAME_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a host name or address without brackets, and a port (0 lets the system pick a free one)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read `host:port`, `[v6]:port`, or `:port` (every IPv4 interface); ValueError with one line otherwise."""
+    host, colon, port = text.rpartition(":")
+    expected = f"expected HOST:PORT such as 127.0.0.1:4437, [::1]:4437 or :4437, got {text!r}"
+    if not colon or not port.isascii() or not port.isdecimal() or len(port) > len(str(_MAX_PORT)):
+        raise ValueError(expected)
+    if int(port) > _MAX_PORT:
+        raise ValueError(f"a port is 0 to {_MAX_PORT}, got {port}")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return Address(str(ipaddress.IPv6Address(host[1:-1])), int(port))
+        except ValueError:
+            raise ValueError(f"{host} is not an IPv6 address") from None
+    if host and not _HOST_NAME.fullmatch(host.lower()):
+        raise ValueError(expected)
+    return Address(host.lower() or "0.0.0.0", int(port))
+
+
+def parse_bytes(value: object) -> object:
+    """Read a size: an integer as it is, or text such as `"256MiB"`; ValueError with one line otherwise."""
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f'expected bytes as an integer or such as "64KiB", "256MiB", "1GiB", got {value!r}')
+    return int(match[1]) * _BYTE_UNITS[match[2]]
+
+
+def format_bytes(size: int) -> str:
+    """A size as it would be written in a file: `256MiB`, or plain digits when no unit divides it."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def _address(text: str) -> str:
+    return str(parse_address(text))
+
+
+def _origin_url(text: str) -> str:
+    """Normalised without a trailing slash, so that a request's path can be appended as it is."""
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f"expected an http:// or https:// URL with a host, got {text!r}")
+    if url.query or url.fragment or "?" in text or "#" in text:
+        raise ValueError("an origin URL has no query and no fragment")
+    if "@" in url.netloc:
+        raise ValueError("an origin URL holds no user name or password: they would end up in logs")
+    if not text.isascii() or not text.isprintable() or " " in text or "\\" in text:
+        raise ValueError("an origin URL is printable ASCII without spaces: percent-encode the rest")
+    if any(segment in (".", "..") for segment in url.path.split("/")):
+        raise ValueError("an origin URL has no dot segments")
+    try:
+        port = url.port
+    except ValueError:
+        raise ValueError(f"a port is 1 to {_MAX_PORT}") from None
+    if port == 0 or (port is None and url.netloc.endswith(":")):
+        raise ValueError(f"a port is 1 to {_MAX_PORT}")
+    host = url.hostname
+    if ":" in host:
+        host = f"[{ipaddress.IPv6Address(host)}]"
+    elif not _HOST_NAME.fullmatch(host):
+        raise ValueError(f"{host!r} is not a host name")
+    authority = host if port is None else f"{host}:{port}"
+    return f"{url.scheme}://{authority}{url.path.rstrip('/')}"
+
+
+def _route_host(text: str) -> str:
+    host = text.lower()
+    if host.startswith("[") and host.endswith("]"):
+        return f"[{ipaddress.IPv6Address(host[1:-1])}]"
+    if host != "*" and not _HOST_NAME.fullmatch(host.removeprefix("*.")):
+        raise ValueError(f'expected "*", a host name without port, or "*.example.org", got {text!r}')
+    return host
+
+
+def _prefix(text: str) -> str:
+    """Normalised without a trailing slash (but `/` itself): a prefix matches whole path segments."""
+    if not text.startswith("/") or "//" in text or any(part in (".", "..") for part in text.split("/")):
+        raise ValueError(f"expected a path such as / or /v1/stream, got {text!r}")
+    if not text.isascii() or not text.isprintable() or not {" ", "?", "#", "\\"}.isdisjoint(text):
+        raise ValueError("a prefix is a plain path: no query, no fragment, no spaces, printable ASCII")
+    return text.rstrip("/") or "/"
+
+
+def _route_name(text: str) -> str:
+    if not _ROUTE_NAME.fullmatch(text) or len(text) > _MAX_ROUTE_NAME_CHARS:
+        raise ValueError(f"a route's name is lower-case letters, digits, single - or _, got {text!r}")
+    return text
+
+
+def _node_name(text: str) -> str:
+    if not _NODE_NAME.fullmatch(text):
+        raise ValueError(f"a node's name is a letter, then letters, digits, . _ or -, at most 64, got {text!r}")
+    return text
+
+
+def _header_name(text: str) -> str:
+    if not _HEADER_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is not a header name")
+    return text.lower()
+
+
+def _allowed_origin(text: str) -> str:
+    """A serialised origin as browsers send it: scheme, host, port; no path, not even `/`."""
+    if text in ("*", "null"):
+        return text
+    url = urlsplit(text.lower())
+    if url.scheme not in ("http", "https") or not url.hostname or f"{url.scheme}://{url.netloc}" != text.lower():
+        raise ValueError(f'expected "*" or an origin such as https://app.example.org, got {text!r}')
+    return text.lower()
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+ListenAddress = Annotated[str, AfterValidator(_address)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
+HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
+AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
+OriginUrl = Annotated[str, AfterValidator(_origin_url)]
+RouteHost = Annotated[str, AfterValidator(_route_host)]
+Prefix = Annotated[str, AfterValidator(_prefix)]
+RouteName = Annotated[str, AfterValidator(_route_name)]
+NodeName = Annotated[str, AfterValidator(_node_name)]
