@@ -1,0 +1,221 @@
+"""Server-Sent Events as Durable Streams uses them (section 5.8): reading an origin's, writing a client's.
+
+Reading is incremental.  `SseParser` takes whatever pieces the network gives and hands out whole events only: an event
+exists once its blank line has arrived, so half an event at the end of a broken connection is never seen by anyone.
+Lines end in CR, LF or CRLF, also when a CRLF is split between two pieces.  Every byte is looked at a constant
+number of times however small the pieces are: an unfinished line waits in one growing buffer, and whole lines are
+cut by `bytes.splitlines`, which knows exactly these three terminators.
+
+Writing makes complete events.  A text payload cannot be rebuilt byte for byte from SSE (a CR comes back as an LF),
+which is why nothing here is used to copy a text stream; JSON and base64 survive the trip.  A payload is taken as one
+piece: who cuts a text stream into events cuts it between characters and not inside a CRLF.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from gateway.protocol import offsets
+from gateway.protocol.names import EVENT_CONTROL, EVENT_DATA
+
+HEARTBEAT: Final = b": heartbeat\n\n"
+"""A comment: a sign of life that no client takes for an event."""
+
+DEFAULT_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+
+_BOM: Final = b"\xef\xbb\xbf"
+_DATA_HEAD: Final = f"event: {EVENT_DATA}\ndata: ".encode()
+_CONTROL_HEAD: Final = f"event: {EVENT_CONTROL}\ndata: ".encode()
+_NAMES: Final = {EVENT_DATA.encode(): EVENT_DATA, EVENT_CONTROL.encode(): EVENT_CONTROL}
+
+
+class SseTooLarge(ValueError):
+    """One event is larger than the reader is willing to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One whole event: its name (`message` when the stream gave none) and its data lines joined by LF."""
+
+    name: str
+    data: bytes
+
+
+class SseParser:
+    """Cuts a byte stream into whole events; one parser per connection.
+
+    `max_event_bytes` bounds the lines of one event together, their field names included and their terminators not; a
+    longer one raises `SseTooLarge`, after which the parser is of no further use.
+    """
+
+    __slots__ = ("_at_start", "_data", "_max_event_bytes", "_name", "_pending", "_size", "_skip_lf", "comments")
+
+    def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
+        self.comments = 0
+        """Comment lines seen so far: an idle origin's signs of life."""
+        self._max_event_bytes = max_event_bytes
+        self._pending = bytearray()
+        self._at_start = True
+        self._skip_lf = False
+        self._name = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """Take the next bytes; give the events they complete, in order.  Raises `SseTooLarge`."""
+        if self._at_start:
+            data = self._without_bom(data)
+        if self._skip_lf and data:
+            # The CR that ended the last piece has already ended its line; an LF right behind it belongs to it.
+            self._skip_lf = False
+            if data[0] == 0x0A:
+                data = data[1:]
+        last_lf = data.rfind(b"\n")
+        end = max(last_lf, data.rfind(b"\r", last_lf + 1)) + 1
+        if end == 0:
+            self._hold(data)
+            return []
+        whole = data[:end] if end < len(data) else data
+        if self._pending:
+            self._pending += whole
+            whole = bytes(self._pending)
+            self._pending.clear()
+        self._skip_lf = whole[-1] == 0x0D
+        events = self._take_lines(whole)
+        if end < len(data):
+            self._hold(data[end:])
+        return events
+
+    def _without_bom(self, data: bytes) -> bytes:
+        """The bytes after an optional byte order mark; holds on while it cannot tell yet."""
+        head = bytes(self._pending) + data
+        self._pending.clear()
+        if len(head) < len(_BOM) and _BOM.startswith(head):
+            self._pending += head
+            return b""
+        self._at_start = False
+        return head.removeprefix(_BOM)
+
+    def _hold(self, piece: bytes) -> None:
+        """Keep the beginning of a line until the rest of it comes."""
+        self._pending += piece
+        if self._size + len(self._pending) > self._max_event_bytes:
+            raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
+
+    def _take_lines(self, whole: bytes) -> list[SseEvent]:
+        """Apply complete lines to the event that is being read; give the events that ended."""
+        events: list[SseEvent] = []
+        for line in whole.splitlines():
+            if not line:
+                if self._data:
+                    name = _NAMES.get(self._name) or self._name.decode("utf-8", "replace") or "message"
+                    joined = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                    events.append(SseEvent(name, joined))
+                    self._data = []
+                # An event without a data line is not dispatched, but its name is forgotten with it.
+                self._name = b""
+                self._size = 0
+                continue
+            if self._size + len(line) > self._max_event_bytes:
+                raise SseTooLarge(f"an event is larger than {self._max_event_bytes} bytes")
+            if line[0] == 0x3A:
+                # Comments are not part of an event: hours of them between two events are no large event.
+                self.comments += 1
+                continue
+            self._size += len(line)
+            if line.startswith(b"data: "):
+                self._data.append(line[6:])
+                continue
+            field, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                self._data.append(value)
+            elif field == b"event":
+                self._name = value
+        return events
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a control event says about the position after the data event before it (section 5.8).
+
+    `cursor` is absent at most when the stream is closed; closed implies up to date.
+    """
+
+    next_offset: str
+    cursor: str | None
+    up_to_date: bool
+    is_closed: bool
+
+
+def parse_control(data: bytes) -> Control:
+    """Read a control event's JSON.
+
+    Raises `ValueError`, with one line that says what is wrong.  Unknown fields are ignored, and `null` in an
+    optional one counts as absent.
+    """
+    try:
+        fields = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ValueError("control event is not JSON") from error
+    if not isinstance(fields, dict):
+        raise ValueError("control event is not a JSON object")
+    next_offset = fields.get("streamNextOffset")
+    if not isinstance(next_offset, str):
+        raise ValueError("control event has no streamNextOffset string")
+    if offsets.is_sentinel(next_offset) or not offsets.is_well_formed(next_offset):
+        raise ValueError("control event has a streamNextOffset that is not an offset")
+    cursor = fields.get("streamCursor")
+    if cursor is not None and not isinstance(cursor, str):
+        raise ValueError("control event has a streamCursor that is not a string")
+    is_closed = _flag(fields, "streamClosed")
+    up_to_date = _flag(fields, "upToDate") or is_closed
+    return Control(next_offset, cursor, up_to_date, is_closed)
+
+
+def _flag(fields: dict[str, object], name: str) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise ValueError(f"control event has a {name} that is not true or false")
+    return value
+
+
+def encode_control(control: Control) -> bytes:
+    """The whole control event, final blank line included.
+
+    The cursor is left out when closed, because nobody is to come back; closed is always said together with up to date.
+    Raises `ValueError` for an open stream without a cursor (section 8.1 requires one).
+    """
+    fields: dict[str, object] = {"streamNextOffset": control.next_offset}
+    if not control.is_closed:
+        if control.cursor is None:
+            raise ValueError("the control event of an open stream needs a cursor")
+        fields["streamCursor"] = control.cursor
+    if control.up_to_date or control.is_closed:
+        fields["upToDate"] = True
+    if control.is_closed:
+        fields["streamClosed"] = True
+    return _CONTROL_HEAD + orjson.dumps(fields) + b"\n\n"
+
+
+def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
+    """The whole data event for `payload` (pieces are one payload, in order), final blank line included.
+
+    Base64 is one line of standard base64 with padding, empty for an empty payload.  Text becomes one `data:` line per
+    line of the payload, so a trailing newline gives a trailing empty line and comes back when the client joins them.
+    """
+    body = payload if isinstance(payload, bytes) else b"".join(payload)
+    if base64:
+        return _DATA_HEAD + binascii.b2a_base64(body, newline=False) + b"\n\n"
+    if b"\r" in body:
+        body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if b"\n" in body:
+        body = body.replace(b"\n", b"\ndata: ")
+    return _DATA_HEAD + body + b"\n\n"
