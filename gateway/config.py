@@ -2,8 +2,8 @@
 
 The models know nothing of files, environment or flags: `config_file` reads those and says where each value came from.
 They are strict (a number in quotes is an error, not a guess) and refuse unknown keys, because a misspelt limit that is
-silently ignored is found out on the worst day.  Units are in the names: `_s` is seconds, `_bytes` is bytes.  Byte sizes may
-also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml` shows every one of them.
+silently ignored is found out on the worst day.  Units are in the names: `_s` is seconds, `_bytes` is bytes, and sizes
+may also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml` shows every one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RouteConfig(_Model):
     cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")
     credentials: Literal["partition", "shared", "bypass"] = Field(
         default="partition",
-        description="What a request with credentials may share: a tape with the same credentials, with everyone, nothing.",
+        description="A request with credentials shares a tape with equal credentials, with everyone, or bypasses.",
     )
     credential_headers: HeaderNames = Field(
         default=("authorization", "cookie"), description="Request headers that make a request one with credentials."

@@ -1,8 +1,8 @@
 """The values a configuration is made of, from the text an operator writes: addresses, sizes, URLs, names.
 
-Each type here reads, checks and normalises one kind of value, so that the rest of the program never sees two spellings of
-the same thing: hosts and header names are lower case, paths and URLs end without a slash, addresses have a host.  Every
-refusal is a ValueError of one line that says what was expected.
+Each type here reads, checks and normalises one kind of value, so that the rest of the program never sees two spellings
+of the same thing: hosts and header names are lower case, paths and URLs end without a slash, addresses have a host.
+Every refusal is a ValueError of one line that says what was expected.
 """
 
 from __future__ import annotations
