@@ -1,0 +1,237 @@
+"""Which headers pass through a gateway, in which direction, and what it adds (RFC 9110 section 7.6).
+
+Four questions are answered here: what of a request goes to the origin, what of a leader's request may shape a fetch
+that others share, what of a reply goes to the client, and what of a reply may be replayed later from a tape.
+
+A Connection header may name further headers to be dropped; it may not name those that the gateway keys, routes,
+frames or stops loops by, nor the protocol's own, so that nobody can use it to make two parties see two
+different requests.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+Headers = CIMultiDict[str] | CIMultiDictProxy[str]
+
+HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Fields that speak about one connection, in lower case."""
+
+_NEVER_NOMINATED: Final = frozenset(
+    {
+        "authorization",
+        "cache-control",
+        "cdn-loop",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "cookie",
+        "etag",
+        "forwarded",
+        "host",
+        "if-none-match",
+        "set-cookie",
+        "vary",
+        "via",
+    }
+)
+_PROTOCOL_PREFIXES: Final = ("stream-", "producer-")
+
+SHARED_FETCH_DROPPED: Final = frozenset(
+    {
+        "accept",
+        "accept-charset",
+        "accept-encoding",
+        "accept-language",
+        "baggage",
+        "cache-control",
+        "content-encoding",
+        "content-language",
+        "content-length",
+        "content-location",
+        "content-md5",
+        "content-range",
+        "content-type",
+        "expect",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-range",
+        "if-unmodified-since",
+        "last-event-id",
+        "max-forwards",
+        "pragma",
+        "priority",
+        "range",
+        "referer",
+        "te",
+        "traceparent",
+        "tracestate",
+        "x-request-id",
+    }
+)
+"""A leader's headers, in lower case, that must not shape a fetch others share: conditions, ranges, wishes, traces."""
+
+_UNSTORABLE: Final = frozenset(
+    {
+        "accept-ranges",
+        "age",
+        "alt-svc",
+        "cache-control",
+        "cache-status",
+        "cdn-cache-control",
+        "clear-site-data",
+        "content-encoding",
+        "content-length",
+        "content-md5",
+        "content-range",
+        "content-type",
+        "date",
+        "etag",
+        "expires",
+        "last-modified",
+        "location",
+        "nel",
+        "pragma",
+        "report-to",
+        "retry-after",
+        "server",
+        "server-timing",
+        "set-cookie",
+        "set-cookie2",
+        "surrogate-control",
+        "surrogate-key",
+        "traceparent",
+        "traceresponse",
+        "tracestate",
+        "vary",
+        "via",
+        "warning",
+        "www-authenticate",
+        "x-cache",
+        "x-cache-hits",
+        "x-request-id",
+        "x-served-by",
+        "x-timer",
+    }
+)
+_UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-ratelimit-")
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def nominated(headers: Headers) -> frozenset[str]:
+    """The header names, in lower case, that this message's Connection fields bind to the connection."""
+    names = {name.strip().lower() for line in headers.getall("Connection", ()) for name in line.split(",")}
+    return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
+
+
+def _end_to_end(headers: Headers, also_dropped: Iterable[str] = ()) -> CIMultiDict[str]:
+    dropped = HOP_BY_HOP.union(also_dropped)
+    if "Connection" in headers:
+        dropped |= nominated(headers)
+    return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
+
+
+def request_headers_for_origin(
+    headers: Headers, *, node: str, client: str | None, host: str, scheme: str, http_version: str
+) -> CIMultiDict[str]:
+    """A client's request headers as they go on to the origin.
+
+    Hop-by-hop fields, Host (the origin has its own) and Expect (this server has answered it) are gone; Via (RFC 9110
+    section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586) have one more member.  `client` is the peer's address
+    without a port, None when unknown; `host` is what the client asked for; `http_version` is the client's, as in `1.1`.
+    """
+    passed = _end_to_end(headers, ("host", "expect"))
+    _append(passed, "Via", f"{http_version} {node}")
+    _append(passed, "Forwarded", f"for={_node_identifier(client)};host={_quoted(host)};proto={scheme}")
+    _append(passed, "CDN-Loop", node)
+    return passed
+
+
+def shared_fetch_headers(headers: Headers) -> CIMultiDict[str]:
+    """A leader's headers, already made ready for the origin, without those that must not shape what its followers get.
+
+    Conditions, ranges and content fields are dropped by prefix as well, known by name or not.
+    """
+    return CIMultiDict(
+        [
+            (name, value)
+            for name, value in headers.items()
+            if (lower := name.lower()) not in SHARED_FETCH_DROPPED and not lower.startswith(("if-", "content-"))
+        ]
+    )
+
+
+def is_looping(headers: Headers, node: str) -> bool:
+    """Whether this request has already been through `node` (RFC 8586).
+
+    A shield in front of the origin therefore needs a node name of its own.
+    """
+    wanted = node.lower()
+    return any(
+        member.partition(";")[0].strip().lower() == wanted
+        for line in headers.getall("CDN-Loop", ())
+        for member in line.split(",")
+    )
+
+
+def response_headers_for_client(headers: Headers, *, node: str, http_version: str) -> CIMultiDict[str]:
+    """An origin's reply headers as they go on to the client: end-to-end ones, with one more Via member."""
+    passed = _end_to_end(headers)
+    _append(passed, "Via", f"{http_version} {node}")
+    return passed
+
+
+def storable_headers(headers: Headers) -> CIMultiDict[str]:
+    """The reply headers that a tape may replay: what is true of the stream, such as CORS, nosniff or
+    Content-Disposition.
+
+    Gone is what is true of one reply only (dates, validators, lengths, codings, cookies, positions, traces) and what
+    the gateway says itself.
+    """
+    kept = _end_to_end(headers, _UNSTORABLE)
+    for name in {name for name in kept if name.lower().startswith(_UNSTORABLE_PREFIXES)}:
+        del kept[name]
+    return kept
+
+
+def _append(headers: CIMultiDict[str], name: str, member: str) -> None:
+    """Add a member to a list field, on one line with those that are there."""
+    earlier = [value for value in headers.getall(name, ()) if value.strip()]
+    headers[name] = ", ".join([*earlier, member])
+
+
+def _quoted(text: str) -> str:
+    """A token as it is, anything else as a quoted string (RFC 9110 section 5.6.4)."""
+    if _TOKEN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _node_identifier(client: str | None) -> str:
+    """RFC 7239 section 6: an address, an IPv6 one in brackets and quotes, or `unknown`."""
+    try:
+        # A link-local address carries its interface (`fe80::1%eth0`), which means nothing to anyone else.
+        address = ipaddress.ip_address((client or "").partition("%")[0])
+    except ValueError:
+        return "unknown"
+    return f'"[{address}]"' if address.version == 6 else str(address)

@@ -1,0 +1,127 @@
+"""How long, and for whom, an origin's reply may be kept: Cache-Control, Vary, and a stream's own end of life.
+
+Reads headers and answers questions; it decides nothing about a tape.  Where a header is unclear it takes the cautious
+reading: a directive that is there in any form forbids, a Vary on anything unknown is not shared.  No header,
+however malformed, raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
+
+MAX_TTL_S: Final = 2**53 - 1
+"""A longer TTL is taken as this one: 285 million years."""
+
+_DIRECTIVE: Final = re.compile(
+    r"[ \t]*(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)"
+    r'(?:[ \t]*=[ \t]*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s,;"]*)))?'
+)
+_TTL: Final = re.compile(r"0|[1-9][0-9]*")
+_RFC3339: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(\.[0-9]+)?"
+    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
+)
+
+CacheControl = Mapping[str, str | None]
+"""Directive names in lower case with their values, None where there is none."""
+
+
+@lru_cache(maxsize=256)
+def parse_cache_control(values: str | None) -> CacheControl:
+    """The directives of a Cache-Control field (several lines joined by commas), read-only.
+
+    The first of two equal directives counts (RFC 9111 section 4.2.1).  What cannot be read is skipped to the next
+    comma.
+    """
+    directives: dict[str, str | None] = {}
+    text = values or ""
+    position = 0
+    while position < len(text):
+        found = _DIRECTIVE.match(text, position)
+        if found is not None:
+            value = found["quoted"] if found["quoted"] is not None else found["bare"]
+            directives.setdefault(found["name"].lower(), value)
+            position = found.end()
+        comma = text.find(",", position)
+        if comma < 0:
+            break
+        position = comma + 1
+    return MappingProxyType(directives)
+
+
+def forbids_storing(cache_control: CacheControl | str | None) -> bool:
+    """Whether a shared cache must not keep the reply: `no-store` or `private`, also where it names fields."""
+    directives = (
+        parse_cache_control(cache_control) if cache_control is None or isinstance(cache_control, str) else cache_control
+    )
+    return "no-store" in directives or "private" in directives
+
+
+def parse_ttl(header: str | None) -> int | None:
+    """Seconds from Stream-TTL by the grammar of section 5.1: decimal, no sign, no leading zero; else None."""
+    if header is None:
+        return None
+    text = header.strip(" \t")
+    if _TTL.fullmatch(text) is None:
+        return None
+    return MAX_TTL_S if len(text) > 16 else min(int(text), MAX_TTL_S)
+
+
+def parse_expires_at(header: str | None) -> float | None:
+    """Unix seconds from Stream-Expires-At, an RFC 3339 date-time with any fraction and offset; else None."""
+    if header is None:
+        return None
+    found = _RFC3339.fullmatch(header.strip(" \t"))
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
+    fraction, sign, offset_hours, offset_minutes = found.groups()[6:]
+    zone = UTC
+    if sign is not None:
+        if int(offset_hours) > 23 or int(offset_minutes) > 59:
+            return None
+        offset = timedelta(hours=int(offset_hours), minutes=int(offset_minutes))
+        zone = timezone(-offset if sign == "-" else offset)
+    # A leap second is valid in RFC 3339 and unknown to Unix time, where it is the second after :59.
+    is_leap = second == 60
+    try:
+        moment = datetime(year, month, day, hour, minute, 59 if is_leap else second, tzinfo=zone).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return moment + (1.0 if is_leap else 0.0) + (float(f"0{fraction}") if fraction else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A stream's end of life as its headers tell it: a window in seconds, an absolute Unix time, both or neither."""
+
+    ttl_s: int | None
+    expires_at: float | None
+
+
+def lifetime_from_headers(headers: Mapping[str, str]) -> Lifetime:
+    """What a PUT's or HEAD's headers say; `headers` is case-insensitive or spelled as the protocol does."""
+    return Lifetime(parse_ttl(headers.get(STREAM_TTL)), parse_expires_at(headers.get(STREAM_EXPIRES_AT)))
+
+
+def vary_allows_sharing(vary: str | None, credential_headers: Collection[str], allow_origin: str | None) -> bool:
+    """Whether one reply may answer requests whose other headers differ.
+
+    Fine are Accept-Encoding (the gateway asks for identity), the credential headers (they are in the tape's key), and
+    Origin where Access-Control-Allow-Origin is `*` or absent, because then the reply does not echo it.  Anything
+    else, and `*`, is not.  `credential_headers` in any case.
+    """
+    if not vary:
+        return True
+    fine = {"accept-encoding", *(name.lower() for name in credential_headers)}
+    if allow_origin is None or allow_origin.strip() == "*":
+        fine.add("origin")
+    return all(name in fine for part in vary.split(",") if (name := part.strip().lower()))
