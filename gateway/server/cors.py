@@ -1,0 +1,138 @@
+"""CORS answered at the edge, for routes that configure it (Fetch standard, section 3.2).
+
+Where a route has a `CorsConfig`, the gateway speaks for the origin: preflights are answered here and the origin's own
+Access-Control fields are replaced, because two answers to one question confuse browsers.  The lists are spelled out;
+a `*` in them would not cover Authorization and would mean nothing with credentials.
+
+A reply that depends on who asks says `Vary: Origin`, also to those who are refused.  A wildcard never goes together
+with credentials: reflecting any origin would let every site read as the user.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.config import CorsConfig
+from gateway.protocol import names
+
+ALLOWED_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
+
+ALLOWED_HEADERS: Final = (
+    "Content-Type",
+    "Authorization",
+    "Accept",
+    "Cache-Control",
+    "If-None-Match",
+    "Last-Event-ID",
+    names.STREAM_SEQ,
+    names.STREAM_TTL,
+    names.STREAM_EXPIRES_AT,
+    names.STREAM_CLOSED,
+    names.STREAM_CURSOR,
+    names.STREAM_FORKED_FROM,
+    names.STREAM_FORK_OFFSET,
+    names.STREAM_FORK_SUB_OFFSET,
+    names.PRODUCER_ID,
+    names.PRODUCER_EPOCH,
+    names.PRODUCER_SEQ,
+)
+"""Request headers of the protocol and of its clients."""
+
+EXPOSED_HEADERS: Final = (
+    names.STREAM_NEXT_OFFSET,
+    names.STREAM_CURSOR,
+    names.STREAM_UP_TO_DATE,
+    names.STREAM_CLOSED,
+    names.STREAM_TTL,
+    names.STREAM_EXPIRES_AT,
+    names.STREAM_SEQ,
+    names.STREAM_FORKED_FROM,
+    names.STREAM_FORK_OFFSET,
+    names.STREAM_FORK_SUB_OFFSET,
+    names.SSE_DATA_ENCODING.lower(),
+    names.PRODUCER_ID,
+    names.PRODUCER_EPOCH,
+    names.PRODUCER_SEQ,
+    names.PRODUCER_EXPECTED_SEQ,
+    names.PRODUCER_RECEIVED_SEQ,
+    "Location",
+    "ETag",
+    "Content-Type",
+    "Content-Encoding",
+    "Retry-After",
+    "Age",
+    "Cache-Status",
+    "Vary",
+)
+"""Response headers that scripts may read."""
+
+
+@lru_cache(maxsize=64)
+def _joined(own: tuple[str, ...], extra: tuple[str, ...]) -> str:
+    known = {name.lower() for name in own}
+    return ", ".join([*own, *(name for name in extra if name.lower() not in known)])
+
+
+def is_preflight(method: str, origin: str | None, request_method: str | None) -> bool:
+    """Whether a request is a CORS preflight: OPTIONS with Origin and Access-Control-Request-Method."""
+    return method == "OPTIONS" and origin is not None and request_method is not None
+
+
+def preflight_headers(
+    cors: CorsConfig, origin: str | None, request_method: str | None, request_headers: str | None
+) -> dict[str, str] | None:
+    """The headers of a preflight's 204, or None when the origin is not allowed or it is no preflight.
+
+    The lists are the same whatever `request_method` and `request_headers` ask for: the browser compares, and the
+    answer can be kept.
+    """
+    if origin is None or request_method is None:
+        return None
+    allowed = _allowed(cors, origin)
+    if allowed is None:
+        return None
+    headers = {
+        "Access-Control-Allow-Origin": allowed,
+        "Access-Control-Allow-Methods": ALLOWED_METHODS,
+        "Access-Control-Allow-Headers": _joined(ALLOWED_HEADERS, cors.allow_headers),
+        "Access-Control-Max-Age": str(cors.max_age_s),
+    }
+    if allowed != "*":
+        headers["Vary"] = "Origin"
+        if cors.allow_credentials:
+            headers["Access-Control-Allow-Credentials"] = "true"
+    return headers
+
+
+def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> None:
+    """Replace the Access-Control fields of a reply by this route's, in place; `origin` is the request's Origin."""
+    for name in {name for name in headers if name.lower().startswith("access-control-")}:
+        del headers[name]
+    if "*" not in cors.allow_origins:
+        _vary_on_origin(headers)
+    allowed = _allowed(cors, origin)
+    if allowed is None:
+        return
+    headers["Access-Control-Allow-Origin"] = allowed
+    headers["Access-Control-Expose-Headers"] = _joined(EXPOSED_HEADERS, cors.expose_headers)
+    if allowed != "*" and cors.allow_credentials:
+        headers["Access-Control-Allow-Credentials"] = "true"
+
+
+def _allowed(cors: CorsConfig, origin: str | None) -> str | None:
+    """The value of Access-Control-Allow-Origin for this request's Origin, if it may read."""
+    if "*" in cors.allow_origins:
+        return "*"
+    if origin is not None and origin.lower() in (allowed.lower() for allowed in cors.allow_origins):
+        return origin
+    return None
+
+
+def _vary_on_origin(headers: CIMultiDict[str]) -> None:
+    varied = [name.strip() for line in headers.getall("Vary", ()) for name in line.split(",") if name.strip()]
+    if "*" not in varied and "origin" not in (name.lower() for name in varied):
+        varied.append("Origin")
+    headers["Vary"] = ", ".join(varied)
