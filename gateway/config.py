@@ -30,6 +30,14 @@ from gateway.config_values import (
 )
 
 
+class MisfitError(ValueError):
+    """Values that are well-formed each but do not go together; `path` leads to the field to look at first."""
+
+    def __init__(self, text: str, *path: str | int) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
@@ -50,9 +58,11 @@ class CorsConfig(_Model):
     @model_validator(mode="after")
     def _credentials_need_names(self) -> Self:
         if not self.allow_origins:
-            raise ValueError("allow_origins names no origin: leave the table out to pass the origin's headers through")
+            raise MisfitError("names no one: leave the table out to pass the origin's headers through", "allow_origins")
         if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
-            raise ValueError('allow_credentials needs allow_origins by name: "*" would let every site read as the user')
+            raise MisfitError(
+                'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
+            )
         return self
 
 
@@ -140,7 +150,7 @@ class RouteConfig(_Model):
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:
         if self.credentials == "partition" and not self.credential_headers:
-            raise ValueError('credentials = "partition" needs credential_headers: with none, everyone would share')
+            raise MisfitError('needs a name with credentials = "partition": else everyone shares', "credential_headers")
         return self
 
     @property
@@ -219,7 +229,7 @@ class ServerConfig(_Model):
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         if self.listen == self.admin and self.listen_address.port:
-            raise ValueError(f"listen and admin are both {self.listen}")
+            raise MisfitError(f"is {self.admin}, as listen is", "admin")
         return self
 
 
@@ -235,16 +245,18 @@ class GatewayConfig(_Model):
     @model_validator(mode="after")
     def _routes_differ(self) -> Self:
         if not self.routes:
-            raise ValueError("no route: an origin is needed")
+            raise MisfitError("at least one is needed, with an origin", "routes")
         names: set[str] = set()
         places: dict[tuple[str, str], str] = {}
-        for route in self.routes:
+        for index, route in enumerate(self.routes):
             if route.key in names:
-                raise ValueError(f"two routes are named {route.name!r} (- and _ count as the same)")
+                text = f"another route is named {route.name!r} (- and _ count as the same)"
+                raise MisfitError(text, "routes", index, "name")
             names.add(route.key)
             other = places.setdefault((route.host, route.prefix), route.name)
             if other != route.name:
-                raise ValueError(f"routes {other!r} and {route.name!r} both take {route.host} {route.prefix}")
+                text = f"route {other!r} already takes host {route.host!r} with {route.prefix!r}"
+                raise MisfitError(text, "routes", index, "prefix")
         return self
 
     @classmethod

@@ -70,7 +70,7 @@ def parse_bytes(value: object) -> object:
 
 def format_bytes(size: int) -> str:
     """A size as it would be written in a file: `256MiB`, or plain digits when no unit divides it."""
-    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    for unit, factor in (("TiB", 1024 * GIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)

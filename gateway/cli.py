@@ -1,0 +1,355 @@
+"""The command line: `dev`, `serve`, `origin` and `check`.
+
+Each command turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for every
+port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
+
+Exit statuses: 0 done or drained; 1 it could not run (a port is taken) or was cut short; 2 the command line or the
+configuration is wrong.  Every refusal is one line on stderr.  Servers are imported inside the commands that need
+them, so that `--help` and `check` answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+from typer.exceptions import Abort, TyperException
+
+from gateway import __version__
+from gateway.config import GatewayConfig, ServerConfig
+from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
+from gateway.config_values import Address, parse_address, parse_bytes
+
+PROGRAM: Final = "durable-gateway"
+FAILED: Final = 1
+MISUSED: Final = 2
+
+_ORIGIN_GRACE_S: Final = 2.0
+"""How long the origin beside a gateway may take to leave: its one reader has left before."""
+
+_ORIGIN_VARIABLE: Final = "DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGIN"
+_ORIGIN_LISTEN: Final = "127.0.0.1:4438"
+_MAX_CHUNK_BYTES: Final = "1048576"
+
+T = TypeVar("T")
+
+
+class FailedToRunError(Exception):
+    """What was asked for is right but cannot be done here and now; its text is one line."""
+
+
+app = typer.Typer(
+    name=PROGRAM,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", show_default="127.0.0.1:4437", help="Address for clients; port 0 picks one."
+    ),
+]
+_Admin = Annotated[
+    str | None,
+    typer.Option(
+        "--admin", metavar="HOST:PORT", show_default="127.0.0.1:9437", help="Address of /healthz, /readyz, /metrics."
+    ),
+]
+
+
+def main() -> int:
+    """Run the command line and give the exit status."""
+    try:
+        status = app(prog_name=PROGRAM, standalone_mode=False)
+    except (TyperException, ConfigError) as error:
+        _complain(error.format_message() if isinstance(error, TyperException) else str(error))
+        return MISUSED
+    except FailedToRunError as error:
+        _complain(str(error))
+        return FAILED
+    except (Abort, KeyboardInterrupt, asyncio.CancelledError):
+        _complain("stopped at once, without draining")
+        return FAILED
+    return status if isinstance(status, int) else 0
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and leave."),
+    ] = False,
+) -> None:
+    """A reverse proxy that understands Durable Streams: the number of readers stops mattering to the origin."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+@app.command()
+def dev(
+    listen: _Listen = None,
+    admin: _Admin = None,
+    origin_listen: Annotated[
+        str, typer.Option("--origin-listen", metavar="HOST:PORT", help="Address of the in-memory origin.")
+    ] = _ORIGIN_LISTEN,
+) -> None:
+    """Run the in-memory origin and the gateway in front of it, with lines to paste."""
+    flags = _flags(listen, admin)
+    # Judged before anything listens, with a stand-in for the origin's port, which is known only afterwards.
+    load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
+    _run(_dev(flags, _address("--origin-listen", origin_listen)))
+
+
+@app.command()
+def serve(
+    origin: Annotated[
+        str | None, typer.Option("--origin", metavar="URL", help="The Durable Streams server to stand in front of.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A TOML file, in place of --origin.")
+    ] = None,
+    listen: _Listen = None,
+    admin: _Admin = None,
+    long_poll_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--long-poll-timeout",
+            metavar="SECONDS",
+            show_default="25",
+            help="Longest wait of a long-poll, every route.",
+        ),
+    ] = None,
+    sse_lifetime: Annotated[
+        float | None,
+        typer.Option(
+            "--sse-lifetime",
+            metavar="SECONDS",
+            show_default="60",
+            help="Age at which SSE connections end, every route.",
+        ),
+    ] = None,
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option("--cache-bytes", metavar="SIZE", show_default="256MiB", help="Most stream bytes kept in memory."),
+    ] = None,
+) -> None:
+    """Run the gateway in front of an origin."""
+    if origin is not None and config is not None:
+        raise ConfigError("serve takes --origin or --config, not both")
+    if origin is None and config is None and _ORIGIN_VARIABLE not in os.environ:
+        raise ConfigError("serve needs --origin URL or --config FILE")
+    flags = _flags(listen, admin)
+    for key, value, name in (
+        ("route.*.origin", origin, "--origin"),
+        ("route.*.long_poll_timeout_s", long_poll_timeout, "--long-poll-timeout"),
+        ("route.*.sse_lifetime_s", sse_lifetime, "--sse-lifetime"),
+        ("limits.cache_bytes", cache_bytes, "--cache-bytes"),
+    ):
+        if value is not None:
+            flags.append(Flag(key, value, name))
+    _run(_serve(load_config(config, environ=os.environ, flags=flags).config))
+
+
+@app.command()
+def origin(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; port 0 picks one.")
+    ] = _ORIGIN_LISTEN,
+    long_poll_timeout: Annotated[
+        float, typer.Option("--long-poll-timeout", metavar="SECONDS", min=0.05, max=300, help="Longest long-poll.")
+    ] = 30,
+    sse_lifetime: Annotated[
+        float, typer.Option("--sse-lifetime", metavar="SECONDS", min=0.05, max=86_400, help="Age at which SSE ends.")
+    ] = 60,
+    max_chunk_bytes: Annotated[
+        str, typer.Option("--max-chunk-bytes", metavar="SIZE", help="Largest catch-up reply; longer ones are partial.")
+    ] = _MAX_CHUNK_BYTES,
+) -> None:
+    """Run the in-memory origin alone: the whole protocol, nothing on disk."""
+    address = _address("--listen", listen)
+    chunk_bytes = _size("--max-chunk-bytes", max_chunk_bytes)
+    _run(_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
+
+
+@app.command()
+def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
+    """Validate a configuration; print each value in effect and where it came from."""
+    _print_settings(load_config(config, environ=os.environ))
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+class _Departure:
+    """SIGTERM and SIGINT as an event: the first asks the main task to leave in order, the second cancels it."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._main = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self._asked.is_set() and self._main is not None:
+            self._main.cancel()
+        self._asked.set()
+
+    async def asked(self) -> None:
+        await self._asked.wait()
+
+
+async def _serve(config: GatewayConfig) -> None:
+    from gateway.app import start_gateway
+
+    departure = _Departure()
+    server = config.server
+    async with AsyncExitStack() as stack:
+        gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
+        stack.push_async_callback(gateway.stop)
+        _ready("gateway", gateway.gateway_url)
+        _ready("admin", gateway.admin_url)
+        await departure.asked()
+
+
+async def _origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:
+    from gateway.origin.app import OriginSettings, start_origin
+
+    departure = _Departure()
+    settings = OriginSettings(
+        host=address.host,
+        port=address.port,
+        long_poll_timeout_s=long_poll_timeout_s,
+        sse_lifetime_s=sse_lifetime_s,
+        max_chunk_bytes=max_chunk_bytes,
+    )
+    async with AsyncExitStack() as stack:
+        running = await _listening(start_origin(settings), address)
+        stack.push_async_callback(running.stop, grace_s=ServerConfig().shutdown_timeout_s)
+        _ready("origin", running.url)
+        await departure.asked()
+
+
+async def _dev(flags: list[Flag], origin_address: Address) -> None:
+    from gateway.app import start_gateway
+    from gateway.origin.app import OriginSettings, start_origin
+
+    departure = _Departure()
+    settings = OriginSettings(host=origin_address.host, port=origin_address.port)
+    async with AsyncExitStack() as stack:
+        running = await _listening(start_origin(settings), origin_address)
+        stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
+        flag = Flag("route.*.origin", running.url, "dev")
+        config = load_config(environ=os.environ, flags=[*flags, flag]).config
+        server = config.server
+        gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
+        stack.push_async_callback(gateway.stop)
+        _ready("origin", running.url)
+        _ready("gateway", gateway.gateway_url)
+        _ready("admin", gateway.admin_url)
+        _print_lines_to_paste(gateway.gateway_url)
+        await departure.asked()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+async def _listening(start: Awaitable[T], *addresses: Address) -> T:
+    """What `start` gives; FailedToRunError naming the address when a port cannot be had."""
+    try:
+        return await start
+    except OSError as error:
+        # The loop's message holds the address as ('host', port); without it all candidates are named.
+        text = str(error)
+        blamed = [address for address in addresses if f"'{address.host}', {address.port}" in text] or addresses
+        if error.errno is None or isinstance(error, socket.gaierror):
+            reason = error.strerror or text
+        else:
+            reason = os.strerror(error.errno)
+        where = " or ".join(str(address) for address in blamed)
+        raise FailedToRunError(f"cannot listen on {where}: {reason}") from None
+
+
+# -- what is read and said ---------------------------------------------------------------------------------------------
+
+
+def _flags(listen: str | None, admin: str | None) -> list[Flag]:
+    named = (("server.listen", listen, "--listen"), ("server.admin", admin, "--admin"))
+    return [Flag(key, value, name) for key, value, name in named if value is not None]
+
+
+def _address(flag: str, text: str) -> Address:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"{flag}: should be at least 1, got {text}")
+    return size
+
+
+def _complain(text: str) -> None:
+    print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)  # noqa: T201
+
+
+def _ready(name: str, url: str) -> None:
+    """Say that a port accepts, at once even into a pipe: whoever started us waits for this line."""
+    print(f"READY {name} {url}", flush=True)  # noqa: T201
+
+
+def _print_lines_to_paste(url: str) -> None:
+    stream = f"{url.rstrip('/')}/demo"
+    lines = (
+        ("create", f"curl -i -X PUT -H 'Content-Type: application/json' '{stream}'"),
+        ("append", f"curl -i -X POST -H 'Content-Type: application/json' --data '{{\"hello\":\"world\"}}' '{stream}'"),
+        ("read", f"curl -i '{stream}?offset=-1'"),
+        ("tail by long-poll: waits for the next append", f"curl -i '{stream}?live=long-poll&offset=now'"),
+        ("tail by SSE: everything, then what comes", f"curl -iN '{stream}?live=sse&offset=-1'"),
+    )
+    console = Console(soft_wrap=True, highlight=False)
+    for comment, line in lines:
+        console.print(f"# {comment}", style="dim", markup=False)
+        console.print(line, markup=False)
+    sys.stdout.flush()
+
+
+def _print_settings(loaded: LoadedConfig) -> None:
+    settings = list(loaded.settings())
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        width = max(len(f"{setting.key} = {setting.text}") for setting in settings)
+        for setting in settings:
+            typer.echo(f"{f'{setting.key} = {setting.text}':<{width}}  # {setting.source}")
+        return
+    table = Table("key", "value", "source", box=None, pad_edge=False)
+    for setting in settings:
+        style = "dim" if setting.source == "default" else None
+        table.add_row(setting.key, setting.text, setting.source, style=style)
+    console.print(table, markup=False)
