@@ -111,3 +111,8 @@ async def wait_until(future: asyncio.Future[object], clock: Clock, delay_s: floa
         timer.cancel()
         future.remove_done_callback(open_gate)
     return future.done()
+
+
+async def pause(clock: Clock, delay_s: float) -> None:
+    """Let `delay_s` go by on `clock`."""
+    await wait_until(asyncio.get_running_loop().create_future(), clock, delay_s)

@@ -1,0 +1,121 @@
+"""An answer to a read, before any byte of it is written: status, headers, and where the body comes from.
+
+The body is a row of parts: bytes that are here, and flights that are still in the air.  JSON parts are the insides of
+arrays; the answer puts the brackets around all and the commas between those that are not empty.  `close` is owed in
+all cases: it gives back the seats on the flights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from multidict import CIMultiDict
+
+from gateway.protocol.cache_status import Outcome
+from gateway.upstream.flight import Flight, Rider
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes that are here."""
+
+    pieces: tuple[bytes, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """The whole body of a flight."""
+
+    flight: Flight
+    rider: Rider
+
+
+class Parts:
+    """The body so far: pieces of the tape and seats on flights, in order."""
+
+    def __init__(self) -> None:
+        self._row: list[_Held | _Seat] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._row
+
+    @property
+    def size(self) -> int:
+        """Bytes known to be in it; those of a flight count as far as they have arrived or were announced."""
+        return sum(
+            part.size if isinstance(part, _Held) else max(part.flight.size, part.flight.length or 0)
+            for part in self._row
+        )
+
+    def add_pieces(self, pieces: tuple[bytes, ...]) -> None:
+        if pieces:
+            self._row.append(_Held(pieces, sum(map(len, pieces))))
+
+    def board(self, flight: Flight) -> None:
+        """Take a seat: the flight's whole body is the next part."""
+        self._row.append(_Seat(flight, flight.board()))
+
+    def drop_last(self) -> None:
+        """Take back the seat that was taken last."""
+        last = self._row.pop()
+        assert isinstance(last, _Seat)
+        last.rider.leave()
+
+    def length(self, is_json: bool) -> int | None:
+        """The body's length in bytes, None while a flight that knows no length is part of it."""
+        sizes: list[int] = []
+        for part in self._row:
+            size = part.size if isinstance(part, _Held) else part.flight.length
+            if size is None:
+                return None
+            if size:
+                sizes.append(size)
+        return sum(sizes) + 2 + max(0, len(sizes) - 1) if is_json else sum(sizes)
+
+    async def stream(self, is_json: bool) -> AsyncIterator[bytes]:
+        """The body as it becomes available.  Raises when a flight fails: nothing of the end has been written then."""
+        if is_json:
+            yield b"["
+        comma = b""
+        for part in self._row:
+            lead = comma
+            if isinstance(part, _Held):
+                for piece in part.pieces:
+                    yield lead + piece if lead else piece
+                    lead = b""
+            else:
+                async for chunk in part.rider.chunks():
+                    yield lead + chunk if lead else chunk
+                    lead = b""
+                if lead or not part.flight.size:
+                    continue
+            comma = b"," if is_json else b""
+        if is_json:
+            yield b"]"
+
+    def close(self) -> None:
+        for part in self._row:
+            if isinstance(part, _Seat):
+                part.rider.leave()
+        self._row.clear()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client is told; `parts` is None where there is no body beyond `text`."""
+
+    status: int
+    headers: CIMultiDict[str]
+    outcome: Outcome
+    parts: Parts | None = None
+    is_json: bool = False
+    body: bytes = b""
+    fwd_status: int | None = None
+    stored: bool = False
+
+    def close(self) -> None:
+        if self.parts is not None:
+            self.parts.close()

@@ -1,0 +1,291 @@
+"""Catch-up reads: walk the tape, fill what is missing, look at the tail, answer.
+
+The body of an answer is what the tape has from the asked offset on, then the bodies of flights that are in the air for
+the places behind it, then one fresh look at the tail.  Each of the three may be missing.  An answer that ends where the
+origin itself stopped, or at the size bound with more known behind it, is a plain hit and says nothing of the tail.  A
+stream that is followed live needs no fetch for its new bytes: a HEAD says where the tail is, and the follower, which is
+receiving them anyway, brings them.
+"""
+
+from __future__ import annotations
+
+from gateway.clock import Clock, wait_until
+from gateway.engine.answer import Answer, Parts
+from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
+from gateway.engine.request import Read
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.live.registry import Live
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.etag import matches
+from gateway.protocol.offsets import NOW, is_before
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Stream
+from gateway.upstream.flight import Flight, Foreign, Refusal, StreamHead
+
+_SMALL_BYTES = 1 << 16
+"""A body of this size is waited for, so that it goes out whole and with its length."""
+
+_FOLLOWER_PATIENCE_S = 1.0
+"""How long a follower may lag behind a tail that a HEAD has named, before the bytes are fetched."""
+
+
+class Uncacheable(Exception):
+    """The origin's answer is not for sharing: the request is to be relayed alone."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CatchUp:
+    """Answers catch-up reads.  Keeps no state of its own."""
+
+    def __init__(self, library: Library, deck: FlightDeck, live: Live, clock: Clock, max_reply_bytes: int) -> None:
+        self._library = library
+        self._deck = deck
+        self._live = live
+        self._clock = clock
+        self._max_reply_bytes = max_reply_bytes
+
+    def open(self, read: Read) -> Stream | None:
+        """The read's stream; None when its life is known to be over."""
+        now, wall = self._clock.now(), self._clock.wall()
+        stream = self._library.open(read.key, now)
+        if not stream.has_expired(now, wall):
+            return stream
+        life = stream.lifetime
+        self._library.drop(stream, End.EXPIRED)
+        self._live.end(stream, End.EXPIRED)
+        if life is not None and life.expires_at is not None and wall >= life.expires_at:
+            return None
+        # A sliding TTL may have been renewed by others; only the origin knows.
+        return self._library.open(read.key, now)
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer the read.  Raises Uncacheable, or a GatewayError when the origin fails.  `Answer.close` is owed."""
+        for _ in range(3):
+            stream = self.open(read)
+            if stream is None:
+                return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
+            stream.pins += 1
+            attempt = _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, read, stream)
+            try:
+                return await attempt.run()
+            except TailMovedBack:
+                attempt.parts.close()
+            except BaseException:
+                attempt.parts.close()
+                raise
+            finally:
+                self._library.release(stream)
+        raise UpstreamBroken("Stream changes faster than it can be read")
+
+
+class _Attempt:
+    """One walk on one incarnation."""
+
+    def __init__(
+        self, deck: FlightDeck, live: Live, clock: Clock, limit: int, read: Read, stream: Stream
+    ) -> None:
+        self._deck = deck
+        self._live = live
+        self._clock = clock
+        self._limit = limit
+        self._read = read
+        self._stream = stream
+        self.parts = Parts()
+        self._at = read.start
+        self._laid_at = 0.0
+        self._has_ridden = False
+        """Whether bytes of another request's flight are among the parts."""
+
+    async def run(self) -> Answer:
+        read, stream = self._read, self._stream
+        if read.start == NOW:
+            return await self._answer_now()
+        if stream.lifetime is None:
+            # Begun beside the first fetch: one HEAD tells how long the stream may be remembered.
+            self._begin_metadata()
+        while True:
+            self._take_tape()
+            if self._ends_here() and await self._may_answer_alone():
+                return self._answer_here(Outcome.COLLAPSED if self._has_ridden else Outcome.HIT)
+            if stream.ended is not None:
+                raise TailMovedBack
+            if (answer := await self._answer_from_follower()) is not None:
+                return answer
+            if (look := await self._look()) is not None:
+                return await self._answer_from(*look)
+
+    def _take_tape(self) -> None:
+        """Add what the tape has from here on, up to the size bound."""
+        room = self._limit - self.parts.size
+        if room <= 0:
+            return
+        reading = self._stream.tape.read(self._at, room)
+        self.parts.add_pieces(reading.pieces)
+        self._at = reading.end
+        if reading.size:
+            self._laid_at = min(self._laid_at, reading.laid_at) if self._laid_at else reading.laid_at
+
+    def _ends_here(self) -> bool:
+        """Whether the answer may stop here without a look at the tail."""
+        tape = self._stream.tape
+        if tape.is_closed_at(self._at):
+            return True
+        if not self.parts.size:
+            return False
+        return tape.is_short(self._at) or (self.parts.size >= self._limit and tape.knows_after(self._at))
+
+    async def _may_answer_alone(self) -> bool:
+        """Whether the tape may be trusted without the origin, after asking it where that is due."""
+        stream, read = self._stream, self._read
+        if stream.lifetime is None and (flight := self._deck.pending(stream, METADATA)) is not None:
+            flight.watch()
+            try:
+                await flight.until_over()
+            finally:
+                flight.unwatch()
+        if stream.ended is not None:
+            raise TailMovedBack
+        if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
+            return True
+        # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
+        # the one that is remembered.
+        head = await self._deck.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
+        if isinstance(head, Foreign):
+            raise Uncacheable(head.reason)
+        if stream.ended is not None:
+            raise TailMovedBack
+        return isinstance(head, StreamHead)
+
+    def _begin_metadata(self) -> None:
+        if self._deck.pending(self._stream, METADATA) is None:
+            self._deck.join(self._stream, METADATA, self._read.route, self._read.source)
+
+    async def _answer_from_follower(self) -> Answer | None:
+        """Answer from a stream that is followed live, None where that does not help."""
+        stream, read = self._stream, self._read
+        topic = self._live.confirmed_at(stream, self._at)
+        if topic is None:
+            return None
+        head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+        if not isinstance(head, StreamHead):
+            return None
+        tail, outcome = head.next_offset, Outcome.REVALIDATED
+        deadline = self._clock.now() + _FOLLOWER_PATIENCE_S
+        while stream.ended is None:
+            self._take_tape()
+            if not is_before(self._at, tail):
+                # Beyond the tail that the HEAD saw there are bytes only if the follower has brought them since.
+                is_current = self._at == tail or self._live.confirmed_at(stream, self._at) is not None
+                return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
+            if self._ends_here():
+                return self._answer_here(outcome)
+            outcome = Outcome.FOLLOWED
+            left = deadline - self._clock.now()
+            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+                return None
+        raise TailMovedBack
+
+    async def _look(self) -> tuple[Flight, bool] | None:
+        """A fresh look at what lies behind the walk: a flight with a seat taken, and whether it was launched for us.
+
+        None when a flight that was already in the air took the walk further, or ended: the walk goes on.
+        """
+        stream, read = self._stream, self._read
+        flight = self._deck.pending(stream, self._at)
+        if flight is not None and flight.is_sent:
+            flight.watch()
+            try:
+                head = await self._deck.head_within(flight, read.route.config.collapse_wait_s)
+                if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
+                    if flight.is_kept:
+                        self.parts.board(flight)
+                        self._at = head.next_offset
+                        self._has_ridden = True
+                        return None
+                elif head is not None:
+                    await flight.until_over()
+                    return None
+            finally:
+                flight.unwatch()
+        flight, is_mine = self._deck.join(stream, self._at, read.route, read.source)
+        self.parts.board(flight)
+        return flight, is_mine
+
+    async def _answer_from(self, flight: Flight, is_mine: bool) -> Answer:
+        """The answer that ends with the flight's bytes."""
+        head = await flight.until_head()
+        if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
+            await flight.until_over()
+            head = flight.error or head
+        if isinstance(head, Foreign):
+            raise Uncacheable(head.reason)
+        if not isinstance(head, StreamHead):
+            self.parts.drop_last()
+            return self._failed(head)
+        if self._at != self._read.start or self._stream.tape.tail == self._at:
+            outcome = Outcome.REVALIDATED if head.next_offset == self._at else Outcome.JOINED
+        else:
+            outcome = Outcome.MISS
+        if outcome is Outcome.MISS and not is_mine:
+            outcome = Outcome.COLLAPSED
+        self._at = head.next_offset
+        return self._answer(
+            outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200, stored=flight.is_kept
+        )
+
+    async def _answer_now(self) -> Answer:
+        """The tail, as the origin names it now (section 6, `offset=now`)."""
+        read, stream = self._read, self._stream
+        head = await self._deck.fresh_head(stream, NOW, read.route, read.source)
+        if isinstance(head, Foreign):
+            raise Uncacheable(head.reason)
+        if not isinstance(head, StreamHead):
+            return self._failed(head)
+        return now_answer(read, stream, head)
+
+    def _failed(self, head: Refusal | GatewayError) -> Answer:
+        """What a failed look makes of the answer."""
+        stream = self._stream
+        if isinstance(head, TailMovedBack):
+            raise head
+        is_walking = self._at != self._read.start
+        if isinstance(head, Refusal) and head.status < 500:
+            if head.status == 400 and is_walking:
+                # The origin does not know a token that it gave out itself: this is another stream.
+                self._live.drop(stream, End.RECREATED)
+                raise TailMovedBack
+            return refusal_answer(self._read.route, head, Outcome.MISS)
+        if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
+            # Immutable bytes, and no word about the tail: the reader goes on from where they end.
+            return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
+        if isinstance(head, Refusal):
+            return refusal_answer(self._read.route, head, Outcome.FAILED)
+        raise head
+
+    def _answer_here(self, outcome: Outcome) -> Answer:
+        is_closed = self._stream.tape.is_closed_at(self._at)
+        return self._answer(outcome, up_to_date=is_closed, is_closed=is_closed)
+
+    def _answer(
+        self,
+        outcome: Outcome,
+        *,
+        up_to_date: bool,
+        is_closed: bool,
+        fwd_status: int | None = None,
+        stored: bool = False,
+    ) -> Answer:
+        read, stream = self._read, self._stream
+        age_s = self._clock.now() - self._laid_at if outcome is Outcome.HIT and self._laid_at else None
+        headers = stream_headers(
+            read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
+            fwd_status=fwd_status, stored=stored,
+        )  # fmt: skip
+        if matches(read.if_none_match, headers["ETag"]):
+            self.parts.close()
+            return Answer(304, not_modified(headers), outcome)
+        return Answer(200, headers, outcome, self.parts, stream.tape.is_json)

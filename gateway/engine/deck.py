@@ -1,0 +1,306 @@
+"""The flight deck: every fetch that readers share, by stream and starting token.
+
+The rule that keeps reads linearisable is *who may take whose answer for the tail*.  A request that arrived before a
+flight was sent may: whatever was acknowledged before it arrived, the origin saw first.  A request that arrives later
+may use the flight's bytes, which are immutable, but must look at the tail with a flight of its own.  So per stream and
+place there is at most one flight on its way and one waiting to be sent, and everyone who waits shares the latter.
+
+A flight lays what it brought on the tape of the very stream record it was launched for.  A record that was dropped in
+the meantime (deleted, re-created) takes nothing, so an answer that was in the air across a DELETE cannot come back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.clock import Clock, pause, wait_until
+from gateway.engine.route import Route
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable, UpstreamUnreachable
+from gateway.metrics_seam import Recorder
+from gateway.protocol.etag import stream_identity
+from gateway.protocol.forwarding import response_headers_for_client, storable_headers
+from gateway.protocol.freshness import (
+    forbids_storing,
+    lifetime_from_headers,
+    parse_cache_control,
+    vary_allows_sharing,
+)
+from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
+from gateway.protocol.offsets import NOW, START, is_sentinel, is_well_formed
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Stream
+from gateway.tasks import Tasks
+from gateway.upstream.client import Client, Reply
+from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.source import Source
+
+METADATA = "?metadata"
+"""The place of a HEAD among a stream's flights; no offset can look like it."""
+
+_REFUSAL_BYTES = 1 << 16
+_RETRY_DELAY_S = (0.05, 0.15)
+_RETRIED = frozenset({502, 503, 504})
+
+
+class FlightDeck:
+    """Launches flights and keeps those in the air.  Owner of the pending table; runs one task a flight."""
+
+    def __init__(
+        self,
+        client: Client,
+        library: Library,
+        clock: Clock,
+        tasks: Tasks,
+        recorder: Recorder,
+        rng: random.Random,
+        keep_bytes: int,
+        on_end: Callable[[Stream, End], None],
+    ) -> None:
+        self._client = client
+        self._library = library
+        self._clock = clock
+        self._tasks = tasks
+        self._recorder = recorder
+        self._rng = rng
+        self._keep_bytes = keep_bytes
+        self._on_end = on_end
+        self._pending: dict[tuple[Stream, str], Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def pending(self, stream: Stream, start: str) -> Flight | None:
+        """The latest flight for what lies after `start`, if one is not over."""
+        return self._pending.get((stream, start))
+
+    def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
+        """A flight that has not been sent yet, and whether it was launched now.
+
+        Where one has been sent and is not over, the caller should have waited for it (`settled`); this launches its
+        replacement.
+        """
+        flight = self._pending.get((stream, start))
+        if flight is not None and not flight.is_sent:
+            return flight, False
+        flight = Flight(start, self._keep_bytes)
+        self._pending[stream, start] = flight
+        stream.pins += 1
+        route.retries.request()
+        flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
+        return flight, True
+
+    async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
+        """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
+        while flight.head is None:
+            left = flight.sent_at + patience_s - self._clock.now()
+            if left <= 0 or not await wait_until(flight.changed.next(), self._clock, left):
+                return flight.head
+        return flight.head
+
+    async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
+        """What the origin says at `start` to a request that arrives now; the flight lands before this returns.
+
+        For those who want the fact or the laid bytes and not the body itself.
+        """
+        stale = self.pending(stream, start)
+        if stale is not None and stale.is_sent:
+            stale.watch()
+            try:
+                head = await self.head_within(stale, route.config.collapse_wait_s)
+                if head is not None:
+                    await stale.until_over()
+            finally:
+                stale.unwatch()
+        flight, _ = self.join(stream, start, route, source)
+        flight.watch()
+        try:
+            await flight.until_over()
+        finally:
+            flight.unwatch()
+        if flight.error is not None:
+            return flight.error
+        assert flight.head is not None
+        return flight.head
+
+    # -- one flight
+
+    async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+        flight.is_sent = True
+        flight.sent_at = self._clock.now()
+        try:
+            for attempts_left in range(route.config.retry_attempts, -1, -1):
+                is_last = attempts_left == 0 or not route.retries.has_retry
+                error = await self._attempt(stream, flight, route, source, is_last)
+                if error is None:
+                    return
+                if flight.head is not None or is_last:
+                    flight.fail(error)
+                    return
+                route.retries.retry()
+                self._recorder.retry()
+                await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
+        finally:
+            if not flight.is_over:
+                flight.fail(UpstreamUnreachable("Fetch was given up"))
+            if self._pending.get((stream, flight.start)) is flight:
+                del self._pending[stream, flight.start]
+            self._library.release(stream)
+
+    async def _attempt(
+        self, stream: Stream, flight: Flight, route: Route, source: Source, is_last: bool
+    ) -> GatewayError | None:
+        """One exchange with the origin; None when the flight is over, else why it is not."""
+        is_metadata = flight.start == METADATA
+        mode = Mode.HEAD if is_metadata else Mode.CATCHUP
+        url = source.url(None if is_metadata else flight.start)
+        asked_at = self._clock.now()
+        known = _Known(stream.tape.tail, stream.tape.closed_at)
+        self._recorder.upstream_request(mode)
+        try:
+            async with await self._client.send(
+                "HEAD" if is_metadata else "GET", url, source.headers, source.bounds
+            ) as reply:
+                if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
+                    return UpstreamUnavailable()
+                head = await self._classify(stream, flight, route, reply, known)
+                if not isinstance(head, StreamHead):
+                    self._settle(stream, flight, head)
+                    flight.announce(head)
+                    return None
+                if is_metadata:
+                    await reply.read(0)
+                    flight.announce(head, 0)
+                    flight.land()
+                    return None
+                stream.contacted_at = max(stream.contacted_at, asked_at)
+                await self._take_body(stream, flight, head, reply)
+                return None
+        except TailMovedBack as error:
+            if self._library.drop(stream, End.RECREATED):
+                self._on_end(stream, End.RECREATED)
+            flight.fail(error)
+            return None
+        except GatewayError as error:
+            return error
+
+    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> None:
+        start, end = flight.start, head.next_offset
+        is_json = stream.tape.is_json
+        unwrapper = ArrayUnwrapper() if is_json else None
+        flight.announce(head, reply.content_length, is_verbatim=not is_json)
+        try:
+            async for chunk in reply.chunks():
+                self._recorder.upstream_bytes(len(chunk))
+                inner = chunk if unwrapper is None else unwrapper.feed(chunk)
+                if inner:
+                    stream.tape.check(start, end, has_bytes=True)
+                    flight.add(inner)
+                    await flight.until_wanted()
+            if unwrapper is not None and (rest := unwrapper.finish()):
+                stream.tape.check(start, end, has_bytes=True)
+                flight.add(rest)
+        except NotAnArray as error:
+            raise UpstreamBroken from error
+        if start == NOW:
+            if flight.size:
+                raise UpstreamBroken
+        elif flight.is_kept:
+            self._library.lay(stream, start, end, flight.kept, self._clock.now())
+        flight.land()
+
+    async def _classify(
+        self, stream: Stream, flight: Flight, route: Route, reply: Reply, known: _Known
+    ) -> Head:
+        """What the origin's answer is to those who share it; facts about the stream are recorded on the way."""
+        headers = reply.headers
+        if reply.status >= 400:
+            if flight.start == METADATA and reply.status in (405, 501):
+                return Foreign("no HEAD")
+            return await self._refusal(reply, route)
+        if reply.status == 304:
+            raise UpstreamBroken
+        if reply.status != 200:
+            return Foreign(f"status {reply.status}")
+        offset = headers.get(STREAM_NEXT_OFFSET)
+        if offset is None:
+            return Foreign("no Stream-Next-Offset")
+        if not is_well_formed(offset) or is_sentinel(offset):
+            raise UpstreamBroken
+        if why := self._why_not_shared(flight, route, reply):
+            return Foreign(why)
+        tape = stream.tape
+        content_type = headers.get("Content-Type", DEFAULT_TYPE)
+        is_closed = is_true(headers.get(STREAM_CLOSED))
+        is_fetch = flight.start not in (METADATA, NOW)
+        place = flight.start if is_fetch else START
+        # Where the tail itself was asked for, one before what was reached is another stream's.
+        tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
+        has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
+        if has_reopened or not stream.learn_type(content_type):
+            raise TailMovedBack
+        if not stream.learn_identity(stream_identity(headers.get("ETag"), place, offset)):
+            raise TailMovedBack
+        up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
+        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
+        if flight.start == METADATA:
+            stream.lifetime = lifetime_from_headers(headers)
+        else:
+            stream.headers = storable_headers(headers)
+        return StreamHead(offset, up_to_date, is_closed, content_type)
+
+    def _why_not_shared(self, flight: Flight, route: Route, reply: Reply) -> str | None:
+        headers = reply.headers
+        if not reply.is_delimited:
+            return "no length"
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return "encoded"
+        if flight.start in (METADATA, NOW):
+            return None
+        if "Set-Cookie" in headers:
+            return "cookie"
+        cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
+        if forbids_storing(cache_control):
+            return "Cache-Control"
+        vary = ", ".join(headers.getall("Vary", [])) or None
+        allow_origin = None if route.config.cors is not None else headers.get("Access-Control-Allow-Origin")
+        if not vary_allows_sharing(vary, route.config.credential_headers, allow_origin):
+            return "Vary"
+        return None
+
+    async def _refusal(self, reply: Reply, route: Route) -> Refusal:
+        headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
+        for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
+            headers.popall(name, None)
+        body = b""
+        if "Content-Encoding" not in reply.headers:
+            try:
+                body = await reply.read(_REFUSAL_BYTES)
+            except UpstreamBroken:
+                body = b""
+        return Refusal(reply.status, headers, body)
+
+    def _settle(self, stream: Stream, flight: Flight, head: Head) -> None:
+        """What an answer without bytes does to the stream."""
+        match head:
+            case Refusal(status=404):
+                if self._library.drop(stream, End.DELETED):
+                    self._on_end(stream, End.DELETED)
+            case Refusal(status=410):
+                # Trimmed, or softly deleted: which of the two the follower will see.
+                self._library.forget_bytes(stream)
+            case Foreign() if flight.start == METADATA:
+                stream.lifetime = lifetime_from_headers({})
+            case _:
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was known when a request was sent: only that may be held against its answer, since the tape moves on."""
+
+    tail: str | None
+    closed_at: str | None

@@ -1,0 +1,116 @@
+"""Heads of answers: which headers a read is given, built in one place for all modes.
+
+`Stream-Up-To-Date` and `Stream-Closed` are arguments here and nowhere remembered.  The ETag is the gateway's own,
+`"<incarnation>:<start>:<end>[:c]"`: origins differ in what theirs says, and the one that names no incarnation would
+confirm another stream's bytes.
+"""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict
+
+from gateway.engine.answer import Answer
+from gateway.engine.request import Read
+from gateway.engine.route import Route
+from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.etag import mint
+from gateway.protocol.names import (
+    DEFAULT_TYPE,
+    STREAM_CLOSED,
+    STREAM_CURSOR,
+    STREAM_NEXT_OFFSET,
+    STREAM_UP_TO_DATE,
+)
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import Refusal, StreamHead
+
+_IMMUTABLE_S = 60
+_STALE_WHILE_REVALIDATE_S = 300
+_NOT_MODIFIED_DROPS = ("Content-Type",)
+
+
+def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
+    """Section 8.1 for bytes short of the tail; an answer about the tail has to be asked for again."""
+    scope = "private" if read.is_private else "public"
+    if at_tail:
+        return f"{scope}, no-cache" if read.is_private else "no-cache"
+    ttl_s = stream.lifetime.ttl_s if stream.lifetime is not None else None
+    if stream.lifetime is not None and stream.lifetime.expires_at is not None:
+        return f"{scope}, no-cache" if read.is_private else "no-cache"
+    if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
+        return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
+    return f"{scope}, max-age={_IMMUTABLE_S}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
+
+
+def stream_headers(
+    read: Read,
+    stream: Stream,
+    *,
+    end: str,
+    up_to_date: bool,
+    is_closed: bool,
+    outcome: Outcome,
+    age_s: float | None = None,
+    cursor: str | None = None,
+    fwd_status: int | None = None,
+    stored: bool = False,
+) -> CIMultiDict[str]:
+    """The headers of a 200 that leads from the asked offset to `end`."""
+    headers = CIMultiDict(stream.headers)
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = end
+    if up_to_date:
+        headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    if cursor is not None and not is_closed:
+        headers[STREAM_CURSOR] = cursor
+    headers["ETag"] = mint(stream.tape.incarnation, read.start, end, is_closed)
+    headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    if age_s is not None:
+        headers["Age"] = str(max(0, int(age_s)))
+    headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
+    return headers
+
+
+def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The headers of a 304 that stands for a 200 with `headers` (RFC 9110 §15.4.5)."""
+    for name in _NOT_MODIFIED_DROPS:
+        headers.popall(name, None)
+    return headers
+
+
+def now_answer(read: Read, stream: Stream, head: StreamHead) -> Answer:
+    """An empty answer that names the tail; nothing about it may be kept (section 6)."""
+    headers = CIMultiDict(stream.headers)
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = head.next_offset
+    headers[STREAM_UP_TO_DATE] = "true"
+    if head.is_closed:
+        headers[STREAM_CLOSED] = "true"
+    headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(read.route.node, Outcome.MISS, fwd_status=200)
+    return Answer(200, headers, Outcome.MISS, body=b"[]" if stream.tape.is_json else b"")
+
+
+def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str, outcome: Outcome) -> Answer:
+    """The 204 of a long-poll that has nothing to say (section 5.7)."""
+    headers = CIMultiDict(stream.headers)
+    headers[STREAM_NEXT_OFFSET] = end
+    headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    else:
+        headers[STREAM_CURSOR] = cursor
+    headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(read.route.node, outcome)
+    return Answer(204, headers, outcome)
+
+
+def refusal_answer(route: Route, refusal: Refusal, outcome: Outcome) -> Answer:
+    """The origin's refusal as everyone who waited is given it; never to be kept by anyone."""
+    headers = CIMultiDict(refusal.headers)
+    if "Cache-Control" not in headers:
+        headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=refusal.status)
+    return Answer(refusal.status, headers, outcome, body=refusal.body)

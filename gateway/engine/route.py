@@ -1,0 +1,111 @@
+"""A route at run time: where its streams are, who may share, how often it may retry, what proved uncacheable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from cachetools import TTLCache
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.clock import Clock
+from gateway.config import RouteConfig
+from gateway.protocol.target import Target
+from gateway.tape.stream import Group, StreamKey
+from gateway.upstream.client import Bounds
+from gateway.upstream.source import Source
+
+_REMEMBERED_MISSES = 10_000
+_BUDGET_CAP = 10.0
+
+
+class RetryBudget:
+    """A token bucket: every request pays in `ratio`, every retry takes out one."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._tokens = _BUDGET_CAP if ratio else 0.0
+
+    def request(self) -> None:
+        self._tokens = min(_BUDGET_CAP, self._tokens + self._ratio)
+
+    @property
+    def has_retry(self) -> bool:
+        return self._tokens >= 1
+
+    def retry(self) -> None:
+        self._tokens -= 1
+
+
+class Route:
+    """One configured route and what it has learned."""
+
+    def __init__(self, config: RouteConfig, node: str, clock: Clock) -> None:
+        self.config = config
+        self.node = node
+        self.retries = RetryBudget(config.retry_budget)
+        self._origin = URL(config.origin)
+        self._base_path = self._origin.raw_path.rstrip("/")
+        self._authority = str(self._origin.origin())
+        self._prefix = config.prefix.rstrip("/")
+        # Hit-for-miss: a remembered decision, so that readers of what cannot be shared do not queue for it.
+        self.uncacheable: TTLCache[StreamKey, str] = TTLCache(
+            _REMEMBERED_MISSES, max(config.hit_for_miss_s, 1e-9), timer=clock.now
+        )
+        self.bounds = Bounds(
+            config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
+        )
+        self.live_bounds = Bounds(
+            config.connect_timeout_s, config.live_first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
+        )
+        self._credential_names = tuple(name.lower() for name in config.credential_headers)
+
+    def serves(self, host: str, path: str) -> bool:
+        """Whether host (lower case, no port) and canonical path are this route's."""
+        wanted = self.config.host.lower()
+        if wanted.startswith("*."):
+            if not host.endswith(wanted[1:]):
+                return False
+        elif wanted not in ("*", host):
+            return False
+        return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")
+
+    @property
+    def precedence(self) -> tuple[int, int]:
+        """Exact hosts before wildcards before any; among equals the longest prefix wins."""
+        host = self.config.host
+        rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
+        return rank, len(self._prefix)
+
+    def upstream_base(self, path: str) -> str:
+        """Scheme, authority and path at the origin for a canonical request path."""
+        if self.config.strip_prefix and self._prefix:
+            path = path[len(self._prefix) :] or "/"
+        return self._authority + self._base_path + path
+
+    def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
+        """The request's headers that make it one with credentials; all values of each."""
+        found: CIMultiDict[str] = CIMultiDict()
+        for name in self._credential_names:
+            if name in headers:
+                values = headers.getall(name) if hasattr(headers, "getall") else [headers[name]]
+                for value in values:
+                    found.add(name, value)
+        return found
+
+    def key(self, target: Target, credentials: CIMultiDict[str]) -> StreamKey:
+        """The key of the tape that this request may share."""
+        partition = ""
+        if credentials and self.config.credentials == "partition":
+            spelled = "\n".join(f"{name.lower()}:{value}" for name, value in credentials.items())
+            partition = hashlib.blake2b(spelled.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return StreamKey(Group(self.config.name, target.path), target.query, partition)
+
+    def source(self, target: Target, credentials: CIMultiDict[str]) -> Source:
+        """Where the target's bytes come from, with the headers that a shared fetch carries."""
+        headers = CIMultiDict(credentials)
+        headers["Accept-Encoding"] = "identity"
+        headers["Via"] = f"1.1 {self.node}"
+        headers["CDN-Loop"] = self.node
+        return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)

@@ -1,0 +1,120 @@
+"""Everything that can go wrong, as a small tree.
+
+Each class fixes its HTTP status, whose fault it is, and whether a client may retry.  `upstream/` translates foreign
+exceptions into these, once; `server/` turns them into responses, once.  Texts are fixed: nothing an origin or a
+client sent is ever echoed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Fault(StrEnum):
+    """Whose fault a failure is."""
+
+    CLIENT = "client"
+    UPSTREAM = "upstream"
+    GATEWAY = "gateway"
+
+
+class GatewayError(Exception):
+    """A failure with a status, an owner and a one-line text fit for a client."""
+
+    status: ClassVar[int] = 500
+    fault: ClassVar[Fault] = Fault.GATEWAY
+    text: ClassVar[str] = "Gateway error"
+
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__(text or self.text)
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds a client should wait, or None where a retry cannot help or needs no pause."""
+        return 1 if self.status in (502, 503, 504) else None
+
+
+class BadRequest(GatewayError):
+    """The request cannot be understood (RFC 9110 §15.5.1)."""
+
+    status = 400
+    fault = Fault.CLIENT
+    text = "Bad request"
+
+
+class NoRoute(GatewayError):
+    """No route of the configuration matches host and path."""
+
+    status = 404
+    fault = Fault.CLIENT
+    text = "No route"
+
+
+class BodyTooLarge(GatewayError):
+    """The request body exceeds the configured bound (RFC 9110 §15.5.14)."""
+
+    status = 413
+    fault = Fault.CLIENT
+    text = "Request body too large"
+
+
+class RequestTimeout(GatewayError):
+    """The client stopped sending its body (RFC 9110 §15.5.9)."""
+
+    status = 408
+    fault = Fault.CLIENT
+    text = "Request timeout"
+
+
+class LoopDetected(GatewayError):
+    """The request has passed through this gateway before (RFC 8586 §2)."""
+
+    status = 508
+    fault = Fault.GATEWAY
+    text = "Loop detected"
+
+
+class Draining(GatewayError):
+    """This gateway is leaving and takes nothing new."""
+
+    status = 503
+    text = "Gateway is draining"
+
+
+class UpstreamUnreachable(GatewayError):
+    """No connection to the origin, or it was lost before an answer."""
+
+    status = 502
+    fault = Fault.UPSTREAM
+    text = "Origin unreachable"
+
+
+class UpstreamBroken(GatewayError):
+    """The origin's answer is not valid: broken HTTP, a body that ends early, offsets that contradict."""
+
+    status = 502
+    fault = Fault.UPSTREAM
+    text = "Invalid answer from origin"
+
+
+class UpstreamTimeout(GatewayError):
+    """The origin did not answer within its bound."""
+
+    status = 504
+    fault = Fault.UPSTREAM
+    text = "Origin timed out"
+
+
+class UpstreamUnavailable(GatewayError):
+    """The origin is known to be failing and its answer was not waited for."""
+
+    status = 503
+    fault = Fault.UPSTREAM
+    text = "Origin unavailable"
+
+
+class TailMovedBack(UpstreamBroken):
+    """The origin's tail lies before one it gave out: the stream is not the one that was known."""
+
+    text = "Stream was re-created"

@@ -1,0 +1,121 @@
+"""The library: every stream that the gateway remembers, under one byte budget.
+
+It alone creates, drops and evicts streams and lays bytes, so that the sum of costs is right at every moment.  An
+eviction forgets bytes, never facts: a stream that someone follows stays, with an empty tape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gateway.metrics_seam import Recorder
+from gateway.tape.eviction import Eviction
+from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.tape import TAPE_COST, Tape
+
+
+class Library:
+    """Streams by key.  `budget_bytes` bounds the sum of their tapes' costs; `mint` names incarnations."""
+
+    def __init__(
+        self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], recorder: Recorder
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.cost = 0
+        self._eviction = eviction
+        self._mint = mint
+        self._recorder = recorder
+        self._groups: dict[Group, dict[StreamKey, Stream]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Stream]:
+        for streams in self._groups.values():
+            yield from streams.values()
+
+    def find(self, key: StreamKey) -> Stream | None:
+        """The stream of `key`, if any is remembered."""
+        streams = self._groups.get(key.group)
+        return streams.get(key) if streams is not None else None
+
+    def group(self, group: Group) -> list[Stream]:
+        """Every stream that a write to the group's path concerns."""
+        return list(self._groups.get(group, {}).values())
+
+    def open(self, key: StreamKey, now: float) -> Stream:
+        """The stream of `key`, begun now where none is remembered."""
+        stream = self.find(key)
+        if stream is None:
+            stream = Stream(key, Tape(self._mint()), contacted_at=now)
+            self._groups.setdefault(key.group, {})[key] = stream
+            self._count += 1
+            self._charge(stream, TAPE_COST)
+        self._eviction.touch(key)
+        return stream
+
+    def lay(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
+        """Lay bytes on the stream's tape and evict what no longer fits.  Nothing happens on an ended stream."""
+        if stream.ended is not None:
+            return
+        before = stream.tape.cost
+        stream.tape.lay(start, end, pieces, now)
+        self._eviction.touch(stream.key)
+        self._charge(stream, stream.tape.cost - before)
+
+    def drop(self, stream: Stream, why: End) -> bool:
+        """End one stream; False when it had ended before.  The caller ends its live readers."""
+        if stream.ended is not None:
+            return False
+        stream.ended = why
+        streams = self._groups[stream.key.group]
+        del streams[stream.key]
+        if not streams:
+            del self._groups[stream.key.group]
+        self._count -= 1
+        self._eviction.forget(stream.key)
+        self.cost -= stream.tape.cost
+        stream.tape.drop_all()
+        self._recorder.cache(self.cost, self._count)
+        return True
+
+    def purge(self, group: Group, why: End) -> list[Stream]:
+        """End every stream of the group; those ended, whose live readers the caller ends."""
+        return [stream for stream in self.group(group) if self.drop(stream, why)]
+
+    def forget_bytes(self, stream: Stream) -> None:
+        """Drop a stream's bytes but keep it: what it holds is no longer what the origin would send."""
+        if stream.ended is None:
+            self._charge(stream, -stream.tape.drop_all())
+            stream.tape.doubt()
+
+    def release(self, stream: Stream) -> None:
+        """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
+        stream.pins -= 1
+        if not stream.pins and stream.tape.block_count == 0 and stream.lifetime is None:
+            self.drop(stream, End.EVICTED)
+
+    def _charge(self, stream: Stream, delta: int) -> None:
+        self.cost += delta
+        evicted = 0
+        while self.cost > self.budget_bytes:
+            key = self._eviction.victim(stream.key)
+            if key is None:
+                break
+            victim = self.find(key)
+            assert victim is not None
+            if victim is stream:
+                freed = stream.tape.drop_oldest()
+                if not freed:
+                    break
+                self.cost -= freed
+            elif victim.pins:
+                self.cost -= victim.tape.drop_all()
+                self._eviction.forget(key)
+            else:
+                self.drop(victim, End.EVICTED)
+            evicted += 1
+        if evicted:
+            self._recorder.eviction(evicted)
+        self._recorder.cache(self.cost, self._count)

@@ -1,0 +1,120 @@
+"""One stream as one credential partition sees it: its tape, and what is known beside the bytes.
+
+The record lives exactly as long as one incarnation is believed in.  When it `ended`, whoever still holds it must not
+answer from it; a request that comes later opens a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from multidict import CIMultiDict
+
+from gateway.protocol.freshness import Lifetime
+from gateway.protocol.names import is_json, is_sse_text
+from gateway.protocol.offsets import is_before
+from gateway.tape.tape import Tape
+
+
+class Group(NamedTuple):
+    """All that a write to one URL path concerns: every query and every credential partition of it."""
+
+    route: str
+    path: str
+
+
+class StreamKey(NamedTuple):
+    """What distinguishes one tape from another (design: point 7 and 11 of what must never go wrong)."""
+
+    group: Group
+    query: str
+    partition: str
+
+
+class End(StrEnum):
+    """Why a stream record is no longer believed in."""
+
+    DELETED = "deleted"
+    GONE = "gone"
+    EXPIRED = "expired"
+    RECREATED = "re-created"
+    PURGED = "purged"
+    EVICTED = "evicted"
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that a reader waiting on the ended stream is given."""
+        return 410 if self is End.GONE else 404
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One incarnation.  Owner: the `Library`; the engine writes what it learns from the origin."""
+
+    key: StreamKey
+    tape: Tape
+    content_type: str | None = None
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    """End-to-end headers of the origin's replies that are repeated on hits (CORS, nosniff, …)."""
+    identity: str | None = None
+    """The origin's own name for the incarnation, where its ETag carries one."""
+    lifetime: Lifetime | None = None
+    """None until a HEAD or a PUT told it: no answer is given without the origin before that."""
+    contacted_at: float = 0.0
+    """When the origin was last read or written (monotonic seconds): renews a sliding TTL there."""
+    is_followed: bool = False
+    """Whether a live read of it is open at the origin."""
+    acked: str | None = None
+    """The furthest tail that a write acknowledged through this gateway has named."""
+    ended: End | None = None
+    pins: int = 0
+    """Holders that need this very record to stay the one of its key: live topics, flights."""
+
+    def learn_type(self, content_type: str) -> bool:
+        """Take the stream's content type; False when it contradicts what was known."""
+        if self.content_type is None:
+            self.content_type = content_type
+            self.tape.is_json = is_json(content_type)
+            return True
+        return is_json(content_type) == is_json(self.content_type) and is_sse_text(content_type) == is_sse_text(
+            self.content_type
+        )
+
+    def learn_identity(self, identity: str | None) -> bool:
+        """Take the origin's name for the incarnation; False when it is another one than before."""
+        if identity is None or self.identity is None:
+            self.identity = self.identity or identity
+            return True
+        return identity == self.identity
+
+    def acknowledged(self, tail: str) -> None:
+        """A write that ended at `tail` was acknowledged to a client."""
+        if self.acked is None or is_before(self.acked, tail):
+            self.acked = tail
+
+    def holds_acknowledged(self, token: str) -> bool:
+        """Whether everything acknowledged through this gateway lies before `token`."""
+        return self.acked is None or not is_before(token, self.acked)
+
+    def has_expired(self, now: float, wall: float) -> bool:
+        """Whether the origin may have let the stream go: its absolute end has passed, or a sliding TTL went by
+        without a read or write there.  An open live read keeps a sliding TTL from running."""
+        life = self.lifetime
+        if life is None:
+            return False
+        if life.expires_at is not None and wall >= life.expires_at:
+            return True
+        return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
+
+    def may_answer_alone(self, now: float, trust_s: float) -> bool:
+        """Whether a hit may be given without the origin: the lifetime is known, the origin was seen within `trust_s`,
+        and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen to be read)."""
+        life = self.lifetime
+        if life is None:
+            return False
+        if self.is_followed:
+            return True
+        bound = trust_s if life.ttl_s is None else min(trust_s, life.ttl_s / 2)
+        return now - self.contacted_at < bound

@@ -1,0 +1,240 @@
+"""The tape: what the gateway knows of one stream.
+
+Bytes lie in blocks; the index leads from every offset token seen to the place where the bytes after it are held.  A
+reader walks: take what lies after the token, go on at the token where that ended, until a token leads nowhere.  That
+place is either the tail, or a gap that the origin has to fill.  Nothing is ever merged or renumbered: two fetches that
+overlap at unknown positions simply lie side by side, and become one chain as soon as they share a token.
+
+Everything a tape states is a fact that stays true for the life of one incarnation: bytes between two tokens, a token
+the stream has reached, a token known to be short of the tail, closure at a token.  Whether a reader is up to date is
+not such a fact, so it is not kept here.
+
+The tape is changed only by plain functions.  It knows no HTTP, no sockets and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.protocol.offsets import START, is_before
+from gateway.tape.block import Block
+
+TOKEN_COST = 200
+"""Bytes charged for a token: two dictionary slots, a mark, the string itself.  Small messages are mostly this."""
+
+TAPE_COST = 1_000
+"""Bytes charged for a tape that holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A run of the tape: the bytes from the asked token to `end` (for JSON: messages joined by commas)."""
+
+    pieces: tuple[bytes, ...] = ()
+    size: int = 0
+    end: str = ""
+    laid_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Tape:
+    """One incarnation of one stream.  Owner: the `Library`, through which all changes of size go."""
+
+    incarnation: str
+    is_json: bool = False
+    tail: str | None = None
+    """The furthest token the origin has named as reached; never beyond the true tail."""
+    short_of_tail: str | None = None
+    """The furthest token at which the origin stopped although more followed."""
+    closed_at: str | None = None
+    cost: int = TAPE_COST
+    _blocks: dict[str, Block] = field(default_factory=dict)
+    """Blocks by the token they begin with, in the order they were laid."""
+    _index: dict[str, tuple[Block, int]] = field(default_factory=dict)
+    _ending: dict[str, Block] = field(default_factory=dict)
+    _hops: dict[str, str] = field(default_factory=dict)
+    """Tokens with no byte between them, such as the start sentinel and the first token of an empty stream."""
+
+    @property
+    def block_count(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def token_count(self) -> int:
+        return len(self._index) + len(self._hops)
+
+    @property
+    def size(self) -> int:
+        """Stream bytes held."""
+        return sum(block.size for block in self._blocks.values())
+
+    def resolve(self, token: str) -> str:
+        """The token that names the same position and is furthest along a chain of empty steps."""
+        while (target := self._hops.get(token)) is not None:
+            token = target
+        return token
+
+    def read(self, start: str, limit: int) -> Reading:
+        """What lies after `start`, up to about `limit` bytes, cut at known tokens only.
+
+        At least one step is taken where there is one, however large.  `end` is where the reading stopped; it equals
+        the asked position when nothing is known after it.
+        """
+        pieces: list[bytes] = []
+        size = 0
+        laid_at = 0.0
+        at = self.resolve(start)
+        while (place := self._index.get(at)) is not None:
+            block, position = place
+            stop = block.stop_before(position, limit - size)
+            if stop is None:
+                if size:
+                    break
+                stop = block.stop_after(position)
+            cut = block.cut(position, stop[0])
+            if size and self.is_json:
+                pieces.append(b",")
+            pieces.extend(cut)
+            size += stop[0] - position
+            laid_at = min(laid_at, block.laid_at) if laid_at else block.laid_at
+            at = self.resolve(stop[1])
+            if size >= limit or stop[0] < block.size:
+                break
+        return Reading(tuple(pieces), size, at, laid_at)
+
+    def knows_after(self, token: str) -> bool:
+        """Whether any byte after `token` is held."""
+        return self.resolve(token) in self._index
+
+    def is_short(self, token: str) -> bool:
+        """Whether the origin itself stopped at or after `token` while more followed."""
+        return self.short_of_tail is not None and not is_before(self.short_of_tail, token)
+
+    def is_closed_at(self, token: str) -> bool:
+        """Whether `token` is the final offset of a closed stream."""
+        return self.closed_at is not None and self.closed_at == token
+
+    def check(self, start: str, end: str, has_bytes: bool) -> None:
+        """Raise when an answer that claims to lead from `start` to `end` contradicts the protocol or this tape.
+
+        TailMovedBack: the end lies before the start, so the stream was re-created shorter.  UpstreamBroken: bytes
+        that lead nowhere, or an end beyond the final offset of a closed stream.
+        """
+        if end != start and is_before(end, start):
+            raise TailMovedBack
+        if has_bytes and end == start:
+            raise UpstreamBroken("Origin sent bytes without a new offset")
+        if self.closed_at is not None and is_before(self.closed_at, end):
+            raise TailMovedBack
+
+    def reached(self, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
+        """The origin named `token` as reached: at the tail, short of it, or at its closed end."""
+        if self.tail is None or is_before(self.tail, token):
+            self.tail = token
+        if is_short and (self.short_of_tail is None or is_before(self.short_of_tail, token)):
+            self.short_of_tail = token
+        if is_closed:
+            self.closed_at = token
+
+    def lay(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
+        """Record that `pieces` lead from `start` to `end` (`check` has passed).  Bytes held already are kept."""
+        before = self.cost
+        size = sum(map(len, pieces))
+        start = self.resolve(start)
+        if not size:
+            if start != end and start not in self._index and start != self.resolve(end):
+                self._hops[start] = end
+                self.cost = before + TOKEN_COST
+            return
+        if start in self._index:
+            self._align_end(start, end, pieces, size)
+        elif not self._align_start(start, end, pieces, size):
+            self._append(start, end, pieces, now)
+
+    def _append(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
+        block = self._ending.get(start)
+        if block is not None and not block.is_sealed:
+            grown_from = block.size
+            del self._ending[start]
+            self._index[start] = (block, block.extend(end, pieces))
+            self._ending[end] = block
+            self.cost += block.size - grown_from + TOKEN_COST
+            return
+        block = Block(start, end, pieces, self.is_json, now)
+        self._blocks[start] = block
+        self._index[start] = (block, 0)
+        self._ending[end] = block
+        self.cost += block.size + 2 * TOKEN_COST
+
+    def _align_end(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> None:
+        """`start` is known: learn where `end` lies inside the block that holds the bytes after it."""
+        block, position = self._index[start]
+        lead = 1 if self.is_json and position > 0 else 0
+        stop = position + lead + size
+        if end in self._index or end in self._ending or stop >= block.size:
+            return
+        if block.comes_out_as(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
+            self._learn(end, block, stop)
+
+    def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
+        """`end` is known: learn where `start` lies in the block that leads to it.  False when that cannot be told."""
+        block = self._ending.get(end)
+        if block is not None:
+            stop = block.size
+        else:
+            place = self._index.get(end)
+            if place is None or place[1] == 0:
+                return False
+            block, stop = place
+        position = stop - size
+        if self.is_json and position > 0:
+            position -= 1
+            if block.byte_at(position) != b",":
+                return False
+        if position < 0 or not block.comes_out_as(position, stop, pieces):
+            return False
+        self._learn(start, block, position)
+        return True
+
+    def _learn(self, token: str, block: Block, position: int) -> None:
+        self._index[token] = (block, position)
+        block.mark(position, token)
+        self.cost += TOKEN_COST
+
+    def drop_oldest(self) -> int:
+        """Forget the block laid first; the cost that came free (0 when there was none)."""
+        first = next(iter(self._blocks.values()), None)
+        if first is None:
+            return 0
+        before = self.cost
+        del self._blocks[first.start]
+        tokens = {token for _, token in first.marks if self._index.get(token, (None, 0))[0] is first}
+        for token in tokens:
+            del self._index[token]
+        if self._ending.get(first.end) is first:
+            del self._ending[first.end]
+        if self._blocks:
+            self.cost -= first.size + (len(tokens) + 1) * TOKEN_COST
+        else:
+            self._clear()
+        return before - self.cost
+
+    def drop_all(self) -> int:
+        """Forget every byte; facts about tail and closure stay.  The cost that came free."""
+        before = self.cost
+        self._clear()
+        return before - self.cost
+
+    def doubt(self) -> None:
+        """Forget the facts by which this tape would answer without the origin."""
+        self.closed_at = None
+        self.short_of_tail = None
+
+    def _clear(self) -> None:
+        self._blocks.clear()
+        self._index.clear()
+        self._ending.clear()
+        self._hops.clear()
+        self.cost = TAPE_COST

@@ -1,0 +1,197 @@
+"""The client towards origins.
+
+Every await is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions end here and
+become the tree of `errors.py`.  Bodies come raw: nothing is decompressed, no redirect is followed, no cookie is kept,
+and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no exception holds every
+byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+from aiohttp.http import HttpVersion11
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
+
+_READ_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long an exchange may take, in seconds, phase by phase."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 30.0
+    idle_s: float = 30.0
+    total_s: float | None = 600.0
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A pool that never reuses a connection with unread bytes on it.
+
+    aiohttp 3.14 takes an idle connection although an origin has sent an unsolicited reply on it; the next request
+    would be answered with that, and every later one be off by one: stream A's bytes under stream B.
+    """
+
+    async def _get(self, key: Any, traces: Any) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None:
+            protocol: ResponseHandler | None = connection.protocol
+            if protocol is not None and not protocol.should_close:
+                return connection
+            connection.close()
+        return None
+
+
+class Reply:
+    """An origin's answer: the head is here, the body comes by `chunks`.  Use as an async context manager."""
+
+    def __init__(self, response: aiohttp.ClientResponse, bounds: Bounds, deadline: float | None) -> None:
+        self._response = response
+        self._bounds = bounds
+        self._deadline = deadline
+        self._whole = False
+        self.status = response.status
+        self.reason = response.reason
+        self.headers: CIMultiDictProxy[str] = response.headers
+
+    @property
+    def content_length(self) -> int | None:
+        """The announced length in bytes, None for a chunked body."""
+        return self._response.content_length
+
+    @property
+    def is_delimited(self) -> bool:
+        """Whether the body's end can be told from a lost connection (RFC 9112 §6.3, all cases but the last)."""
+        return (
+            self._response.method == "HEAD"
+            or self.status in (204, 304)
+            or self._response.content_length is not None
+            or "chunked" in self.headers.get("Transfer-Encoding", "").lower()
+        )
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives.  Raises UpstreamBroken when it ends early, UpstreamTimeout when it stalls."""
+        content = self._response.content
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                limit = loop.time() + self._bounds.idle_s
+                if self._deadline is not None:
+                    limit = min(limit, self._deadline)
+                if content.is_eof() or content._buffer:
+                    chunk = await content.readany()
+                else:
+                    async with asyncio.timeout_at(limit):
+                        chunk = await content.readany()
+                if not chunk:
+                    self._whole = True
+                    return
+                yield chunk
+        except TimeoutError as error:
+            raise UpstreamTimeout from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise UpstreamBroken("Origin's answer ended early") from error
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body; UpstreamBroken when it is longer than `limit` bytes."""
+        body = bytearray()
+        async for chunk in self.chunks():
+            body += chunk
+            if len(body) > limit:
+                raise UpstreamBroken("Origin's answer is too large")
+        return bytes(body)
+
+    def close(self) -> None:
+        """Give the connection back when the body was read whole, else drop it."""
+        if self._whole:
+            self._response.release()
+        else:
+            self._response.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """One connection pool for all origins.  `close` ends it."""
+
+    def __init__(self, connections: int = 512) -> None:
+        if aiohttp.http.HttpResponseParser is aiohttp.http_parser.HttpResponseParserPy:
+            raise RuntimeError("aiohttp runs without its C parser: reinstall it from a wheel")
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(limit=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            timeout=aiohttp.ClientTimeout(total=None),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            read_bufsize=_READ_BYTES,
+            max_line_size=16_384,
+            max_field_size=16_384,
+            version=HttpVersion11,
+        )
+
+    @property
+    def open_connections(self) -> int:
+        """Connections in use now."""
+        connector = self._session.connector
+        return len(connector._acquired) if connector is not None else 0
+
+    async def send(
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: AsyncIterator[bytes] | bytes | None = None,
+    ) -> Reply:
+        """Send one request and wait for the head of its answer.
+
+        A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if bounds.total_s is None else loop.time() + bounds.total_s
+        # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that phase.
+        bound = bounds.first_byte_s if body is None or isinstance(body, bytes) else bounds.total_s
+        try:
+            async with asyncio.timeout(bound):
+                response = await self._session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=body,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=bounds.connect_s, connect=None),
+                )
+        except aiohttp.ServerTimeoutError as error:
+            raise UpstreamTimeout from error
+        except TimeoutError as error:
+            raise UpstreamTimeout from error
+        except (aiohttp.ClientConnectorError, aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            raise UpstreamUnreachable from error
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise UpstreamBroken from error
+        if response.status < 200:
+            response.close()
+            raise UpstreamBroken
+        return Reply(response, bounds, deadline)
+
+    async def close(self) -> None:
+        await self._session.close()

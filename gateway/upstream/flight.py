@@ -1,0 +1,239 @@
+"""A flight: one upstream fetch that many readers share.
+
+It is a growing list of chunks with an end, and knows neither HTTP nor tape.  The task that runs it announces the head,
+adds chunks and lands it; riders board, read at their own pace, and leave.  Ways it can end: landed (whole), failed
+(an error, before or after the head).  Who started it is nobody special: it is cancelled only when the last rider leaves.
+
+Two bounds.  The task is held back while no rider is within `WINDOW_BYTES` of what has arrived, so an origin is not read
+faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every rider has passed are
+let go, nobody may board any more, and a rider that falls `keep_bytes` behind is thrown off, because one slow client must
+not hold everything in memory nor stop the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.errors import GatewayError, UpstreamBroken
+from gateway.signals import Signal
+
+WINDOW_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """The head of an answer that is a part of a stream."""
+
+    next_offset: str
+    up_to_date: bool
+    is_closed: bool
+    content_type: str
+    headers: CIMultiDict[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is no part of a stream but meant for everyone who waited: a 4xx or 5xx with its short body."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+    @classmethod
+    def of_ended(cls, status: int) -> Refusal:
+        """What the gateway itself says of a stream that has gone (404) or is gone for good (410)."""
+        text = b"Stream is gone\n" if status == 410 else b"Stream not found\n"
+        return cls(status, CIMultiDict({"Content-Type": "text/plain; charset=utf-8"}), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An answer that may not be shared or is not of the protocol; everyone is sent on alone."""
+
+    reason: str
+
+
+Head = StreamHead | Refusal | Foreign | GatewayError
+
+
+class Rider:
+    """One reader of a flight.  `leave` is owed, in all cases."""
+
+    __slots__ = ("_flight", "index", "position", "thrown_off")
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+        self.index = 0
+        self.position = 0
+        self.thrown_off = False
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body from its beginning, as it arrives; raises what the flight failed with."""
+        flight = self._flight
+        while True:
+            if self.thrown_off:
+                raise UpstreamBroken("Reader fell too far behind")
+            if self.index < flight.base + len(flight.kept):
+                chunk = flight.kept[self.index - flight.base]
+                self.index += 1
+                self.position += len(chunk)
+                flight.advanced()
+                yield chunk
+            elif flight.error is not None:
+                raise flight.error
+            elif flight.has_landed:
+                return
+            else:
+                await flight.changed.next()
+
+    def leave(self) -> None:
+        self._flight.leave(self)
+
+
+class Flight:
+    """State of one shared fetch of what lies after `start`.  Owner: the engine's flight deck."""
+
+    def __init__(self, start: str, keep_bytes: int) -> None:
+        self.start = start
+        self.keep_bytes = keep_bytes
+        self.is_sent = False
+        """Whether the request may have reached the origin: who arrives later cannot take it for a fresh look."""
+        self.sent_at = 0.0
+        self.head: Head | None = None
+        self.error: GatewayError | None = None
+        self.has_landed = False
+        self.kept: list[bytes] = []
+        self.base = 0
+        """Chunks let go so far: the index of `kept[0]`."""
+        self.size = 0
+        self.is_kept = True
+        self.length: int | None = None
+        """The body's length in bytes where it is known before the end."""
+        self.expected: int | None = None
+        """What the origin announced as the length, before anything is stripped."""
+        self.changed = Signal()
+        self.room = Signal()
+        self.task: asyncio.Task[None] | None = None
+        self._riders: set[Rider] = set()
+        self._eager = 0
+
+    @property
+    def riders(self) -> int:
+        return len(self._riders) + self._eager
+
+    @property
+    def is_over(self) -> bool:
+        return self.has_landed or self.error is not None
+
+    # -- the task's side
+
+    def announce(self, head: Head, expected: int | None = None, *, is_verbatim: bool = True) -> None:
+        """The answer's head is known, and the length that the origin announced; `is_verbatim` says that the chunks
+        will be just the body.  Anything but a StreamHead ends the flight."""
+        self.head = head
+        self.expected = expected
+        self.length = expected if is_verbatim else None
+        if isinstance(head, GatewayError):
+            self.error = head
+        elif not isinstance(head, StreamHead):
+            self.has_landed = True
+        self.changed.fire()
+
+    def add(self, chunk: bytes) -> None:
+        """A part of the body has arrived."""
+        if not chunk:
+            return
+        self.kept.append(chunk)
+        self.size += len(chunk)
+        if self.is_kept and self.size > self.keep_bytes:
+            self.is_kept = False
+        if not self.is_kept:
+            self._throw_off()
+            self._let_go()
+        self.changed.fire()
+
+    def land(self) -> None:
+        """The body is whole."""
+        self.has_landed = True
+        self.length = self.size
+        self.changed.fire()
+
+    def fail(self, error: GatewayError) -> None:
+        """The fetch ended before the body was whole."""
+        if self.head is None:
+            self.head = error
+        self.error = error
+        self.changed.fire()
+
+    async def until_wanted(self) -> None:
+        """Wait while the fastest rider is a window behind what has arrived."""
+        while not self._eager and self._riders:
+            if self.size - max(rider.position for rider in self._riders) < WINDOW_BYTES:
+                return
+            await self.room.next()
+
+    # -- the riders' side
+
+    def board(self) -> Rider:
+        """Join as a reader of the body."""
+        assert self.base == 0, "a flight that lets go of its chunks takes no more riders"
+        rider = Rider(self)
+        self._riders.add(rider)
+        self.room.fire()
+        return rider
+
+    def leave(self, rider: Rider) -> None:
+        """A reader goes; the last one's going cancels the fetch."""
+        if rider in self._riders:
+            self._riders.discard(rider)
+            self._let_go()
+            self._rest()
+
+    def watch(self) -> None:
+        """Join without reading: interested in the head, or in the landing."""
+        self._eager += 1
+        self.room.fire()
+
+    def unwatch(self) -> None:
+        self._eager -= 1
+        self._rest()
+
+    def _rest(self) -> None:
+        self.room.fire()
+        if not self.riders and not self.is_over and self.task is not None:
+            self.task.cancel()
+
+    def advanced(self) -> None:
+        """A rider has read a chunk."""
+        if not self.is_kept:
+            self._let_go()
+        self.room.fire()
+
+    def _let_go(self) -> None:
+        if self.is_kept:
+            return
+        first = min((rider.index for rider in self._riders), default=self.base + len(self.kept))
+        if first > self.base:
+            del self.kept[: first - self.base]
+            self.base = first
+
+    def _throw_off(self) -> None:
+        for rider in [rider for rider in self._riders if self.size - rider.position > self.keep_bytes]:
+            rider.thrown_off = True
+            self._riders.discard(rider)
+
+    async def until_head(self) -> Head:
+        """Wait for the head; the caller has boarded or watches."""
+        while self.head is None:
+            await self.changed.next()
+        return self.head
+
+    async def until_over(self) -> None:
+        """Wait for the landing or the failure; the caller watches or rides."""
+        while not self.is_over:
+            await self.changed.next()
