@@ -140,6 +140,12 @@ class RouteConfig(_Model):
         le=1,
         description="Most retries as a share of requests, so that a sick origin is not hit harder.",
     )
+    trust_s: float = Field(
+        default=60,
+        ge=0,
+        le=86_400,
+        description="How long hits are given without a sign from the origin that the stream is still the same.",
+    )
     hit_for_miss_s: float = Field(
         default=120,
         ge=0,
