@@ -1,0 +1,209 @@
+"""The origin put together: an `Origin` holds the streams, a `RunningOrigin` serves them on a port.
+
+The two are apart so that an origin can be stopped and started again on the same port with the same streams, under
+readers that notice:
+
+    running = await start_origin()
+    port = running.port
+    await running.stop()
+    running = await start_origin(OriginSettings(port=port), origin=running.origin)
+
+Stopping takes three steps, each bounded: no new connections; live readers end at their next control event and
+long-polls answer; what is still in flight after the grace is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from aiohttp import web
+
+from gateway.clock import Clock, SystemClock
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from gateway.origin.handlers import Handlers
+from gateway.origin.live import Drain
+from gateway.origin.replies import CACHE_NEVER, COMMON_HEADERS
+from gateway.origin.store import Store
+
+_log = logging.getLogger("gateway.origin")
+
+_NO_ACCESS_LOG: Final = logging.getLogger("gateway.origin.access")
+_NO_ACCESS_LOG.disabled = True
+
+DEFAULT_GRACE_S: Final = 5.0
+"""How long `stop` lets answers finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSettings:
+    """Where an origin listens and what it allows.  Raises ValueError for what makes no sense."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 picks a free one."""
+    long_poll_timeout_s: float = 30.0
+    """How long a long-poll waits, and how long an SSE connection is silent at most."""
+    sse_lifetime_s: float = 60.0
+    """When SSE connections are ended, spread over the last tenth (section 8.2)."""
+    max_chunk_bytes: int = 1_048_576
+    """Payload bytes in one reply or one SSE event; a single JSON message is never divided."""
+    max_body_bytes: int = 64 * 1_048_576
+    """Larger request bodies are answered with 413."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError("port must lie between 0 and 65535")
+        if self.long_poll_timeout_s <= 0 or self.sse_lifetime_s <= 0:
+            raise ValueError("long_poll_timeout_s and sse_lifetime_s must be above 0")
+        if self.max_chunk_bytes < 1 or self.max_body_bytes < 1:
+            raise ValueError("max_chunk_bytes and max_body_bytes must be at least 1")
+
+
+class Origin:
+    """One in-memory origin: its streams, its fault switches, its counters."""
+
+    def __init__(
+        self,
+        settings: OriginSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self.settings = settings or OriginSettings()
+        self.store = Store()
+        self.faults = Faults()
+        self.counters = Counters()
+        self.clock: Clock = clock or SystemClock()
+        self._random = random or Random()
+
+    def application(self, *, drain: Drain | None = None) -> web.Application:
+        """An aiohttp application that serves this origin under any path; one origin may have several."""
+        handlers = Handlers(
+            self.store,
+            self.faults,
+            self.counters,
+            self.clock,
+            drain or Drain(),
+            self._random,
+            long_poll_timeout_s=self.settings.long_poll_timeout_s,
+            sse_lifetime_s=self.settings.sse_lifetime_s,
+            max_chunk_bytes=self.settings.max_chunk_bytes,
+            max_body_bytes=self.settings.max_body_bytes,
+        )
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", handlers.handle)
+        return application
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's connection, with one-line answers to what is not HTTP and a count of connections."""
+
+    counters: Counters
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.counters.connected()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError) or request.writer.output_size > 0:
+            raise ConnectionError("the client is gone, or has an answer already") from exc
+        if status >= 500:
+            _log.error("a connection failed", exc_info=exc)
+        text = "Malformed request" if status < 500 else "Internal error"
+        response = web.Response(
+            status=status, text=f"{text}\n", headers={**COMMON_HEADERS, "Cache-Control": CACHE_NEVER}
+        )
+        response.force_close()
+        return response
+
+
+class RunningOrigin:
+    """An origin on a port."""
+
+    def __init__(self, origin: Origin, host: str, port: int) -> None:
+        self.origin = origin
+        self.host = host
+        self.port = port
+        self._drain = Drain()
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """`http://host:port`, without a slash at the end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Bind and accept.  Raises OSError when the address cannot be had."""
+        runner = web.AppRunner(self.origin.application(drain=self._drain), access_log=None, handler_cancellation=True)
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def connection() -> _Connection:
+            handler = _Connection(server, loop=loop, access_log=_NO_ACCESS_LOG)
+            handler.counters = self.origin.counters
+            return handler
+
+        try:
+            self._listener = await loop.create_server(
+                connection, self.host, self.port, reuse_address=True, backlog=4096
+            )
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+        bound: socket.socket = self._listener.sockets[0]
+        self.port = bound.getsockname()[1]
+
+    async def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
+        """Stop as the module says; `grace_s` 0 cuts every connection at once, as a crash would."""
+        listener, runner = self._listener, self._runner
+        self._listener = self._runner = None
+        if listener is None or runner is None:
+            return
+        listener.close()
+        server = runner.server
+        assert server is not None
+        if grace_s > 0:
+            self._drain.begin()
+            # Twice the timeout is the most that aiohttp takes: once to wait, once to cancel.
+            server.pre_shutdown()
+            await server.shutdown(grace_s / 2)
+        else:
+            for connection in server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await server.shutdown(0)
+        await runner.cleanup()
+
+
+async def start_origin(
+    settings: OriginSettings | None = None, *, origin: Origin | None = None, clock: Clock | None = None
+) -> RunningOrigin:
+    """Serve an origin: a new one with these settings, or an existing one at the host and port of `settings`.
+
+    An existing origin keeps its own timeouts and limits.  Raises OSError when the address cannot be had.
+    """
+    if origin is None:
+        origin = Origin(settings, clock=clock)
+    elif clock is not None:
+        raise ValueError("an existing origin has its clock")
+    at = settings or origin.settings
+    running = RunningOrigin(origin, at.host, at.port)
+    await running.start()
+    return running

@@ -1,0 +1,107 @@
+"""What reached the origin, and a way to wait for it: concurrency tests count here instead of sleeping.
+
+The handlers are the only writers.  `until` wakes on every change, so a test states a condition and never a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.origin.requests import Kind
+
+
+class Counters:
+    """Requests and body bytes by kind; live connections now and at most; TCP connections accepted."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.body_bytes: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        """Body bytes handed to the connection, as the reader would count them: no heads, no chunk sizes."""
+        self.finished: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        """Requests that ended, however they ended."""
+        self.live_open = 0
+        """Long-poll and SSE requests in progress."""
+        self.live_peak = 0
+        self.parked = 0
+        """Live readers at the tail that wait for the stream to change."""
+        self.connections = 0
+        """TCP connections accepted by a running origin."""
+        self._conditions: dict[asyncio.Future[None], Callable[[Counters], bool]] = {}
+
+    @property
+    def total_requests(self) -> int:
+        return sum(self.requests.values())
+
+    @property
+    def total_body_bytes(self) -> int:
+        return sum(self.body_bytes.values())
+
+    def reset(self) -> None:
+        """Set the sums to zero; what is open stays counted, and the peak restarts from it."""
+        for counted in (self.requests, self.body_bytes, self.finished):
+            counted.update(dict.fromkeys(Kind, 0))
+        self.live_peak = self.live_open
+        self.connections = 0
+        self._changed()
+
+    async def reached(self, kind: Kind | str, count: int) -> None:
+        """Wait until at least `count` requests of a kind have arrived."""
+        wanted = Kind(kind)
+        await self.until(lambda counters: counters.requests[wanted] >= count)
+
+    async def live_is(self, count: int) -> None:
+        """Wait until exactly `count` live requests are in progress."""
+        await self.until(lambda counters: counters.live_open == count)
+
+    async def parked_is(self, count: int) -> None:
+        """Wait until exactly `count` live readers wait at a tail."""
+        await self.until(lambda counters: counters.parked == count)
+
+    async def until(self, condition: Callable[[Counters], bool]) -> None:
+        """Wait until `condition` holds; it is asked at once and after every change."""
+        if condition(self):
+            return
+        met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._conditions[met] = condition
+        try:
+            await met
+        finally:
+            self._conditions.pop(met, None)
+
+    # -- for the handlers
+
+    def began(self, kind: Kind) -> None:
+        """A request arrived."""
+        self.requests[kind] += 1
+        if kind in (Kind.LONGPOLL, Kind.SSE):
+            self.live_open += 1
+            self.live_peak = max(self.live_peak, self.live_open)
+        self._changed()
+
+    def ended(self, kind: Kind) -> None:
+        """A request ended."""
+        self.finished[kind] += 1
+        if kind in (Kind.LONGPOLL, Kind.SSE):
+            self.live_open -= 1
+        self._changed()
+
+    def sent(self, kind: Kind, size: int) -> None:
+        """Body bytes went out."""
+        self.body_bytes[kind] += size
+        self._changed()
+
+    def parked_by(self, change: int) -> None:
+        """A live reader began (+1) or stopped (-1) waiting at a tail."""
+        self.parked += change
+        self._changed()
+
+    def connected(self) -> None:
+        """A TCP connection was accepted."""
+        self.connections += 1
+        self._changed()
+
+    def _changed(self) -> None:
+        for met, condition in tuple(self._conditions.items()):
+            if not met.done() and condition(self):
+                met.set_result(None)

@@ -1,0 +1,22 @@
+"""Cursors: numbers that change with time, so that no cache serves one empty live reply for ever (section 8.1)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+EPOCH_S: Final = 1_728_432_000
+"""2024-10-09T00:00:00Z."""
+
+INTERVAL_S: Final = 20
+MAX_JITTER_S: Final = 3600
+
+
+def next_cursor(client_cursor: str | None, wall_s: float, random: Random) -> str:
+    """The current interval's number, or one past the client's by 1 to 3600 seconds' worth when that is not behind."""
+    current = max(0, int(wall_s - EPOCH_S) // INTERVAL_S)
+    if client_cursor and client_cursor.isascii() and client_cursor.isdigit() and len(client_cursor) <= 18:
+        seen = int(client_cursor)
+        if seen >= current:
+            return str(seen + random.randint(1, MAX_JITTER_S // INTERVAL_S))
+    return str(current)

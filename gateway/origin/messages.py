@@ -1,0 +1,55 @@
+"""The JSON messages in a body, byte for byte as sent (section 7.1).
+
+A body is judged by a parser and then cut by a scanner: nothing is ever re-serialised, so `1.0`, `1e400` and a number of
+forty digits come back exactly as they went in.  One level of array is flattened.
+"""
+
+import json
+import re
+from typing import Final, NoReturn
+
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
+_OPENING: Final = frozenset((b"[", b"{"))
+_CLOSING: Final = frozenset((b"]", b"}"))
+_WHITESPACE: Final = b" \t\r\n"
+
+
+class InvalidJson(ValueError):
+    """The body is not one JSON text in UTF-8."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidJson(f"{name} is not JSON")
+
+
+def split_messages(body: bytes) -> list[bytes]:
+    """The messages of a body: the elements of a top-level array, else the one value.
+
+    Returns slices of `body` without surrounding whitespace; an empty array gives an empty list.
+    Raises InvalidJson.
+    """
+    try:
+        # parse_int=float: an integer of 5,000 digits is valid JSON, and int() refuses it.
+        json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_int=float)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJson("Invalid JSON") from error
+    text = body.strip(_WHITESPACE)
+    if not text.startswith(b"["):
+        return [text]
+    messages: list[bytes] = []
+    depth = 0
+    begin = 1
+    for match in _STRUCTURE.finditer(text):
+        mark = match[0]
+        if mark in _OPENING:
+            depth += 1
+        elif mark in _CLOSING:
+            depth -= 1
+            if depth == 0:
+                last = text[begin : match.start()].strip(_WHITESPACE)
+                if last:
+                    messages.append(last)
+        elif mark == b"," and depth == 1:
+            messages.append(text[begin : match.start()].strip(_WHITESPACE))
+            begin = match.end()
+    return messages

@@ -1,0 +1,67 @@
+"""Idempotent producers of one stream: who they are, how far they got, who is fenced off (section 5.2.1).
+
+`judge` changes nothing and `commit` cannot fail, so a body that proves invalid between the two leaves no trace.  Both
+are plain functions called without an await in between: validation and append are one step for every producer,
+whichever order the requests' bodies arrive in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.origin.refusals import BadRequest, SequenceGap, StaleEpoch
+
+FORGET_AFTER_S: Final = 7 * 24 * 3600.0
+"""Idle producers are forgotten after this long, as section 5.2.1 recommends for in-memory stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The three producer headers of one request."""
+
+    producer_id: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    epoch: int
+    last_seq: int
+    used_at: float
+
+
+class Producers:
+    """The producers a stream has accepted, by id."""
+
+    __slots__ = ("_progress",)
+
+    def __init__(self) -> None:
+        self._progress: dict[str, _Progress] = {}
+
+    def judge(self, claim: Claim, now: float) -> int | None:
+        """None when the claim is new and in order; the highest accepted sequence number when it is a duplicate.
+
+        Raises StaleEpoch, SequenceGap, and BadRequest for a new epoch that does not begin at 0.
+        """
+        progress = self._progress.get(claim.producer_id)
+        if progress is None or now - progress.used_at > FORGET_AFTER_S:
+            if claim.seq != 0:
+                raise SequenceGap(0, claim.seq)
+            return None
+        if claim.epoch < progress.epoch:
+            raise StaleEpoch(progress.epoch)
+        if claim.epoch > progress.epoch:
+            if claim.seq != 0:
+                raise BadRequest("New epoch must start with sequence 0")
+            return None
+        if claim.seq <= progress.last_seq:
+            return progress.last_seq
+        if claim.seq > progress.last_seq + 1:
+            raise SequenceGap(progress.last_seq + 1, claim.seq)
+        return None
+
+    def commit(self, claim: Claim, now: float) -> None:
+        """Record that the claim's append or close has happened."""
+        self._progress[claim.producer_id] = _Progress(claim.epoch, claim.seq, now)

@@ -1,0 +1,140 @@
+"""Everything a request can be refused for: one class per cause, each with its status and its one line of text.
+
+A refusal may carry headers that tell the client how to go on (the tail of a closed stream, the epoch that fenced a
+producer); the texts are the ones that clients of the reference server know.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gateway.protocol import names
+
+
+class Refused(Exception):
+    """A request that is answered with an error: `status`, one line of `text`, extra `headers`."""
+
+    status: ClassVar[int] = 400
+    text: str = "Bad request"
+
+    def __init__(self, text: str | None = None, headers: dict[str, str] | None = None) -> None:
+        if text is not None:
+            self.text = text
+        self.headers = headers or {}
+        super().__init__(self.text)
+
+
+class BadRequest(Refused):
+    """A header or parameter that means nothing (400)."""
+
+
+class NotFound(Refused):
+    """No such stream, or it expired (404)."""
+
+    status = 404
+    text = "Stream not found"
+
+
+class Gone(Refused):
+    """The stream was deleted while forks still read its bytes (410)."""
+
+    status = 410
+    text = "Stream is gone"
+
+
+class Trimmed(Refused):
+    """The offset lies before the earliest retained position (410, section 5.6)."""
+
+    status = 410
+    text = "Offset is no longer retained"
+
+
+class BadOffset(Refused):
+    """No token of this stream (400)."""
+
+    text = "Invalid offset format"
+
+
+class InvalidBody(Refused):
+    """A body that the stream's type does not allow (400)."""
+
+
+class MethodNotAllowed(Refused):
+    """A method that the protocol does not know (405)."""
+
+    status = 405
+    text = "Method not allowed"
+
+
+class NotImplementedHere(Refused):
+    """A part of the protocol that this origin leaves out (501)."""
+
+    status = 501
+    text = "Subscriptions are not implemented by this origin"
+
+
+class TooLarge(Refused):
+    """A body beyond the limit (413)."""
+
+    status = 413
+    text = "Request body too large"
+
+
+class Conflict(Refused):
+    """The request contradicts the state of the stream (409)."""
+
+    status = 409
+
+
+class DifferentConfiguration(Conflict):
+    """PUT on an existing stream that was created otherwise (section 5.1)."""
+
+    text = "Stream already exists with different configuration"
+
+
+class PathHeld(Conflict):
+    """PUT on a path whose deleted stream still has forks."""
+
+    text = "Stream was deleted but still has active forks"
+
+
+class TypeMismatch(Conflict):
+    """The body's content type is not the stream's (section 5.2)."""
+
+    text = "Content-type mismatch"
+
+
+class SequenceConflict(Conflict):
+    """`Stream-Seq` did not grow (section 5.2)."""
+
+    text = "Sequence conflict"
+
+
+class StreamClosed(Conflict):
+    """An append to a closed stream; says where it ends (section 5.2)."""
+
+    text = "Stream is closed"
+
+    def __init__(self, tail: str) -> None:
+        super().__init__(headers={names.STREAM_CLOSED: "true", names.STREAM_NEXT_OFFSET: tail})
+
+
+class SequenceGap(Conflict):
+    """A producer skipped a sequence number (section 5.2.1)."""
+
+    text = "Producer sequence gap"
+
+    def __init__(self, expected: int, received: int) -> None:
+        super().__init__(
+            headers={names.PRODUCER_EXPECTED_SEQ: str(expected), names.PRODUCER_RECEIVED_SEQ: str(received)}
+        )
+
+
+class StaleEpoch(Refused):
+    """A producer was fenced by a later epoch (403, section 5.2.1)."""
+
+    status = 403
+    text = "Stale producer epoch"
+
+    def __init__(self, current_epoch: int) -> None:
+        super().__init__(headers={names.PRODUCER_EPOCH: str(current_epoch)})

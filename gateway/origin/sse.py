@@ -1,0 +1,71 @@
+"""Server-Sent Events as this origin writes them (section 5.8).
+
+A data event is one record, or a part of one, and a control event follows every one of them.  Text is split at CR, LF
+and CRLF, which all end a line in SSE; a reader gets LF back for each, so a text stream's CRs do not survive this mode.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Final
+
+from gateway.origin.streams import Slice
+from gateway.protocol import names
+
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+
+
+def event(name: str, text: str) -> bytes:
+    """One event; each line of `text` is a `data:` line.
+
+    A reader takes one space away behind the colon, so only a line that begins with a space is given one.
+    """
+    lines = "".join(f"data: {line}\n" if line.startswith(" ") else f"data:{line}\n" for line in _LINE_END.split(text))
+    return f"event: {name}\n{lines}\n".encode()
+
+
+def data_event(payload: bytes, *, is_json: bool, is_text: bool) -> bytes:
+    """The bytes of one piece: a JSON array of its messages, text, or base64."""
+    if is_json:
+        return event(names.EVENT_DATA, f"[{payload.decode()}]")
+    if is_text:
+        # A writer may have put anything into a text stream; SSE has no way to carry what is not UTF-8.
+        return event(names.EVENT_DATA, payload.decode(errors="replace"))
+    return event(names.EVENT_DATA, base64.b64encode(payload).decode("ascii"))
+
+
+def control_event(next_offset: str, cursor: str, *, up_to_date: bool, is_closed: bool) -> bytes:
+    """Where the reader stands now; a closed stream's last one has no cursor, because nobody comes back."""
+    fields: dict[str, str | bool] = {"streamNextOffset": next_offset}
+    if is_closed:
+        fields["streamClosed"] = True
+    else:
+        fields["streamCursor"] = cursor
+    if up_to_date:
+        fields["upToDate"] = True
+    return event(names.EVENT_CONTROL, json.dumps(fields, separators=(",", ":")))
+
+
+def batch(found: Slice, cursor: str, *, is_text: bool, is_closed: bool) -> bytes:
+    """Every piece of a slice as data and control; a slice without pieces gives one control event.
+
+    `is_closed` says that the stream is; only the event that reaches its tail says so too.
+    """
+    ends_stream = is_closed and found.up_to_date
+    if not found.pieces:
+        return control_event(found.end.token, cursor, up_to_date=found.up_to_date, is_closed=ends_stream)
+    written: list[bytes] = []
+    last = len(found.pieces) - 1
+    for number, piece in enumerate(found.pieces):
+        written.append(data_event(piece.payload, is_json=found.is_json, is_text=is_text))
+        written.append(
+            control_event(
+                piece.end.token,
+                cursor,
+                up_to_date=number == last and found.up_to_date,
+                is_closed=number == last and ends_stream,
+            )
+        )
+    return b"".join(written)

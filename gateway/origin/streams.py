@@ -1,0 +1,225 @@
+"""One stream: its records, its lifetime, and who watches it.
+
+Plain functions only; `now` (Unix seconds) is an argument.  A stream knows no path but its own and no HTTP.  Its owner
+is the store; a live reader touches it only through `enter`, `leave` and `watchers`.
+
+Invariants: records are contiguous (`end` of one is `start` of the next, the last one's is `tail`); a closed stream
+never opens; an ended stream never lives again, its path gets a new one with another `instance`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.origin.messages import InvalidJson, split_messages
+from gateway.origin.positions import ZERO, Position
+from gateway.origin.producers import Claim, Producers
+from gateway.origin.records import Piece, Record
+from gateway.origin.refusals import BadOffset, InvalidBody, Trimmed
+from gateway.protocol import names
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a stream lives: a sliding window, an instant, or neither (never both)."""
+
+    ttl_s: int | None = None
+    expires_at: float | None = None
+    expires_at_text: str | None = None
+    """The instant as the creator wrote it; HEAD says it back unchanged."""
+
+    @property
+    def is_given(self) -> bool:
+        return self.ttl_s is not None or self.expires_at is not None
+
+    def agrees_with(self, other: Lifetime) -> bool:
+        """Whether two lifetimes are the same, however their instants are written."""
+        return self.ttl_s == other.ttl_s and self.expires_at == other.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one read returns: pieces in order, where they end, and whether that is the tail."""
+
+    pieces: tuple[Piece, ...]
+    end: Position
+    up_to_date: bool
+    is_json: bool
+
+    def body(self) -> bytes:
+        """The reply's body: the bytes joined, or one JSON array of all messages (section 7.1)."""
+        if self.is_json:
+            return b"[" + b",".join(piece.payload for piece in self.pieces) + b"]"
+        return b"".join(piece.payload for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a forked stream comes from, as its creator said it."""
+
+    source: Stream
+    offset: str
+    sub_offset: int
+
+
+class Stream:
+    """An append-only sequence of records at one path."""
+
+    def __init__(
+        self,
+        path: str,
+        instance: str,
+        content_type: str,
+        lifetime: Lifetime,
+        now: float,
+        *,
+        fork: Fork | None = None,
+    ) -> None:
+        self.path = path
+        self.instance = instance
+        self.content_type = content_type
+        self.is_json = names.is_json(content_type)
+        self.is_text = names.is_sse_text(content_type)
+        self.lifetime = lifetime
+        self.fork = fork
+        self.last_used = now
+        self.tail = ZERO
+        self.retained_from = ZERO
+        self.is_closed = False
+        self.closed_by: Claim | None = None
+        self.last_seq: str | None = None
+        self.producers = Producers()
+        self.forks = 0
+        self.is_soft_deleted = False
+        self.has_ended = False
+        self.live_readers = 0
+        self.watchers: set[Callable[[], object]] = set()
+        self._records: list[Record] = []
+
+    # -- lifetime
+
+    def is_expired(self, now: float) -> bool:
+        """Whether the stream's time is up; live readers keep a sliding window open."""
+        if self.lifetime.expires_at is not None and now >= self.lifetime.expires_at:
+            return True
+        ttl_s = self.lifetime.ttl_s
+        return ttl_s is not None and not self.live_readers and now >= self.last_used + ttl_s
+
+    def renew(self, now: float) -> None:
+        """A read or a write happened: the sliding window begins anew."""
+        self.last_used = now
+
+    def enter(self, now: float) -> None:
+        """A live reader begins."""
+        self.live_readers += 1
+        self.renew(now)
+
+    def leave(self, now: float) -> None:
+        """A live reader ends; the sliding window begins where the last one left."""
+        self.live_readers -= 1
+        self.renew(now)
+
+    def wake(self) -> None:
+        """Tell every watcher that the stream has changed."""
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    # -- content
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes held, without frames."""
+        return sum(len(record.payload) for record in self._records)
+
+    def record_of(self, body: bytes) -> Record | None:
+        """The record that `body` would become at the tail; None for an empty JSON array.
+
+        Raises InvalidBody; changes nothing.
+        """
+        if not self.is_json:
+            return Record.of_bytes(self.tail, body)
+        try:
+            messages = split_messages(body)
+        except InvalidJson as error:
+            raise InvalidBody("Invalid JSON") from error
+        return Record.of_messages(self.tail, messages) if messages else None
+
+    def add(self, record: Record) -> None:
+        """Put a record at the tail, where it was made for."""
+        if record.start != self.tail:
+            raise ValueError("a record begins at the tail")
+        self._records.append(record)
+        self.tail = record.end
+
+    def inherit(self, source: Stream, upto: Position) -> None:
+        """Take over the source's records before `upto`, a position that `source.locate` knows."""
+        self.retained_from = source.retained_from
+        for record in source._records:
+            if record.end <= upto:
+                self._records.append(record)
+            elif record.start < upto:
+                self._records.append(record.before(upto))
+        self.tail = upto
+
+    def locate(self, position: Position) -> tuple[int, int]:
+        """(record index, payload bytes to skip) of a position; the index behind the last record at or past the tail.
+
+        Raises Trimmed before the retained part, BadOffset where no token of this stream points.
+        """
+        if position < self.retained_from:
+            raise Trimmed
+        if position >= self.tail:
+            return len(self._records), 0
+        index = bisect_right(self._records, position.at, key=lambda record: record.start.at) - 1
+        skip = self._records[index].skip_to(position) if index >= 0 else None
+        if skip is None:
+            raise BadOffset
+        return index, skip
+
+    def read(self, start: Position | None, limit: int) -> Slice:
+        """At most `limit` payload bytes from `start` (None: from the earliest retained), at least one message.
+
+        A start beyond the tail gives nothing and the tail, as the reference server does.  Raises Trimmed, BadOffset.
+        """
+        index, skip = (0, 0) if start is None else self.locate(start)
+        pieces: list[Piece] = []
+        end = self.tail if index >= len(self._records) else self.retained_from
+        room = limit
+        while index < len(self._records):
+            record = self._records[index]
+            if pieces and len(record.payload) > room:
+                break
+            piece = record.cut(skip, room, is_text=self.is_text)
+            pieces.append(piece)
+            end = piece.end
+            room -= len(piece.payload)
+            if end != record.end:
+                break
+            index, skip = index + 1, 0
+        return Slice(tuple(pieces), end, end == self.tail, self.is_json)
+
+    def prefix_record(self, start: Position, sub_offset: int) -> Record | None:
+        """The first `sub_offset` bytes or messages of the record at `start`, as a record of their own.
+
+        None when there are not so many: a sub-offset reaches no further than the one append that it divides.
+        """
+        index, skip = self.locate(start)
+        if index >= len(self._records):
+            return None
+        record = self._records[index]
+        if self.is_json:
+            messages = record.messages(skip)
+            return Record.of_messages(start, messages[:sub_offset]) if sub_offset <= len(messages) else None
+        payload = record.payload[skip:]
+        return Record.of_bytes(start, payload[:sub_offset]) if sub_offset <= len(payload) else None
+
+    def trim(self, upto: Position) -> None:
+        """Forget everything before `upto`, a position that `locate` knows."""
+        index, skip = self.locate(upto)
+        kept = self._records[index:]
+        if skip:
+            kept[0] = kept[0].after(upto)
+        self._records = kept
+        self.retained_from = upto

@@ -1,0 +1,11 @@
+import { defineConfig } from "vitest/config"
+
+export default defineConfig({
+  test: {
+    include: ["*.test.mjs"],
+    // One file, one process: the machines this runs on are small, and the suite measures time.
+    pool: "forks",
+    fileParallelism: false,
+    watch: false,
+  },
+})
