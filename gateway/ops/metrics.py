@@ -202,26 +202,17 @@ class Metrics(Collector):
         for name, text, count in (
             (
                 "gateway_upstream_bytes",
-                (
-                    "Body bytes received from origins, SSE framing and base64 included. Excludes headers, chunked framing "
-                    "and request bodies."
-                ),
+                "Body bytes from origins, SSE framing and base64 included. Excludes headers and request bodies.",
                 self._upstream_bytes,
             ),
             (
                 "gateway_downstream_bytes",
-                (
-                    "Body bytes handed to clients' connections, SSE framing and base64 included. Includes bytes that a "
-                    "client never read; excludes headers and chunked framing."
-                ),
+                "Body bytes handed to clients' connections, whether or not they were read. Excludes headers.",
                 self._downstream_bytes,
             ),
             (
                 "gateway_upstream_retries",
-                (
-                    "Requests to an origin that were tries after the first. Excludes a live follower's reconnects after a "
-                    "planned end."
-                ),
+                "Requests to an origin that were tries after the first. Excludes reconnects after a planned end.",
                 self._retries,
             ),
             (

@@ -1,0 +1,121 @@
+"""Minting, comparing and reading entity tags."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol import offsets
+from gateway.protocol.etag import matches, mint, stream_identity
+
+well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).filter(
+    offsets.is_well_formed
+)
+
+
+class TestMint:
+    def test_the_form(self) -> None:
+        assert mint("k3", "-1", "0_5", False) == '"k3:-1:0_5"'
+
+    def test_closing_changes_the_tag_although_it_adds_no_bytes(self) -> None:
+        assert mint("k3", "0_5", "0_5", True) == '"k3:0_5:0_5:c"'
+
+    def test_another_life_of_the_stream_has_another_tag(self) -> None:
+        assert mint("k3", "-1", "0_5", False) != mint("k4", "-1", "0_5", False)
+
+    @given(st.tuples(well_formed, well_formed, st.booleans()), st.tuples(well_formed, well_formed, st.booleans()))
+    def test_different_ranges_have_different_tags(
+        self, left: tuple[str, str, bool], right: tuple[str, str, bool]
+    ) -> None:
+        assert (mint("k", *left) == mint("k", *right)) == (left == right)
+
+    @pytest.mark.parametrize(
+        ("left", "right"),
+        [
+            (("a:b", "c"), ("a", "b:c")),
+            (("a", "b:c"), ("a", "b")),
+            (('a"', "c"), ("a%22", "c")),
+            (("a:", "b"), ("a", ":b")),
+        ],
+    )
+    def test_separators_inside_offsets_do_not_confuse(self, left: tuple[str, str], right: tuple[str, str]) -> None:
+        assert mint("k", *left, False) != mint("k", *right, False)
+        assert mint("k", *left, False) != mint("k", *right, True)
+
+    @given(well_formed, well_formed, st.booleans())
+    def test_a_tag_is_always_one_valid_quoted_string_that_matches_itself(
+        self, start: str, end: str, is_closed: bool
+    ) -> None:
+        tag = mint("k", start, end, is_closed)
+        assert tag.count('"') == 2
+        assert matches(f'"other", {tag}', tag)
+
+
+class TestMatches:
+    @pytest.mark.parametrize(
+        "field",
+        [
+            '"a"',
+            'W/"a"',
+            '"x", "a"',
+            '"a","x"',
+            ' "a" ',
+            ', ,"a",,"x" ,',
+            '"x" , W/"a"',
+            "*",
+            " * ",
+            '"x,y", "a"',
+            '"", "a"',
+        ],
+    )
+    def test_named(self, field: str) -> None:
+        assert matches(field, '"a"')
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            None, "", '"b"', "a",
+            '"a', 'a"', '"a" "a"', '"a" x', 'x, "a"', '"a", x', '*, "a"', '"a", *', '"x, a"', 'w/"a"',
+            '"A"', 'W/ "a"', "**", '"a";q=1', '"a b", "a"', '"x""a"',
+        ],
+    )  # fmt: skip
+    def test_not_named_or_malformed(self, field: str | None) -> None:
+        assert not matches(field, '"a"')
+
+    def test_a_weak_tag_of_ours_is_compared_weakly(self) -> None:
+        assert matches('"a"', 'W/"a"')
+        assert matches('W/"a"', 'W/"a"')
+
+    def test_a_tag_inside_another_is_not_it(self) -> None:
+        assert not matches('"k:-1:0_5:c"', '"k:-1:0_5"')
+
+    @given(st.text(alphabet='"W/a, *\\x\t'))
+    def test_no_field_is_an_error(self, field: str) -> None:
+        matches(field, '"a"')
+
+
+class TestStreamIdentity:
+    @pytest.mark.parametrize(
+        ("etag", "identity"),
+        [
+            ('"abc:-1:0_5"', "abc"),
+            ('"abc:-1:0_5:c"', "abc"),
+            ('W/"abc:-1:0_5"', "abc"),
+            ('"a:b:c:-1:0_5"', "a:b:c"),
+            ('"L3YxL3N0cmVhbQ==:-1:0_5"', "L3YxL3N0cmVhbQ=="),
+            ('"0_5"', None),
+            ('":-1:0_5"', None),
+            ('"abc:0_1:0_5"', None),
+            ('"abc:-1:0_6"', None),
+            ('"abc:-1:0_5:d"', None),
+            ("abc:-1:0_5", None),
+            ('"', None),
+            ("", None),
+            (None, None),
+        ],
+    )
+    def test_only_the_spec_form_for_exactly_these_offsets_names_a_stream(
+        self, etag: str | None, identity: str | None
+    ) -> None:
+        assert stream_identity(etag, "-1", "0_5") == identity

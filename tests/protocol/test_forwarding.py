@@ -1,0 +1,192 @@
+"""What passes, what stays, what is added."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.protocol.forwarding import (
+    HOP_BY_HOP,
+    SHARED_FETCH_DROPPED,
+    is_looping,
+    nominated,
+    request_headers_for_origin,
+    response_headers_for_client,
+    shared_fetch_headers,
+    storable_headers,
+)
+
+
+def asked(*headers: tuple[str, str], client: str | None = "192.0.2.7", host: str = "example.org") -> CIMultiDict[str]:
+    return request_headers_for_origin(
+        CIMultiDict(headers), node="gw", client=client, host=host, scheme="https", http_version="1.1"
+    )
+
+
+class TestRequest:
+    @pytest.mark.parametrize("name", [*sorted(HOP_BY_HOP), "Host", "Expect"])
+    def test_what_is_for_this_connection_stays_here(self, name: str) -> None:
+        assert name not in asked((name, "x"), ("Stream-Seq", "1"))
+        assert name.upper() not in asked((name.upper(), "x"))
+
+    def test_what_connection_names_stays_here_too(self) -> None:
+        passed = asked(
+            ("Connection", "close, X-Hop"), ("connection", "x-other"), ("X-Hop", "1"), ("X-Other", "1"), ("X-End", "1")
+        )
+        assert "X-Hop" not in passed
+        assert "X-Other" not in passed
+        assert passed["X-End"] == "1"
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "Authorization",
+            "Cookie",
+            "Content-Length",
+            "Content-Type",
+            "Stream-Closed",
+            "Producer-Id",
+            "CDN-Loop",
+            "Via",
+        ],
+    )
+    def test_connection_cannot_name_what_the_gateway_or_the_protocol_relies_on(self, name: str) -> None:
+        assert name in asked(("Connection", name), (name, "1"))
+        assert name.lower() not in nominated(CIMultiDict({"Connection": name}))
+
+    def test_repeated_headers_keep_their_order(self) -> None:
+        assert asked(("X-A", "1"), ("x-a", "2")).getall("X-A") == ["1", "2"]
+
+    def test_the_gateway_adds_itself(self) -> None:
+        passed = asked()
+        assert passed["Via"] == "1.1 gw"
+        assert passed["Forwarded"] == "for=192.0.2.7;host=example.org;proto=https"
+        assert passed["CDN-Loop"] == "gw"
+
+    def test_it_adds_itself_behind_those_before_it_on_one_line(self) -> None:
+        passed = asked(
+            ("Via", "1.0 a"), ("via", "2 b"), ("Forwarded", "for=_x"), ("CDN-Loop", "other; v=1"), ("CDN-Loop", " ")
+        )
+        assert passed.getall("Via") == ["1.0 a, 2 b, 1.1 gw"]
+        assert passed.getall("Forwarded") == ["for=_x, for=192.0.2.7;host=example.org;proto=https"]
+        assert passed.getall("CDN-Loop") == ["other; v=1, gw"]
+
+    @pytest.mark.parametrize(
+        ("client", "identifier"),
+        [
+            ("192.0.2.7", "192.0.2.7"),
+            ("2001:DB8::1", '"[2001:db8::1]"'),
+            ("fe80::1%eth0", '"[fe80::1]"'),
+            ("::ffff:192.0.2.7", '"[::ffff:c000:207]"'),
+            (None, "unknown"),
+            ("", "unknown"),
+            ("/run/gateway.sock", "unknown"),
+            ("evil;proto=https", "unknown"),
+        ],
+    )
+    def test_the_clients_address_is_written_as_rfc_7239_has_it(self, client: str | None, identifier: str) -> None:
+        passed = asked(client=client)["Forwarded"]
+        assert passed in (
+            f"for={identifier};host=example.org;proto=https",
+            f"for={identifier.replace('c000:207', '192.0.2.7')};host=example.org;proto=https",
+        )
+
+    def test_a_host_with_a_port_or_worse_is_quoted(self) -> None:
+        assert 'host="example.org:80";' in asked(host="example.org:80")["Forwarded"]
+        assert 'host="a\\"b\\\\";' in asked(host='a"b\\')["Forwarded"]
+
+    def test_the_clients_headers_are_left_as_they_are(self) -> None:
+        headers = CIMultiDict([("Host", "a"), ("Via", "1.0 a")])
+        request_headers_for_origin(
+            CIMultiDictProxy(headers), node="gw", client=None, host="a", scheme="http", http_version="1.1"
+        )
+        assert list(headers.items()) == [("Host", "a"), ("Via", "1.0 a")]
+
+
+class TestLoop:
+    @pytest.mark.parametrize(
+        "lines", [["gw"], ["GW"], ["a, gw"], ["a", "b,gw ; x=1"], ['a; x="1", gw'], [" gw"], ['a;x="unbalanced, gw']]
+    )
+    def test_a_request_that_has_been_here_is_known(self, lines: list[str]) -> None:
+        assert is_looping(CIMultiDict([("CDN-Loop", line) for line in lines]), "gw")
+
+    @pytest.mark.parametrize("lines", [[], [""], ["gw2"], ["a; gw"], ["a; b=gw"], [",,"], ["g w"]])
+    def test_others_are_not(self, lines: list[str]) -> None:
+        assert not is_looping(CIMultiDict([("CDN-Loop", line) for line in lines]), "gw")
+
+    @given(st.lists(st.tuples(st.sampled_from(["CDN-Loop", "Via", "Connection"]), st.text(max_size=12)), max_size=4))
+    def test_what_the_gateway_sends_on_it_knows_again_whatever_was_there(self, headers: list[tuple[str, str]]) -> None:
+        assert is_looping(asked(*headers), "gw")
+
+
+class TestSharedFetch:
+    @pytest.mark.parametrize(
+        "name",
+        [*sorted(SHARED_FETCH_DROPPED), "If-None-Match", "If-Unheard-Of", "Content-Whatever", "RANGE", "Traceparent"],
+    )
+    def test_a_leaders_own_wishes_shape_nothing(self, name: str) -> None:
+        assert not shared_fetch_headers(CIMultiDict({name: "x"}))
+
+    @pytest.mark.parametrize("name", ["Authorization", "Cookie", "Origin", "X-Tenant", "User-Agent", "CDN-Loop", "Via"])
+    def test_who_asks_stays(self, name: str) -> None:
+        assert shared_fetch_headers(CIMultiDict({name: "x"})) == CIMultiDict({name: "x"})
+
+
+class TestResponse:
+    def test_end_to_end_headers_pass_and_via_grows(self) -> None:
+        origin = CIMultiDict(
+            [
+                ("Content-Type", "text/plain"),
+                ("Stream-Next-Offset", "1"),
+                ("Connection", "close, X-Hop, Stream-Next-Offset"),
+                ("X-Hop", "1"),
+                ("Transfer-Encoding", "chunked"),
+                ("Set-Cookie", "a=1"),
+                ("Set-Cookie", "b=2"),
+                ("Via", "1.1 inner"),
+            ]
+        )
+        passed = response_headers_for_client(origin, node="gw", http_version="1.0")
+        assert list(passed.items()) == [
+            ("Content-Type", "text/plain"),
+            ("Stream-Next-Offset", "1"),
+            ("Set-Cookie", "a=1"),
+            ("Set-Cookie", "b=2"),
+            ("Via", "1.1 inner, 1.0 gw"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("Access-Control-Allow-Origin", "*"),
+            ("Access-Control-Expose-Headers", "Stream-Next-Offset"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "cross-origin"),
+            ("Content-Disposition", "attachment"),
+            ("Content-Language", "de"),
+            ("Content-Security-Policy", "sandbox"),
+            ("X-Custom", "1"),
+        ],
+    )
+    def test_what_is_true_of_the_stream_may_be_replayed(self, name: str, value: str) -> None:
+        assert storable_headers(CIMultiDict({name: value})) == CIMultiDict({name: value})
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "Date", "Age", "ETag", "Content-Length", "Content-Type", "Content-Encoding", "Content-Range",
+            "Cache-Control",
+            "Expires", "Stream-Next-Offset", "STREAM-CURSOR", "stream-sse-data-encoding", "Producer-Epoch",
+            "Set-Cookie",
+            "Server", "Via", "Cache-Status", "Last-Modified", "Accept-Ranges", "Vary", "Connection",
+            "Transfer-Encoding", "Keep-Alive", "Retry-After",
+            "RateLimit", "RateLimit-Policy", "X-RateLimit-Remaining", "X-Request-Id",
+        ],
+    )  # fmt: skip
+    def test_what_is_true_of_one_reply_is_not(self, name: str) -> None:
+        assert not storable_headers(CIMultiDict({name: "1"}))
+
+    def test_what_the_origins_connection_names_is_not_replayed(self) -> None:
+        assert not storable_headers(CIMultiDict({"Connection": "X-Hop", "X-Hop": "1"}))
