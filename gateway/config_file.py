@@ -131,7 +131,8 @@ class _Draft:
             raise ConfigError(f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}") from None
         draft.lines = toml_lines.key_lines(text)
         if "routes" in tree:
-            raise ConfigError(f"{draft.place(('routes',))}: routes: unknown key (did you mean [[route]]?)")
+            line = toml_lines.line_of(draft.lines, ("routes", 0))
+            raise ConfigError(f"{path}:{line}: routes: unknown key (did you mean [[route]]?)")
         routes = tree.pop("route", [])
         if not isinstance(routes, list) or not all(isinstance(route, dict) for route in routes):
             raise ConfigError(f"{draft.place(('routes',))}: route: should be a list of tables: write [[route]]")
@@ -160,7 +161,9 @@ class _Draft:
             if model is RouteConfig and keys[:1] == ["CORS"] and len(keys) > 1:
                 path, model, keys = (*path, "cors"), CorsConfig, keys[1:]
             name = "__".join(keys).lower()
-            if name not in model.model_fields or name == "cors":
+            if name == "cors":
+                raise ConfigError(f"env {variable}: cors is a table: name a key in it, such as …__CORS__MAX_AGE_S")
+            if name not in model.model_fields:
                 raise ConfigError(f"env {variable}: unknown key {name!r}{_suggestion(name, model)}")
             value = _from_text(environ[variable], model.model_fields[name].annotation)
             self._put((*path, name), value, f"env {variable}")
@@ -181,7 +184,9 @@ class _Draft:
             routes.append({})
         known = [str(_name_of(route)).upper().replace("-", "_") for route in routes]
         if key not in known:
-            raise ConfigError(f"env {variable}: no route named {key.lower()!r} (there is {', '.join(known).lower() or 'none'})")
+            raise ConfigError(
+                f"env {variable}: no route named {key.lower()!r} (there is {', '.join(known).lower() or 'none'})"
+            )
         return known.index(key)
 
     def _put(self, path: KeyPath, value: object, source: str) -> None:

@@ -1,0 +1,87 @@
+# Every verb sets up what it needs; nothing has to be done before.  Python 3.11+ and make are enough.
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?= -q
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALLED := $(VENV)/.installed
+NODE := tests/node
+NODE_INSTALLED := $(NODE)/node_modules/.installed
+
+# Tests find node and npm on PATH: the machine's own, or those that PyPI's wheel puts beside Python.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
+NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) < 20)
+
+COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-unsafe --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
+
+.DEFAULT_GOAL := help
+.PHONY: help dev test check lint types layers format lock clean conformance node
+
+help: ## show the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
+	@$(BIN)/durable-gateway dev $(ARGS)
+
+test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
+
+check: lint types layers ## what needs no running: ruff, mypy, import-linter
+
+lint: $(INSTALLED) ## ruff, rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+layers: $(INSTALLED)
+	@$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED) ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
+	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
+	$(COMPILE) --build-deps-for editable --extra dev -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) -o requirements/node.txt requirements/node.in
+
+clean: ## remove everything that make has made, the virtual environment included
+	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+
+# pyproject.toml is among the prerequisites for its entry points, which an editable install copies.
+$(INSTALLED): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c '$(IS_311)' 2>/dev/null \
+		|| { echo "Python 3.11 or newer is needed and $(PYTHON) is not: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "Python's venv is needed and $(PYTHON) has none: on Debian, apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -c '$(IS_311)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing what requirements/dev.txt locks"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
+node: $(INSTALLED)
+	@command -v npm >/dev/null && node -e '$(NODE_IS_20)' >/dev/null 2>&1 \
+		|| { echo "installing Node.js from PyPI"; $(PIP) install --require-hashes -r requirements/node.txt; }
+
+$(NODE_INSTALLED): $(NODE)/package.json $(NODE)/package-lock.json | node
+	@echo "installing what $(NODE)/package-lock.json locks"
+	@cd $(NODE) && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
