@@ -85,7 +85,8 @@ class SseParser:
             self._pending += whole
             whole = bytes(self._pending)
             self._pending.clear()
-        self._skip_lf = whole[-1] == 0x0D
+        # Only when the CR is the very last byte can its LF still be on the way.
+        self._skip_lf = end == len(data) and whole[-1] == 0x0D
         events = self._take_lines(whole)
         if end < len(data):
             self._hold(data[end:])

@@ -110,6 +110,11 @@ class TestReading:
         assert parser.feed(b"") == []
         assert parser.feed(b"\ndata: b\n\n") == [SseEvent("message", b"a\nb")]
 
+    def test_an_lf_at_the_start_of_a_piece_ends_the_line_begun_in_the_one_before_although_that_had_a_cr(self) -> None:
+        parser = SseParser()
+        assert parser.feed(b"data: a\rdata: b") == []
+        assert parser.feed(b"\n\n") == [SseEvent("message", b"a\nb")]
+
     def test_half_an_event_is_never_dispatched(self) -> None:
         whole = encode_data(b"abc", base64=False)
         for end in range(len(whole)):
