@@ -1,0 +1,80 @@
+"""pytest fixtures: a real Durable Streams origin, and a gateway in front of it, on free ports of 127.0.0.1.
+
+Installed with the package, so any project that tests against Durable Streams has them:
+
+    async def test_my_reader(durable_origin):
+        durable_origin.origin.faults.status(503, times=2)
+        await my_reader(durable_origin.url + "/orders")
+        assert durable_origin.origin.counters.requests["catchup"] == 3
+
+| fixture | gives |
+|---|---|
+| `durable_origin` | a running in-memory origin: `.url`, `.origin.store`, `.origin.faults`, `.origin.counters`, `await .stop()` |
+| `durable_gateway` | a gateway in front of it: `.gateway_url`, `.admin_url`, `await .stop()` |
+| `durable_origin_settings` | override it to return other `OriginSettings` |
+| `durable_gateway_settings` | override it to return fields of the configuration, by name |
+
+The first two are asynchronous and live for one test; they need pytest-asyncio (pytest-aiohttp brings it).  Without it this
+module still loads, so that installing the gateway does not break a project that tests synchronously.  Nothing of the
+gateway is imported before a fixture is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+try:
+    from pytest_asyncio import fixture as _async_fixture
+except ImportError:  # the fixtures below then fail by pytest's own message about asynchronous fixtures
+    _async_fixture = pytest.fixture
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
+    from gateway.origin.app import OriginSettings, RunningOrigin
+
+
+@pytest.fixture
+def durable_origin_settings() -> OriginSettings:
+    """What `durable_origin` is started with: a free port, long-polls of 30 s, chunks of 1 MiB."""
+    from gateway.origin.app import OriginSettings
+
+    return OriginSettings()
+
+
+@pytest.fixture
+def durable_gateway_settings() -> dict[str, Any]:
+    """Fields of the gateway's server, limits and route that `durable_gateway` is started with, by their own names."""
+    return {}
+
+
+@_async_fixture
+async def durable_origin(durable_origin_settings: OriginSettings) -> AsyncIterator[RunningOrigin]:
+    """A running in-memory origin, stopped after the test."""
+    from gateway.origin.app import start_origin
+
+    running = await start_origin(durable_origin_settings)
+    try:
+        yield running
+    finally:
+        running.origin.faults.clear()
+        await running.stop(grace_s=1.0)
+
+
+@_async_fixture
+async def durable_gateway(
+    durable_origin: RunningOrigin, durable_gateway_settings: dict[str, Any]
+) -> AsyncIterator[RunningGateway]:
+    """A running gateway in front of `durable_origin`, stopped after the test."""
+    from gateway.app import start_gateway
+    from gateway.config import GatewayConfig
+
+    free_ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+    config = GatewayConfig.for_origin(durable_origin.url, **{**free_ports, **durable_gateway_settings})
+    running = await start_gateway(config)
+    try:
+        yield running
+    finally:
+        await running.stop()

@@ -1,0 +1,63 @@
+"""The servers that the conformance suite runs against, each as the program that a user would start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.suite import LONG_POLL_TIMEOUT_S
+from tests.node_tools import node_packages, node_tools
+from tests.served import durable_gateway, served
+
+
+@pytest.fixture(scope="session")
+def reference_server() -> Iterator[str]:
+    """URL of the real `@durable-streams/server`."""
+    tools = node_tools()
+    environment = {**tools.environment, "REFERENCE_LONG_POLL_MS": str(int(LONG_POLL_TIMEOUT_S * 1000))}
+    command = [tools.node, "reference_server.mjs"]
+    with served(command, "reference", environment=environment, cwd=node_packages()) as urls:
+        yield urls["reference"]
+
+
+@pytest.fixture(scope="session")
+def memory_origin() -> Iterator[str]:
+    """URL of the in-memory origin."""
+    command = durable_gateway("origin", "--listen", "127.0.0.1:0", "--long-poll-timeout", str(LONG_POLL_TIMEOUT_S))
+    with served(command, "origin") as urls:
+        yield urls["origin"]
+
+
+@pytest.fixture(scope="session")
+def gateway_before_memory_origin(memory_origin: str) -> Iterator[str]:
+    """URL of a gateway in front of the in-memory origin, set up by flags alone."""
+    command = durable_gateway(
+        *("serve", "--origin", memory_origin),
+        *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"),
+        *("--long-poll-timeout", str(LONG_POLL_TIMEOUT_S)),
+    )
+    with served(command, "gateway", "admin") as urls:
+        yield urls["gateway"]
+
+
+@pytest.fixture(scope="session")
+def gateway_before_reference_server(reference_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a gateway in front of the reference server that answers CORS itself."""
+    config = tmp_path_factory.mktemp("gateway") / "gateway.toml"
+    config.write_text(
+        f"""\
+[server]
+listen = "127.0.0.1:0"
+admin = "127.0.0.1:0"
+
+[[route]]
+origin = "{reference_server}"
+long_poll_timeout_s = {LONG_POLL_TIMEOUT_S}
+
+[route.cors]
+allow_origins = ["*"]
+"""
+    )
+    with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
+        yield urls["gateway"]

@@ -1,0 +1,60 @@
+"""The protocol's conformance suite, run through npm against any URL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.node_tools import node_packages, node_tools
+
+LONG_POLL_TIMEOUT_S = 0.5
+"""What servers under test are started with: a test of the suite may take 5 s in all."""
+
+TESTS = 332
+"""Those of release 0.3.6 that do not ask for subscriptions."""
+
+RUN_TIMEOUT_S = 280.0
+
+
+def run_conformance(url: str) -> dict[str, bool]:
+    """Whether each test passed, by its full name; the opt-in subscription tests are left out."""
+    tools = node_tools()
+    folder = node_packages()
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.json"
+        done = subprocess.run(
+            [
+                tools.node,
+                "node_modules/vitest/vitest.mjs",
+                "run",
+                "conformance.test.mjs",
+                "--reporter=json",
+                f"--outputFile={report}",
+            ],
+            cwd=folder,
+            env={
+                **tools.environment,
+                "CONFORMANCE_URL": url,
+                "CONFORMANCE_LONG_POLL_MS": str(int(LONG_POLL_TIMEOUT_S * 1000)),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_TIMEOUT_S,
+        )
+        if not report.exists():
+            raise RuntimeError(f"vitest wrote no report:\n{done.stdout}{done.stderr}")
+        results = json.loads(report.read_text())["testResults"]
+    return {
+        test["fullName"].strip(): test["status"] == "passed"
+        for file in results
+        for test in file["assertionResults"]
+        if test["status"] in ("passed", "failed")
+    }
+
+
+def failures(results: dict[str, bool]) -> list[str]:
+    """The names of those that failed."""
+    return [name for name, passed in results.items() if not passed]
