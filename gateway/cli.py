@@ -198,7 +198,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
-class _Departure:
+class Departure:
     """SIGTERM and SIGINT as an event: the first asks the main task to leave in order, the second cancels it."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class _Departure:
 async def _serve(config: GatewayConfig) -> None:
     from gateway.app import start_gateway
 
-    departure = _Departure()
+    departure = Departure()
     server = config.server
     async with AsyncExitStack() as stack:
         gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
@@ -233,7 +233,7 @@ async def _serve(config: GatewayConfig) -> None:
 async def _origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:
     from gateway.origin.app import OriginSettings, start_origin
 
-    departure = _Departure()
+    departure = Departure()
     settings = OriginSettings(
         host=address.host,
         port=address.port,
@@ -252,7 +252,7 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
     from gateway.app import start_gateway
     from gateway.origin.app import OriginSettings, start_origin
 
-    departure = _Departure()
+    departure = Departure()
     settings = OriginSettings(host=origin_address.host, port=origin_address.port)
     async with AsyncExitStack() as stack:
         running = await _listening(start_origin(settings), origin_address)

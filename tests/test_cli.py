@@ -1,0 +1,383 @@
+"""The command line as its users meet it: real processes, real ports, exit statuses, one line for every refusal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway import __version__
+from gateway.config_file import every_field
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_S = 60.0
+JSON = {"Content-Type": "application/json"}
+
+
+class Command:
+    """One run of the command line; READY lines are read as they come, and a process that hangs is killed."""
+
+    def __init__(self, arguments: Sequence[str], **environ: str) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("DURABLE_GATEWAY_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "default", *arguments],
+            cwd=ROOT,
+            env={**clean, "NO_COLOR": "1", "COLUMNS": "100", **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._watchdog = threading.Timer(PATIENCE_S, self.process.kill)
+        self._watchdog.start()
+        self.urls: dict[str, str] = {}
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"ended early: {self.finished()}"
+        return line.rstrip("\n")
+
+    def ready(self, *names: str) -> Command:
+        while not self.urls.keys() >= set(names):
+            word, name, url = self.line().split(" ")
+            assert word == "READY"
+            self.urls[name] = url
+        return self
+
+    def finished(self) -> tuple[int, str, str]:
+        """Exit status, the rest of stdout, and stderr."""
+        out, err = self.process.communicate()
+        return self.process.returncode, out, err
+
+    def told(self, number: signal.Signals) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        return self.finished()
+
+    def close(self) -> None:
+        self._watchdog.cancel()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `python -m gateway` with the given arguments."""
+    running: list[Command] = []
+
+    def begin(*arguments: str, **environ: str) -> Command:
+        running.append(Command(["-m", "gateway", *arguments], **environ))
+        return running[-1]
+
+    yield begin
+    for command in running:
+        command.close()
+
+
+@pytest.fixture
+def origin(start: Start) -> str:
+    """An in-memory origin of its own process; gives its URL."""
+    return start("origin", "--listen", "127.0.0.1:0").ready("origin").urls["origin"]
+
+
+def serve(start: Start, *arguments: str, **environ: str) -> Command:
+    command = start("serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", *arguments, **environ)
+    return command.ready("gateway", "admin")
+
+
+def first_event(lines: Iterator[str]) -> list[str]:
+    event: list[str] = []
+    for line in lines:
+        if not line and event:
+            return event
+        if line and not line.startswith(":"):
+            event.append(line)
+    raise AssertionError(f"ended after {event}")
+
+
+# -- help and refusals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ([], ["dev", "serve", "origin", "check", "--version"]),
+        (["dev"], ["--listen", "--admin", "--origin-listen"]),
+        (
+            ["serve"],
+            ["--origin", "--config", "--listen", "--admin", "--long-poll-timeout", "--sse-lifetime", "--cache-bytes"],
+        ),
+        (["origin"], ["--listen", "--long-poll-timeout", "--sse-lifetime", "--max-chunk-bytes"]),
+        (["check"], ["CONFIG"]),
+    ],
+)
+def test_help_names_every_option(start: Start, command: list[str], options: list[str]) -> None:
+    status, out, err = start(*command, "--help").finished()
+    assert (status, err) == (0, "")
+    for option in options:
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
+
+
+def test_the_version_is_the_package_s(start: Start) -> None:
+    assert start("--version").finished() == (0, f"durable-gateway {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing command."),
+        (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["serve", "--orgin", "x"], "No such option: --orgin"),
+        (["serve"], "serve needs --origin URL or --config FILE"),
+        (["serve", "--origin", "http://a", "--config", "b"], "serve takes --origin or --config, not both"),
+        (["serve", "--origin"], "Option '--origin' requires an argument."),
+        (["serve", "--origin", "a:b"], "--origin: route.default.origin: expected an http:// or https:// URL"),
+        (["serve", "--origin", "http://a", "--listen", "x"], "--listen: server.listen: expected HOST:PORT"),
+        (["serve", "--origin", "http://a", "--cache-bytes", "1MB"], "--cache-bytes: limits.cache_bytes: expected"),
+        (
+            ["serve", "--origin", "http://a", "--long-poll-timeout", "0"],
+            "--long-poll-timeout: route.default.long_poll_timeout_s: should be greater than or equal to 0.05, got 0",
+        ),
+        (["serve", "--origin", "http://a", "--sse-lifetime", "x"], "Invalid value for '--sse-lifetime': "),
+        (["serve", "--config", "nowhere.toml"], "nowhere.toml: cannot be read: No such file or directory"),
+        (["origin", "--listen", "localhost"], "--listen: expected HOST:PORT"),
+        (["origin", "--max-chunk-bytes", "0"], "--max-chunk-bytes: should be at least 1, got 0"),
+        (["origin", "--long-poll-timeout", "0"], "Invalid value for '--long-poll-timeout': "),
+        (["dev", "--admin", "x"], "--admin: server.admin: expected HOST:PORT"),
+        (["dev", "--origin-listen", "x"], "--origin-listen: expected HOST:PORT"),
+        (["check"], "Missing argument 'CONFIG'."),
+        (["check", "config/dev.toml", "more"], "Got unexpected extra argument"),
+    ],
+)
+def test_misuse_is_one_line_and_status_2(start: Start, arguments: list[str], said: str) -> None:
+    status, out, err = start(*arguments).finished()
+    assert (status, out) == (2, "")
+    assert err.startswith(f"durable-gateway: {said}")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+
+
+def test_a_variable_of_the_environment_is_refused_like_a_flag(start: Start) -> None:
+    command = start("serve", "--origin", "http://a", DURABLE_GATEWAY_LIMITS__CACHE_BYTES="lots")
+    status, out, err = command.finished()
+    assert (status, out) == (2, "")
+    assert err.startswith(
+        "durable-gateway: env DURABLE_GATEWAY_LIMITS__CACHE_BYTES: limits.cache_bytes: expected bytes"
+    )
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def test_check_prints_every_value_and_its_source(start: Start) -> None:
+    command = start("check", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
+    status, out, err = command.finished()
+    assert (status, err) == (0, "")
+    said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
+    assert len(said) == len(list(every_field()))
+    assert said["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
+    assert said["server.admin"] == ('"127.0.0.1:9437"', "default")
+    assert said["limits.cache_bytes"] == ('"64MiB"', "config/dev.toml:8")
+    assert said["route.dev.origin"] == ('"http://127.0.0.1:4438"', "config/dev.toml:12")
+
+
+def test_check_names_file_line_and_key(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('[[route]]\norigin = "http://a"\nheartbeet_s = 5\n')
+    line = f"durable-gateway: {file}:3: route.default.heartbeet_s: unknown key (did you mean 'heartbeat_s'?)\n"
+    assert start("check", str(file)).finished() == (2, "", line)
+
+
+# -- origin ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_origin_serves_and_leaves_in_order(start: Start, number: signal.Signals) -> None:
+    command = start("origin", "--listen", "127.0.0.1:0", "--max-chunk-bytes", "1KiB").ready("origin")
+    stream = f"{command.urls['origin']}/demo"
+    assert httpx.put(stream, headers=JSON, content="[1,2]").status_code == 201
+    with httpx.stream("GET", f"{stream}?offset=-1&live=sse") as reply:
+        lines = reply.iter_lines()
+        assert first_event(lines)[0] == "event: data"
+        command.process.send_signal(number)
+        for _ in lines:
+            pass  # ends because the origin ends it, with a complete chunked body
+    assert command.finished() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["origin"], ["serve", "--origin", "http://127.0.0.1:1", "--admin", "127.0.0.1:0"]]
+)
+def test_a_port_in_use_is_one_line_and_status_1(start: Start, arguments: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        finished = start(*arguments, "--listen", address).finished()
+    assert finished == (1, "", f"durable-gateway: cannot listen on {address}: Address already in use\n")
+
+
+def test_a_second_signal_does_not_wait_for_the_drain() -> None:
+    script = """
+import asyncio, sys
+from gateway import cli
+
+async def never_done(*_):
+    departure = cli.Departure()
+    print("READY origin nowhere", flush=True)
+    await departure.asked()
+    print("draining", flush=True)
+    await asyncio.Event().wait()
+
+cli._origin = never_done
+sys.exit(cli.main())
+"""
+    command = Command(["-c", script, "origin"])
+    try:
+        command.ready("origin").process.send_signal(signal.SIGTERM)
+        assert command.line() == "draining"
+        assert command.told(signal.SIGTERM) == (1, "", "durable-gateway: stopped at once, without draining\n")
+    finally:
+        command.close()
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+
+
+def test_serve_stands_in_front_of_an_origin(start: Start, origin: str) -> None:
+    command = serve(start, "--origin", origin, "--long-poll-timeout", "0.1", "--cache-bytes", "1MiB")
+    stream = f"{command.urls['gateway']}/demo"
+    assert httpx.put(stream, headers=JSON).status_code == 201
+    assert httpx.post(stream, headers=JSON, content='{"a":1}').status_code == 204
+    read = httpx.get(stream)
+    assert read.json() == [{"a": 1}]
+    assert httpx.get(f"{origin}/demo").json() == [{"a": 1}]
+    tail = read.headers["Stream-Next-Offset"]
+    assert httpx.get(stream, params={"offset": tail, "live": "long-poll"}).status_code == 204
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert httpx.get(command.urls["admin"] + path).status_code == 200
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_serve_takes_a_file_and_the_environment(start: Start, origin: str) -> None:
+    command = serve(start, "--config", "config/dev.toml", DURABLE_GATEWAY_ROUTE__DEV__ORIGIN=origin)
+    assert httpx.put(f"{command.urls['gateway']}/demo", headers=JSON).status_code == 201
+    assert httpx.head(f"{origin}/demo").status_code == 200
+    assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_serve_takes_the_origin_from_the_environment_alone(start: Start, origin: str) -> None:
+    command = serve(start, DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGIN=origin)
+    assert httpx.put(f"{command.urls['gateway']}/demo", headers=JSON).status_code == 201
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, origin: str) -> None:
+    bound_s = 3
+    command = serve(start, "--origin", origin, DURABLE_GATEWAY_SERVER__SHUTDOWN_TIMEOUT_S=str(bound_s))
+    stream = f"{command.urls['gateway']}/demo"
+    tail = httpx.put(stream, headers=JSON, content="[1]").headers["Stream-Next-Offset"]
+    answers: list[httpx.Response] = []
+
+    def poll() -> None:
+        answers.append(httpx.get(stream, params={"offset": tail, "live": "long-poll"}, timeout=PATIENCE_S))
+
+    with httpx.stream("GET", stream, params={"offset": "-1", "live": "sse"}, timeout=PATIENCE_S) as reply:
+        lines = reply.iter_lines()
+        assert first_event(lines)[0] == "event: data"
+        poller = threading.Thread(target=poll)
+        poller.start()
+        metrics = f"{command.urls['admin']}/metrics"
+        while not re.search(r'^gateway_subscribers\{mode="longpoll"\} 1\.0$', httpx.get(metrics).text, re.MULTILINE):
+            assert poller.is_alive()
+        command.process.send_signal(signal.SIGTERM)
+        for _ in lines:
+            pass
+    poller.join()
+    assert command.process.wait(bound_s + 2) == 0
+    assert answers[0].status_code in (204, 503)
+    assert command.finished() == (0, "", "")
+
+
+# -- dev ---------------------------------------------------------------------------------------------------------------
+
+
+def pasted(line: str) -> tuple[str, str, dict[str, str], str | None]:
+    """Method, URL, headers and body of a printed curl line, by a shell's rules of quoting."""
+    program, *words = shlex.split(line)
+    assert program == "curl"
+    method, headers, body, url = "GET", {}, None, ""
+    rest = iter(words)
+    for word in rest:
+        match word:
+            case "-i" | "-iN":
+                pass
+            case "-X":
+                method = next(rest)
+            case "-H":
+                name, _, value = next(rest).partition(": ")
+                headers[name] = value
+            case "--data":
+                body = next(rest)
+            case _:
+                assert not word.startswith("-")
+                assert not url
+                url = word
+    return method, url, headers, body
+
+
+def test_dev_prints_lines_that_work_when_pasted(start: Start) -> None:
+    command = start("dev", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0").ready(
+        "origin", "gateway", "admin"
+    )
+    printed = [command.line() for _ in range(10)]
+    titles = [line.removeprefix("# ").split(":")[0] for line in printed[::2]]
+    assert titles == ["create", "append", "read", "tail by long-poll", "tail by SSE"]
+    create, append, read, long_poll, sse = (pasted(line) for line in printed[1::2])
+
+    def paste(line: tuple[str, str, dict[str, str], str | None]) -> httpx.Response:
+        method, url, headers, body = line
+        assert url.startswith(f"{command.urls['gateway']}/demo")
+        return httpx.request(method, url, headers=headers, content=body, timeout=PATIENCE_S)
+
+    assert paste(create).status_code == 201
+    assert paste(append).status_code == 204
+    assert paste(read).json() == [{"hello": "world"}]
+    assert httpx.get(f"{command.urls['origin']}/demo").json() == [{"hello": "world"}]
+
+    answers: list[httpx.Response] = []
+    poller = threading.Thread(target=lambda: answers.append(paste(long_poll)))
+    poller.start()
+    while poller.is_alive():  # an append that comes before the poll does not answer it: append until one does
+        paste(append)
+        poller.join(0.05)
+    assert answers[0].status_code == 200
+    assert {"hello": "world"} in answers[0].json()
+
+    with httpx.stream(sse[0], sse[1], headers=sse[2], timeout=PATIENCE_S) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        event = first_event(reply.iter_lines())
+        assert event[0] == "event: data"
+        assert '{"hello":"world"}' in "".join(event[1:])
+        assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_dev_leaves_nothing_behind_when_a_port_is_taken(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        finished = start(
+            "dev", "--listen", "127.0.0.1:0", "--admin", address, "--origin-listen", "127.0.0.1:0"
+        ).finished()
+    assert finished == (1, "", f"durable-gateway: cannot listen on {address}: Address already in use\n")
