@@ -1,5 +1,4 @@
-"""The request target in one spelling, so that one stream has one key (section 5, RFC 3986 section 6.2.2, RFC 9112
-section 3.2).
+"""The request target in one spelling, so that one stream has one key (RFC 3986 section 6.2.2, RFC 9112 section 3.2).
 
 Two spellings that every origin must take for the same become the same text: unreserved characters are decoded, hex is
 upper case, dot segments are gone, other parameters are sorted by name.  Two that an origin may tell apart stay apart:
