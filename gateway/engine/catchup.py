@@ -13,13 +13,12 @@ from gateway.clock import Clock, wait_until
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
-from gateway.engine.request import Read
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
+from gateway.engine.request import Read, Uncacheable
+from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, is_before
-from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.upstream.flight import Flight, Foreign, Refusal, StreamHead
 
@@ -30,64 +29,32 @@ _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind a tail that a HEAD has named, before the bytes are fetched."""
 
 
-class Uncacheable(Exception):
-    """The origin's answer is not for sharing: the request is to be relayed alone."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class CatchUp:
     """Answers catch-up reads.  Keeps no state of its own."""
 
-    def __init__(self, library: Library, deck: FlightDeck, live: Live, clock: Clock, max_reply_bytes: int) -> None:
-        self._library = library
+    def __init__(self, deck: FlightDeck, live: Live, clock: Clock, max_reply_bytes: int) -> None:
         self._deck = deck
         self._live = live
         self._clock = clock
         self._max_reply_bytes = max_reply_bytes
 
-    def open(self, read: Read) -> Stream | None:
-        """The read's stream; None when its life is known to be over."""
-        now, wall = self._clock.now(), self._clock.wall()
-        stream = self._library.open(read.key, now)
-        if not stream.has_expired(now, wall):
-            return stream
-        life = stream.lifetime
-        self._library.drop(stream, End.EXPIRED)
-        self._live.end(stream, End.EXPIRED)
-        if life is not None and life.expires_at is not None and wall >= life.expires_at:
-            return None
-        # A sliding TTL may have been renewed by others; only the origin knows.
-        return self._library.open(read.key, now)
+    async def answer(self, read: Read, stream: Stream) -> Answer:
+        """Answer the read; `Answer.close` is owed.
 
-    async def answer(self, read: Read) -> Answer:
-        """Answer the read.  Raises Uncacheable, or a GatewayError when the origin fails.  `Answer.close` is owed."""
-        for _ in range(3):
-            stream = self.open(read)
-            if stream is None:
-                return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
-            stream.pins += 1
-            attempt = _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, read, stream)
-            try:
-                return await attempt.run()
-            except TailMovedBack:
-                attempt.parts.close()
-            except BaseException:
-                attempt.parts.close()
-                raise
-            finally:
-                self._library.release(stream)
-        raise UpstreamBroken("Stream changes faster than it can be read")
+        Raises Uncacheable, TailMovedBack when `stream` is no longer the origin's, or another GatewayError.
+        """
+        attempt = _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, read, stream)
+        try:
+            return await attempt.run()
+        except BaseException:
+            attempt.parts.close()
+            raise
 
 
 class _Attempt:
-    """One walk on one incarnation."""
+    """One walk over one incarnation."""
 
-    def __init__(
-        self, deck: FlightDeck, live: Live, clock: Clock, limit: int, read: Read, stream: Stream
-    ) -> None:
+    def __init__(self, deck: FlightDeck, live: Live, clock: Clock, limit: int, read: Read, stream: Stream) -> None:
         self._deck = deck
         self._live = live
         self._clock = clock
@@ -155,7 +122,7 @@ class _Attempt:
         # the one that is remembered.
         head = await self._deck.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
         if isinstance(head, Foreign):
-            raise Uncacheable(head.reason)
+            raise Uncacheable(head)
         if stream.ended is not None:
             raise TailMovedBack
         return isinstance(head, StreamHead)
@@ -222,7 +189,7 @@ class _Attempt:
             await flight.until_over()
             head = flight.error or head
         if isinstance(head, Foreign):
-            raise Uncacheable(head.reason)
+            raise Uncacheable(head)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
@@ -242,7 +209,7 @@ class _Attempt:
         read, stream = self._read, self._stream
         head = await self._deck.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, Foreign):
-            raise Uncacheable(head.reason)
+            raise Uncacheable(head)
         if not isinstance(head, StreamHead):
             return self._failed(head)
         return now_answer(read, stream, head)

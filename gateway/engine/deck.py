@@ -30,7 +30,7 @@ from gateway.protocol.freshness import (
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
-from gateway.protocol.offsets import NOW, START, is_sentinel, is_well_formed
+from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
@@ -158,7 +158,7 @@ class FlightDeck:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        known = _Known(stream.tape.tail, stream.tape.closed_at)
+        known = _Known(stream.tape.tail, stream.tape.closed_at, stream.tape.has_seen(flight.start))
         self._recorder.upstream_request(mode)
         try:
             async with await self._client.send(
@@ -212,9 +212,7 @@ class FlightDeck:
             self._library.lay(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
-    async def _classify(
-        self, stream: Stream, flight: Flight, route: Route, reply: Reply, known: _Known
-    ) -> Head:
+    async def _classify(self, stream: Stream, flight: Flight, route: Route, reply: Reply, known: _Known) -> Head:
         """What the origin's answer is to those who share it; facts about the stream are recorded on the way."""
         headers = reply.headers
         if reply.status >= 400:
@@ -238,13 +236,18 @@ class FlightDeck:
         is_fetch = flight.start not in (METADATA, NOW)
         place = flight.start if is_fetch else START
         # Where the tail itself was asked for, one before what was reached is another stream's.
+        if is_fetch and not known.has_seen and is_before(offset, flight.start):
+            # A client's own idea of an offset, beyond the tail: the origin's answer is for that client alone.
+            return Foreign("offset beyond the tail", is_lasting=False)
         tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
+        up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
+        if up_to_date and known.tail is not None:
+            tape.check(known.tail, offset, has_bytes=False)
         has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
         if has_reopened or not stream.learn_type(content_type):
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers.get("ETag"), place, offset)):
             raise TailMovedBack
-        up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
@@ -304,3 +307,5 @@ class _Known:
 
     tail: str | None
     closed_at: str | None
+    has_seen: bool
+    """Whether the asked offset was one that the origin had named."""

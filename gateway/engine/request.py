@@ -1,4 +1,4 @@
-"""A read as the engine sees it: no sockets, no HTTP library, only what decides the answer."""
+"""A read as the engine sees it: no sockets, no HTTP library, only what decides the answer; and how it may not end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gateway.engine.route import Route
 from gateway.tape.stream import StreamKey
+from gateway.upstream.flight import Foreign
 from gateway.upstream.source import Source
 
 
@@ -21,3 +22,23 @@ class Read:
     if_none_match: str | None = None
     is_private: bool = False
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+
+
+class Uncacheable(Exception):
+    """The origin's answer is not for sharing: the request is to be relayed alone."""
+
+    def __init__(self, why: Foreign) -> None:
+        super().__init__(why.reason)
+        self.why = why
+
+
+class Drain:
+    """Whether the gateway is leaving.  Live readers go spread over `spread_s`, so that they do not return as a herd."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.spread_s = 0.0
+
+    def start(self, spread_s: float) -> None:
+        self.is_set = True
+        self.spread_s = spread_s

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import TailMovedBack, UpstreamBroken
-from gateway.protocol.offsets import START, is_before
+from gateway.protocol.offsets import is_before
 from gateway.tape.block import Block
 
 TOKEN_COST = 200
@@ -103,6 +103,15 @@ class Tape:
             if size >= limit or stop[0] < block.size:
                 break
         return Reading(tuple(pieces), size, at, laid_at)
+
+    def has_seen(self, token: str) -> bool:
+        """Whether the origin has named `token` to this tape as a position of the stream."""
+        return (
+            token in self._index
+            or token in self._ending
+            or token in self._hops
+            or token in (self.tail, self.short_of_tail, self.closed_at)
+        )
 
     def knows_after(self, token: str) -> bool:
         """Whether any byte after `token` is held."""

@@ -1,13 +1,14 @@
 """A flight: one upstream fetch that many readers share.
 
-It is a growing list of chunks with an end, and knows neither HTTP nor tape.  The task that runs it announces the head,
-adds chunks and lands it; riders board, read at their own pace, and leave.  Ways it can end: landed (whole), failed
-(an error, before or after the head).  Who started it is nobody special: it is cancelled only when the last rider leaves.
+It is a growing list of chunks with an end, and knows neither HTTP nor tape.  The task that runs it announces the
+head, adds chunks and lands it; riders board, read at their own pace, and leave.  Ways it can end: landed (whole),
+failed (an error, before or after the head).  Who started it is nobody special: it is cancelled only when the last
+rider leaves.
 
-Two bounds.  The task is held back while no rider is within `WINDOW_BYTES` of what has arrived, so an origin is not read
-faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every rider has passed are
-let go, nobody may board any more, and a rider that falls `keep_bytes` behind is thrown off, because one slow client must
-not hold everything in memory nor stop the others.
+Two bounds.  The task is held back while no rider is within `WINDOW_BYTES` of what has arrived, so an origin is not
+read faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every rider has
+passed are let go, nobody may board any more, and a rider that falls `keep_bytes` behind is thrown off, because one
+slow client must not hold everything in memory nor stop the others.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ class StreamHead:
     up_to_date: bool
     is_closed: bool
     content_type: str
-    headers: CIMultiDict[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """An answer that may not be shared or is not of the protocol; everyone is sent on alone."""
+    """An answer that may not be shared or is not of the protocol; everyone is sent on alone.
+
+    `is_lasting` says that the next answer will be no better, which is worth remembering.
+    """
 
     reason: str
+    is_lasting: bool = True
 
 
 Head = StreamHead | Refusal | Foreign | GatewayError

@@ -1,0 +1,108 @@
+"""The composition root: the only file that knows everything.
+
+It builds the engine and its parts, listens, and takes everything down in order: stop accepting, end live readers spread
+over the first half of the time, let what is in flight finish, drop the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Self
+
+from aiohttp import web
+
+from gateway.clock import Clock, SystemClock
+from gateway.config import GatewayConfig
+from gateway.config_values import Address
+from gateway.engine.core import Engine
+from gateway.engine.route import Route
+from gateway.ops.admin import admin_application
+from gateway.ops.metrics import Metrics
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from gateway.server.connection import ClientServer
+from gateway.server.front import Front
+
+_BACKLOG = 4_096
+
+
+class RunningGateway:
+    """A gateway that accepts.  `stop` is owed."""
+
+    def __init__(
+        self, config: GatewayConfig, engine: Engine, metrics: Metrics, server: ClientServer, admin: web.AppRunner
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.metrics = metrics
+        self._server = server
+        self._admin = admin
+        self._listener: asyncio.Server | None = None
+        self.gateway_url = ""
+        self.admin_url = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self._listener is not None and not self.engine.drain.is_set
+
+    async def listen(self) -> Self:
+        """Accept on both ports; OSError when one is taken."""
+        loop = asyncio.get_running_loop()
+        public, private = self.config.server.listen_address, self.config.server.admin_address
+        try:
+            await self._admin.setup()
+            site = web.TCPSite(self._admin, private.host, private.port)
+            await site.start()
+            self.admin_url = _url(private, self._admin.addresses[0][1])
+            self._listener = await loop.create_server(
+                self._server, public.host, public.port, backlog=_BACKLOG, reuse_address=True
+            )
+            self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
+        except BaseException:
+            await self._admin.cleanup()
+            await self.engine.close()
+            raise
+        return self
+
+    async def stop(self) -> None:
+        """Leave in order, within `shutdown_timeout_s`."""
+        timeout_s = self.config.server.shutdown_timeout_s
+        if self._listener is not None:
+            self._listener.close()
+        self.engine.begin_drain(timeout_s / 2)
+        self._server.pre_shutdown()
+        await self._server.shutdown(timeout_s * 0.9)
+        if self._listener is not None:
+            await self._listener.wait_closed()
+            self._listener = None
+        await self.engine.close()
+        await self._admin.cleanup()
+
+
+async def start_gateway(
+    config: GatewayConfig, *, clock: Clock | None = None, rng: random.Random | None = None
+) -> RunningGateway:
+    """Start a gateway on the running loop.  OSError when a port is taken.
+
+    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.
+    """
+    clock = clock or SystemClock()
+    metrics = Metrics(cache_limit_bytes=config.limits.cache_bytes)
+    engine = Engine(config, clock, metrics, rng or random.Random())
+    routes = [Route(route, config.server.node_name, clock) for route in config.routes]
+    front = Front(config, engine, routes, metrics)
+    server = ClientServer(front, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
+    gateway: RunningGateway | None = None
+    admin = web.AppRunner(
+        admin_application(metrics, lambda: gateway is not None and gateway.is_ready),
+        access_log=None,
+        shutdown_timeout=1.0,
+    )
+    gateway = RunningGateway(config, engine, metrics, server, admin)
+    return await gateway.listen()
+
+
+def _url(address: Address, port: int) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"http://{host}:{port}"

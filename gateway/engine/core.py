@@ -1,0 +1,124 @@
+"""The engine: one process's library, flights and topics, and the three ways to ask it for something."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from gateway.clock import Clock
+from gateway.config import GatewayConfig
+from gateway.engine.answer import Answer
+from gateway.engine.catchup import CatchUp
+from gateway.engine.deck import FlightDeck
+from gateway.engine.relay import Relay
+from gateway.engine.replies import refusal_answer
+from gateway.engine.request import Drain, Read, Uncacheable
+from gateway.engine.route import Route
+from gateway.engine.tail import Ended, Subscription, Tail
+from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.live.registry import Live
+from gateway.metrics_seam import Recorder
+from gateway.protocol.cache_status import Outcome
+from gateway.tape.eviction import LeastRecentlyUsed
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Stream
+from gateway.tasks import Tasks
+from gateway.upstream.client import Client
+from gateway.upstream.flight import Refusal
+
+_INCARNATIONS = 3
+"""How often a read begins again because its stream proved to be another one, before that is an error."""
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all."""
+
+    def __init__(self, config: GatewayConfig, clock: Clock, recorder: Recorder, rng: random.Random) -> None:
+        limits = config.limits
+        self.clock = clock
+        self.tasks = Tasks()
+        self.drain = Drain()
+        self.client = Client(limits.upstream_connections)
+        self.library = Library(limits.cache_bytes, LeastRecentlyUsed(), lambda: f"{rng.getrandbits(48):012x}", recorder)
+        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng)
+        self.deck = FlightDeck(
+            self.client,
+            self.library,
+            clock,
+            self.tasks,
+            recorder,
+            rng,
+            min(limits.max_flight_bytes, max(1, limits.cache_bytes // 2)),
+            self.live.end,
+        )
+        self.relay = Relay(self.client, self.library, self.live, clock, recorder)
+        self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
+        self._tail = Tail(self.deck, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+
+    async def catch_up(self, read: Read) -> Answer:
+        """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
+        return await self._on_stream(read, lambda stream: self._catch_up.answer(read, stream))
+
+    async def long_poll(self, read: Read) -> Answer:
+        """Answer a long-poll; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
+        return await self._on_stream(read, lambda stream: self._tail.long_poll(read, stream))
+
+    async def open_sse(self, read: Read) -> Subscription | Answer:
+        """A subscription, whose `close` is owed, or why there is none.  Raises Uncacheable or a GatewayError."""
+
+        async def subscribe(stream: Stream) -> Subscription | Answer:
+            try:
+                return await self._tail.open_sse(read, stream)
+            except Ended as ended:
+                return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+
+        return await self._on_stream(read, subscribe)
+
+    async def _on_stream(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
+        for _ in range(_INCARNATIONS):
+            stream = self._open(read)
+            if stream is None:
+                return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
+            stream.pins += 1
+            try:
+                return await work(stream)
+            except TailMovedBack:
+                continue
+            except Uncacheable as error:
+                if error.why.is_lasting:
+                    read.route.uncacheable[read.key] = error.why.reason
+                raise
+            finally:
+                self.library.release(stream)
+        raise UpstreamBroken("Stream changes faster than it can be read")
+
+    def _open(self, read: Read) -> Stream | None:
+        """The read's stream; None when its life is known to be over."""
+        now, wall = self.clock.now(), self.clock.wall()
+        stream = self.library.open(read.key, now)
+        if not stream.has_expired(now, wall):
+            return stream
+        life = stream.lifetime
+        self.live.drop(stream, End.EXPIRED)
+        if life is not None and life.expires_at is not None and wall >= life.expires_at:
+            return None
+        # A sliding TTL may have been renewed by others; only the origin knows.
+        return self.library.open(read.key, now)
+
+    def begin_drain(self, spread_s: float) -> None:
+        """Send live readers off, spread over `spread_s` seconds."""
+        self.drain.start(spread_s)
+        self.live.wake()
+
+    async def close(self) -> None:
+        self.live.close()
+        await self.tasks.close()
+        await self.client.close()
+
+
+def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:
+    """The route that serves host and path; `routes` are in order of precedence, highest first."""
+    return next((route for route in routes if route.serves(host, path)), None)

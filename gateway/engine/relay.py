@@ -1,0 +1,141 @@
+"""What is no read, or may not be shared, goes through: bodies stream both ways, nothing is kept, nothing is repeated.
+
+A write's answer is recorded before any byte of it reaches the client, so a read that starts after the acknowledgement
+cannot be answered from before it: what the tape may claim without the origin ends here, and whoever looks at the tail
+afterwards does so with a request of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.clock import Clock
+from gateway.engine.route import Route
+from gateway.errors import GatewayError
+from gateway.live.registry import Live
+from gateway.metrics_seam import Recorder
+from gateway.protocol.freshness import lifetime_from_headers
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import (
+    STREAM_CLOSED,
+    STREAM_FORKED_FROM,
+    STREAM_NEXT_OFFSET,
+    is_true,
+)
+from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Stream, StreamKey
+from gateway.upstream.client import Client, Reply
+
+WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A request to be relayed: everything the origin is to see, and the tape it concerns."""
+
+    route: Route
+    key: StreamKey
+    mode: Mode
+    method: str
+    path: str
+    raw_query: str
+    headers: CIMultiDict[str]
+    body: AsyncIterator[bytes] | None
+
+
+class Relay:
+    """Relays requests and records what writes change."""
+
+    def __init__(self, client: Client, library: Library, live: Live, clock: Clock, recorder: Recorder) -> None:
+        self._client = client
+        self._library = library
+        self._live = live
+        self._clock = clock
+        self._recorder = recorder
+
+    async def send(self, passed: Passed) -> Reply:
+        """Relay; the reply's head is here when this returns, and what it changed is recorded."""
+        route = passed.route
+        url = route.upstream_base(passed.path)
+        if passed.raw_query:
+            url = f"{url}?{passed.raw_query}"
+        bounds = route.live_bounds if passed.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
+        self._recorder.upstream_request(passed.mode)
+        is_write = passed.mode in WRITES
+        is_known = False
+        try:
+            reply = await self._client.send(passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body)
+            is_known = reply.status < 500
+            if is_write and is_known:
+                self._record(passed, reply)
+            return reply
+        finally:
+            if is_write and not is_known:
+                # Nobody can tell whether the origin did it, or will: believe nothing that the write could undo.
+                self._doubt(passed)
+
+    def _record(self, passed: Passed, reply: Reply) -> None:
+        if passed.mode is Mode.DELETE:
+            if reply.status < 300:
+                self._end_group(passed, End.DELETED)
+            elif reply.status in (404, 410) and (stream := self._library.find(passed.key)) is not None:
+                self._live.drop(stream, End.GONE if reply.status == 410 else End.DELETED)
+        elif passed.mode is Mode.CREATE and reply.status == 201:
+            self._end_group(passed, End.RECREATED)
+            if passed.route.config.cache:
+                self._begin(passed, reply)
+        elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
+            self._acknowledge(passed, reply)
+
+    def _end_group(self, passed: Passed, why: End) -> None:
+        for stream in self._library.purge(passed.key.group, why):
+            self._live.end(stream, why)
+
+    def _begin(self, passed: Passed, reply: Reply) -> None:
+        """A stream was created here: what a HEAD would tell is known already."""
+        if STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
+            return
+        stream = self._library.open(passed.key, self._clock.now())
+        stream.lifetime = lifetime_from_headers(passed.headers)
+        stream.learn_type(reply.headers["Content-Type"])
+        self._reached(stream, reply)
+
+    def _acknowledge(self, passed: Passed, reply: Reply) -> None:
+        tail = _offset(reply)
+        for stream in self._library.group(passed.key.group):
+            stream.contacted_at = self._clock.now()
+            if tail is None:
+                self._live.restart(stream)
+            else:
+                stream.acknowledged(tail)
+        # Other partitions may name another stream by this path: only the writer's own takes the facts.
+        own = self._library.find(passed.key)
+        if own is not None:
+            self._reached(own, reply)
+
+    def _reached(self, stream: Stream, reply: Reply) -> None:
+        tail = _offset(reply)
+        if tail is None:
+            return
+        try:
+            stream.tape.check(tail, tail, has_bytes=False)
+        except GatewayError:
+            self._live.drop(stream, End.RECREATED)
+            return
+        stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
+
+    def _doubt(self, passed: Passed) -> None:
+        for stream in self._library.group(passed.key.group):
+            if passed.mode is not Mode.APPEND:
+                self._library.forget_bytes(stream)
+            self._live.restart(stream)
+
+
+def _offset(reply: Reply) -> str | None:
+    value = reply.headers.get(STREAM_NEXT_OFFSET)
+    return value if value is not None and is_well_formed(value) and not is_sentinel(value) else None

@@ -1,0 +1,294 @@
+"""Live reads: long-poll and SSE, as views of the tape and of the topic that feeds it.
+
+Both go the same way.  Read the tape from where the client stands; where it ends short of the topic's position, have
+the gap fetched; at the topic's position wait.  Neither has a task of its own at the origin, a queue, or a memory of
+what was sent beyond its own offset, so there is no seam between replay and live at which a byte could be lost or come
+twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from gateway.clock import Clock, wait_until
+from gateway.engine.answer import Answer, Parts
+from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.replies import refusal_answer, stream_headers, timed_out
+from gateway.engine.request import Drain, Read, Uncacheable
+from gateway.errors import GatewayError, TailMovedBack
+from gateway.live.registry import Live
+from gateway.live.topic import Topic
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.cursor import next_cursor
+from gateway.protocol.etag import matches
+from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
+from gateway.protocol.offsets import NOW, is_before
+from gateway.protocol.sse import HEARTBEAT
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
+
+_EVENT_BYTES = 1 << 18
+"""About as much of a replay goes into one data event, where the known offsets allow it."""
+_SHORTEST_SSE_S = 1.0
+"""The TypeScript client gives SSE up after three connections that lived less long than this."""
+_LIFETIME_JITTER = (0.8, 1.0)
+_TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
+
+
+class Ended(Exception):
+    """The stream ended under its reader."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+class Tail:
+    """Answers live reads.  Keeps no state of its own; `drain` tells it to send readers off in order."""
+
+    def __init__(
+        self, deck: FlightDeck, live: Live, clock: Clock, rng: random.Random, drain: Drain, max_reply_bytes: int
+    ) -> None:
+        self._deck = deck
+        self._live = live
+        self._clock = clock
+        self._rng = rng
+        self._drain = drain
+        self._max_reply_bytes = max_reply_bytes
+
+    # -- shared by both modes
+
+    async def begin(self, read: Read, stream: Stream) -> str:
+        """Make sure that the stream exists, is still the same and has a known type; the offset to start from.
+
+        Raises Ended, Uncacheable or a GatewayError.
+        """
+        fresh = self._deck.fresh_head
+        if stream.lifetime is None or stream.content_type is None:
+            head = await fresh(stream, METADATA, read.route, read.source)
+            if isinstance(head, Foreign) and stream.content_type is None:
+                head = await fresh(stream, read.start, read.route, read.source)
+            self._expect_stream(head)
+        elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
+            self._expect_stream(await fresh(stream, stream.tape.tail or read.start, read.route, read.source))
+        if read.start != NOW:
+            return read.start
+        topic = self._live.find(stream)
+        if topic is not None and topic.position is not None:
+            at = stream.tape.resolve(topic.position)
+            if topic.is_current(at):
+                return at
+        return self._expect_stream(await fresh(stream, NOW, read.route, read.source)).next_offset
+
+    def _expect_stream(self, head: Head) -> StreamHead:
+        match head:
+            case StreamHead():
+                return head
+            case Refusal():
+                raise Ended(head)
+            case Foreign():
+                raise Uncacheable(head)
+            case _:
+                raise head
+
+    def attach(self, read: Read, stream: Stream) -> Topic:
+        """Join the stream's topic; `detach` is owed."""
+        topic = self._live.attach(
+            stream,
+            read.source,
+            lambda at: self._deck.fresh_head(stream, at, read.route, read.source),
+            read.route.config.sse_lifetime_s,
+        )
+        topic.greet(read.cursor, self._clock.wall())
+        return topic
+
+    def detach(self, read: Read, topic: Topic) -> None:
+        self._live.detach(topic, read.route.config.live_linger_s)
+
+    async def _fill(self, read: Read, stream: Stream, topic: Topic, at: str) -> bool:
+        """Have what lies after `at` fetched, where it is not for the follower to bring; whether that changed anything.
+
+        An offset that the origin has not named yet is shown to it once: it may be behind, ahead, or no offset at all.
+        """
+        tape = stream.tape
+        if topic.position is not None and tape.resolve(topic.position) == at:
+            return False
+        if tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail)):
+            return False
+        tail = tape.tail
+        head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
+        if head.next_offset != at and not tape.knows_after(at) and stream.ended is None and tape.resolve(at) == at:
+            # Too large to be kept, or evicted at once: this reader cannot be served from a tape.
+            raise Uncacheable(_TOO_LARGE)
+        return head.next_offset != at or tape.tail != tail
+
+    def _check_ended(self, stream: Stream) -> None:
+        if stream.ended is not None:
+            raise Ended(Refusal.of_ended(stream.ended.status))
+
+    # -- long-poll (section 5.7)
+
+    async def long_poll(self, read: Read, stream: Stream) -> Answer:
+        """Answer with the bytes after the offset, at once or as soon as there are any; 204 when the time is up.
+
+        Raises Uncacheable, TailMovedBack when `stream` is not the origin's from the start, or another GatewayError.
+        """
+        try:
+            read = replace(read, start=await self.begin(read, stream))
+            topic = self.attach(read, stream)
+            try:
+                return await self._poll(read, stream, topic)
+            finally:
+                self.detach(read, topic)
+        except Ended as ended:
+            return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+
+    async def _poll(self, read: Read, stream: Stream, topic: Topic) -> Answer:
+        deadline = self._clock.now() + read.route.config.long_poll_timeout_s
+        tape = stream.tape
+        outcome = Outcome.HIT
+        while True:
+            self._check_ended(stream)
+            reading = tape.read(read.start, self._max_reply_bytes)
+            if reading.size:
+                return self._polled(read, stream, topic, reading.pieces, reading.end, outcome)
+            if tape.is_closed_at(reading.end):
+                return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
+            outcome = Outcome.FOLLOWED
+            if await self._fill(read, stream, topic, reading.end):
+                continue
+            left = deadline - self._clock.now()
+            if left <= 0 or self._drain.is_set:
+                return await self._nothing_new(read, stream, topic, reading.end)
+            await wait_until(topic.changed.next(), self._clock, left)
+
+    def _polled(
+        self, read: Read, stream: Stream, topic: Topic, pieces: tuple[bytes, ...], end: str, outcome: Outcome
+    ) -> Answer:
+        is_closed = stream.tape.is_closed_at(end)
+        headers = stream_headers(
+            read,
+            stream,
+            end=end,
+            up_to_date=is_closed or topic.is_current(end),
+            is_closed=is_closed,
+            outcome=outcome,
+            cursor=next_cursor(self._clock.wall(), read.cursor, self._rng),
+        )
+        if matches(read.if_none_match, headers["ETag"]):
+            return Answer(304, headers, outcome)
+        parts = Parts()
+        parts.add_pieces(pieces)
+        return Answer(200, headers, outcome, parts, stream.tape.is_json)
+
+    async def _nothing_new(self, read: Read, stream: Stream, topic: Topic, at: str) -> Answer:
+        """The time is up: say so if the follower can vouch for it, else look."""
+        cursor = next_cursor(self._clock.wall(), read.cursor, self._rng)
+        if topic.is_current(at):
+            return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
+        head = await self._deck.fresh_head(stream, at, read.route, read.source)
+        if isinstance(head, TailMovedBack):
+            self._check_ended(stream)
+        self._expect_stream(head)
+        self._check_ended(stream)
+        reading = stream.tape.read(at, self._max_reply_bytes)
+        if reading.size:
+            return self._polled(read, stream, topic, reading.pieces, reading.end, Outcome.MISS)
+        assert isinstance(head, StreamHead)
+        if head.next_offset != at:
+            raise Uncacheable(_TOO_LARGE)
+        return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
+
+    # -- SSE (section 5.8)
+
+    async def open_sse(self, read: Read, stream: Stream) -> Subscription:
+        """Everything that can go wrong before the first byte of an SSE response; `Subscription.close` is owed.
+
+        Raises Ended, Uncacheable, TailMovedBack or another GatewayError.
+        """
+        at = stream.tape.resolve(await self.begin(read, stream))
+        topic = self.attach(read, stream)
+        try:
+            if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
+                await self._fill(read, stream, topic, at)
+            self._check_ended(stream)
+        except BaseException:
+            self.detach(read, topic)
+            raise
+        return Subscription(self, read, stream, topic, at)
+
+    async def events(self, read: Read, stream: Stream, topic: Topic, at: str) -> AsyncIterator[bytes]:
+        """Whole frames from `at` on: data with control behind it, control alone, heartbeats.
+
+        Ends in order at closure, at the connection's lifetime, when the stream is no more, and when the gateway drains.
+        """
+        config, tape, clock = read.route.config, stream.tape, self._clock
+        began = clock.now()
+        ends_at = began + max(_SHORTEST_SSE_S, config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER))
+        is_leaving = False
+        told: str | None = None
+        """The offset at which the client was last told that it is up to date."""
+        at = tape.resolve(at)
+        while stream.ended is None:
+            now = clock.now()
+            if now >= ends_at:
+                return
+            reading = tape.read(at, _EVENT_BYTES)
+            is_closed = tape.is_closed_at(reading.end)
+            cursor = topic.cursor_for(read.cursor, clock.wall(), self._rng)
+            if reading.size:
+                is_current = topic.is_current(reading.end)
+                frame = topic.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)
+                at = reading.end
+                told = at if is_current else None
+                yield frame
+                if is_closed:
+                    return
+                continue
+            at = reading.end
+            if is_closed:
+                yield topic.control(at, is_current=True, is_closed=True, cursor=cursor)
+                return
+            if told != at and topic.is_current(at):
+                told = at
+                yield topic.control(at, is_current=True, is_closed=False, cursor=cursor)
+                continue
+            try:
+                if await self._fill(read, stream, topic, at):
+                    continue
+            except (Ended, Uncacheable, GatewayError):
+                # The client resumes from its last control event; what is wrong it is told as a status then.
+                return
+            if self._drain.is_set and not is_leaving:
+                is_leaving = True
+                leaves_at = max(began + _SHORTEST_SSE_S, now + self._rng.uniform(0, self._drain.spread_s))
+                ends_at = min(ends_at, leaves_at)
+                continue
+            patience_s = min(config.heartbeat_s, ends_at - now)
+            if not await wait_until(topic.changed.next(), clock, patience_s) and clock.now() < ends_at:
+                yield HEARTBEAT
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One SSE client's place: the frames it is sent, and the seat it gives back."""
+
+    tail: Tail
+    read: Read
+    stream: Stream
+    topic: Topic
+    start: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response says of its encoding."""
+        return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
+
+    def frames(self) -> AsyncIterator[bytes]:
+        """Whole frames; the client may be cut off between any two of them and resumes without loss."""
+        return self.tail.events(self.read, self.stream, self.topic, self.start)
+
+    def close(self) -> None:
+        self.tail.detach(self.read, self.topic)

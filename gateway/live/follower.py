@@ -1,0 +1,271 @@
+"""The follower: the one live request that a stream costs its origin.
+
+It stands at the tape's tail, lays what it receives there and moves the topic.  JSON and binary streams are followed
+by SSE.  Text cannot be: SSE loses the difference between CR, LF and CRLF, so text is followed by long-poll, as is
+everything at an origin that does not speak SSE.  A data event counts only with the control event behind it; what a
+dying connection left half-sent is dropped and asked for again.
+
+An origin may keep an SSE connection open for ever, even that of a deleted stream, so each has a lifetime here.  When
+the origin is lost the follower comes back with growing, jittered pauses; readers notice a pause, nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.clock import Clock, pause
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
+from gateway.live.topic import Topic
+from gateway.metrics_seam import Recorder
+from gateway.protocol.cursor import next_cursor
+from gateway.protocol.json_array import NotAnArray, unwrap
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import (
+    EVENT_CONTROL,
+    EVENT_DATA,
+    LIVE_LONG_POLL,
+    LIVE_SSE,
+    SSE_DATA_ENCODING,
+    SSE_TYPE,
+    STREAM_CLOSED,
+    STREAM_NEXT_OFFSET,
+    STREAM_UP_TO_DATE,
+    is_json,
+    is_sse_text,
+    is_true,
+    media_type,
+)
+from gateway.protocol.offsets import START, is_sentinel, is_well_formed
+from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
+from gateway.tape.library import Library
+from gateway.tape.stream import End
+from gateway.upstream.client import Bounds, Client, Reply
+from gateway.upstream.flight import Refusal, StreamHead
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_SHORT_LIFE_S = 1.0
+_LIFETIME_JITTER = (0.8, 1.0)
+_NO_SSE = frozenset({400, 405, 406, 415, 501})
+
+
+class Ended(Exception):
+    """The origin says that the stream is no more."""
+
+    def __init__(self, why: End) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Follower:
+    """Follows one topic until it is closed, ended or cancelled."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        client: Client,
+        library: Library,
+        clock: Clock,
+        recorder: Recorder,
+        rng: random.Random,
+    ) -> None:
+        self._topic = topic
+        self._stream = topic.stream
+        self._client = client
+        self._library = library
+        self._clock = clock
+        self._recorder = recorder
+        self._rng = rng
+        self._cursor: str | None = None
+        content_type = topic.stream.content_type
+        self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
+
+    async def run(self) -> End | None:
+        """Follow until the stream is closed (None) or gone (why)."""
+        failures = 0
+        while True:
+            trouble: GatewayError | None = None
+            began, came_from = self._clock.now(), self._topic.position
+            try:
+                await (self._by_sse() if self._speaks_sse else self._by_long_poll())
+            except Ended as ended:
+                return ended.why
+            except TailMovedBack:
+                return End.RECREATED
+            except GatewayError as error:
+                trouble = error
+            finally:
+                self._topic.lost(self._clock.now(), trouble)
+            if self._is_closed_here():
+                return None
+            # A connection that brought something or lived for a while was a good one, however it ended.
+            if self._topic.position != came_from or self._clock.now() - began >= _SHORT_LIFE_S:
+                failures = 0
+            if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
+                failures += 1
+                self._recorder.retry()
+                longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
+                await pause(self._clock, self._rng.uniform(longest / 2, longest))
+            if isinstance(trouble, UpstreamBroken) and failures > 1:
+                self._speaks_sse = False
+
+    @property
+    def _place(self) -> str:
+        """Where the next live request starts: the furthest tail known."""
+        return self._stream.tape.tail or START
+
+    # -- long-poll
+
+    async def _by_long_poll(self) -> None:
+        """One long-poll after the other, until the lifetime is over; each starts where the last one ended."""
+        head = await self._topic.look(self._place)
+        if isinstance(head, Refusal):
+            self._refused(head.status)
+        if isinstance(head, GatewayError):
+            raise head
+        if not isinstance(head, StreamHead):
+            raise UpstreamBroken
+        self._topic.moved(head.next_offset, is_confirmed=head.up_to_date)
+        while not self._is_closed_here():
+            at = self._topic.position
+            assert at is not None
+            asked_at = self._clock.now()
+            async with await self._ask(at, LIVE_LONG_POLL, self._topic.source.live_bounds) as reply:
+                is_empty = await self._take_poll(at, reply)
+            if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
+                # An origin that does not hold its long-polls is not to be asked in a tight loop.
+                await pause(self._clock, _FIRST_PAUSE_S)
+
+    async def _take_poll(self, at: str, reply: Reply) -> bool:
+        """Take one answer; whether it brought no bytes."""
+        if reply.status not in (200, 204):
+            self._refused(reply.status)
+        end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
+        self._cursor = reply.headers.get("Stream-Cursor")
+        body = b""
+        if reply.status == 200:
+            chunks: list[bytes] = []
+            async for chunk in reply.chunks():
+                self._recorder.upstream_bytes(len(chunk))
+                chunks.append(chunk)
+            body = b"".join(chunks)
+            if self._stream.tape.is_json:
+                body = _inside(body)
+        is_closed = is_true(reply.headers.get(STREAM_CLOSED))
+        up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
+        self._take(at, Control(end, None, up_to_date, is_closed), [body] if body else [])
+        return not body
+
+    # -- SSE
+
+    async def _by_sse(self) -> None:
+        """One SSE connection, from the tail until its lifetime is over."""
+        lifetime_s = self._topic.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
+        bounds = replace(self._topic.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
+        at = self._place
+        async with await self._ask(at, LIVE_SSE, bounds) as reply:
+            is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
+            if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
+                self._speaks_sse = False
+                return
+            if reply.status != 200:
+                self._refused(reply.status)
+            is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
+            try:
+                await self._take_events(at, reply, is_base64)
+            except UpstreamTimeout:
+                # The planned end of this connection: what was half-sent on it is asked for again.
+                return
+
+    async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
+        parser = SseParser()
+        waiting: list[bytes] = []
+        async for chunk in reply.chunks():
+            self._recorder.upstream_bytes(len(chunk))
+            try:
+                events = parser.feed(chunk)
+            except SseTooLarge as error:
+                raise UpstreamBroken from error
+            for event in events:
+                if event.name == EVENT_DATA:
+                    waiting.append(self._decode(event.data, is_base64))
+                elif event.name == EVENT_CONTROL:
+                    try:
+                        control = parse_control(event.data)
+                    except ValueError as error:
+                        raise UpstreamBroken from error
+                    self._cursor = control.cursor
+                    at = self._take(at, control, [data for data in waiting if data])
+                    waiting = []
+                    if control.is_closed:
+                        return
+
+    def _decode(self, data: bytes, is_base64: bool) -> bytes:
+        if is_base64:
+            try:
+                return base64.b64decode(data.translate(None, b"\r\n"), validate=True)
+            except binascii.Error as error:
+                raise UpstreamBroken from error
+        if self._stream.tape.is_json:
+            return _inside(data)
+        return data
+
+    # -- both
+
+    async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
+        source = self._topic.source
+        self._recorder.upstream_request(Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL)
+        cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
+        headers = source.headers
+        if live == LIVE_SSE:
+            headers = headers.copy()
+            headers["Accept"] = SSE_TYPE
+        self._stream.contacted_at = self._clock.now()
+        return await self._client.send("GET", source.url(at, live, cursor), headers, bounds)
+
+    def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
+        """Lay what came from `at` on the tape and move the topic; where it stands now."""
+        tape, end = self._stream.tape, control.next_offset
+        if self._stream.ended is not None:
+            raise Ended(self._stream.ended)
+        tape.check(at, end, has_bytes=bool(pieces))
+        if tape.is_json and len(pieces) > 1:
+            pieces = [b",".join(pieces)]
+        self._library.lay(self._stream, at, end, pieces, self._clock.now())
+        tape.reached(end, is_closed=control.is_closed)
+        self._topic.moved(end, is_confirmed=control.up_to_date or control.is_closed)
+        return end
+
+    def _is_closed_here(self) -> bool:
+        position = self._topic.position
+        return position is not None and self._stream.tape.is_closed_at(position)
+
+    def _refused(self, status: int) -> None:
+        """Raise what a status that is no success means to a follower."""
+        if status == 404:
+            raise Ended(End.DELETED)
+        if status == 410:
+            raise Ended(End.GONE)
+        if status in (502, 503, 504, 429):
+            raise UpstreamUnavailable
+        raise UpstreamBroken
+
+
+def _offset(value: str | None) -> str:
+    if value is None or not is_well_formed(value) or is_sentinel(value):
+        raise UpstreamBroken
+    return value
+
+
+def _inside(body: bytes) -> bytes:
+    try:
+        return unwrap(body)
+    except NotAnArray as error:
+        raise UpstreamBroken from error

@@ -1,0 +1,135 @@
+"""Which streams are followed, by whom, and for how long.
+
+A topic begins with its first live reader and outlives its last by a linger, because a long-poll client is away between
+any two of its requests.  While it lives it pins its stream, so that one key has one topic, and so one connection at the
+origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from gateway.clock import Clock, Timer
+from gateway.live.follower import Follower
+from gateway.live.topic import Look, Topic
+from gateway.metrics_seam import Recorder
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Stream
+from gateway.tasks import Tasks
+from gateway.upstream.client import Client
+from gateway.upstream.source import Source
+
+
+class Live:
+    """The topics.  Owner of the table; starts and stops followers."""
+
+    def __init__(
+        self, client: Client, library: Library, clock: Clock, tasks: Tasks, recorder: Recorder, rng: random.Random
+    ) -> None:
+        self._client = client
+        self._library = library
+        self._clock = clock
+        self._tasks = tasks
+        self._recorder = recorder
+        self._rng = rng
+        self._topics: dict[Stream, Topic] = {}
+        self._runs: dict[Topic, asyncio.Task[None]] = {}
+        self._lingers: dict[Topic, Timer] = {}
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def find(self, stream: Stream) -> Topic | None:
+        """The stream's topic, if it has one."""
+        return self._topics.get(stream)
+
+    def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
+        """The stream's topic, where its follower stands confirmed at `at`."""
+        topic = self._topics.get(stream)
+        if topic is None or not topic.is_confirmed or topic.position is None:
+            return None
+        return topic if stream.tape.resolve(topic.position) == at else None
+
+    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float) -> Topic:
+        """Join the stream's topic, begun now where there is none.  `detach` is owed."""
+        topic = self._topics.get(stream)
+        if topic is None:
+            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
+            stream.pins += 1
+        # The newest reader's headers: where credentials are shared, the oldest may have been revoked.
+        topic.source, topic.look = source, look
+        topic.readers += 1
+        if (linger := self._lingers.pop(topic, None)) is not None:
+            linger.cancel()
+        self._start(topic)
+        return topic
+
+    def _start(self, topic: Topic) -> None:
+        if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
+            return
+        follower = Follower(topic, self._client, self._library, self._clock, self._recorder, self._rng)
+        self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
+
+    async def _run(self, topic: Topic, follower: Follower) -> None:
+        try:
+            why = await follower.run()
+        finally:
+            if self._runs.get(topic) is asyncio.current_task():
+                del self._runs[topic]
+        if why is not None:
+            self.drop(topic.stream, why)
+
+    def detach(self, topic: Topic, linger_s: float) -> None:
+        """A reader leaves; the last one's leaving ends the topic after the linger."""
+        topic.readers -= 1
+        if not topic.readers and self._topics.get(topic.stream) is topic:
+            self._lingers[topic] = self._clock.call_later(linger_s, lambda: self._expire(topic))
+
+    def _expire(self, topic: Topic) -> None:
+        self._lingers.pop(topic, None)
+        if not topic.readers:
+            self._remove(topic)
+
+    def _remove(self, topic: Topic) -> None:
+        if self._topics.get(topic.stream) is not topic:
+            return
+        del self._topics[topic.stream]
+        if (linger := self._lingers.pop(topic, None)) is not None:
+            linger.cancel()
+        run = self._runs.pop(topic, None)
+        if run is not None and run is not asyncio.current_task():
+            run.cancel()
+        topic.lost(self._clock.now(), None)
+        self._library.release(topic.stream)
+
+    def end(self, stream: Stream, why: End) -> None:
+        """The stream's record has ended: send its live readers off."""
+        topic = self._topics.get(stream)
+        if topic is not None:
+            topic.end(why)
+            self._remove(topic)
+
+    def drop(self, stream: Stream, why: End) -> None:
+        """End the stream's record and send its live readers off."""
+        if self._library.drop(stream, why):
+            self.end(stream, why)
+
+    def restart(self, stream: Stream) -> None:
+        """Doubt the stream's live request: the stream may have changed in a way that the request does not show."""
+        topic = self._topics.get(stream)
+        run = self._runs.pop(topic, None) if topic is not None else None
+        if topic is not None and run is not None:
+            run.cancel()
+            topic.lost(self._clock.now(), None)
+            self._start(topic)
+
+    def wake(self) -> None:
+        """Have every live reader look again."""
+        for topic in self._topics.values():
+            topic.changed.fire()
+
+    def close(self) -> None:
+        """End every topic; used at shutdown, after the readers have gone."""
+        for topic in list(self._topics.values()):
+            self._remove(topic)

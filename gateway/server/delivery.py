@@ -1,0 +1,86 @@
+"""Writing answers to clients: every write has a deadline, and a body that cannot be finished is never ended cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from gateway.engine.answer import Answer
+from gateway.errors import GatewayError
+from gateway.metrics_seam import Recorder
+
+_JOINED_BYTES = 1 << 18
+"""A body up to this size is joined and sent with its head in one write."""
+
+
+class Aborted(Exception):
+    """The connection was dropped in the middle of a body; there is nobody left to tell."""
+
+
+class Delivery:
+    """Writes to one client."""
+
+    def __init__(self, request: web.BaseRequest, recorder: Recorder, write_timeout_s: float) -> None:
+        self._request = request
+        self._recorder = recorder
+        self._write_timeout_s = write_timeout_s
+
+    async def answer(self, answer: Answer) -> web.StreamResponse:
+        """Send an answer whole.  Raises Aborted when the client or the origin went away in the middle."""
+        if answer.parts is None:
+            return await self.text(answer.status, answer.headers, answer.body)
+        length = answer.parts.length(answer.is_json)
+        if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
+            try:
+                body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
+            except GatewayError as error:
+                raise self.abort() from error
+            return await self.text(answer.status, answer.headers, body)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
+        response.content_length = length
+        return await self.stream(response, answer.parts.stream(answer.is_json))
+
+    async def text(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
+        """Send a short body that is here."""
+        content_type = headers.pop("Content-Type", None)
+        response = web.Response(status=status, headers=headers, body=body if status not in (204, 304) else None)
+        if content_type is not None and status != 204:
+            response.headers["Content-Type"] = content_type
+        elif "Content-Type" in response.headers:
+            del response.headers["Content-Type"]
+        self._recorder.downstream_bytes(len(body))
+        await self._bounded(response.prepare(self._request))
+        await self._bounded(response.write_eof())
+        return response
+
+    async def stream(self, response: web.StreamResponse, body: AsyncIterator[bytes]) -> web.StreamResponse:
+        """Send a body as it becomes available."""
+        await self._bounded(response.prepare(self._request))
+        try:
+            async for chunk in body:
+                self._recorder.downstream_bytes(len(chunk))
+                await self._bounded(response.write(chunk))
+        except GatewayError as error:
+            raise self.abort() from error
+        await self._bounded(response.write_eof())
+        return response
+
+    async def _bounded(self, write: object) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await write  # type: ignore[misc]
+        except TimeoutError as error:
+            self._recorder.slow_consumer()
+            raise self.abort() from error
+        except (ConnectionError, RuntimeError) as error:
+            raise self.abort() from error
+
+    def abort(self) -> Aborted:
+        """Drop the connection at once: an orderly end would make a part look like the whole."""
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
+        return Aborted("connection dropped")

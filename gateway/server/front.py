@@ -1,0 +1,313 @@
+"""The front: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
+has the answer delivered; it is the one place where errors become responses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass
+
+from aiohttp import hdrs, web
+from aiohttp.http import HttpVersion10, HttpVersion11
+from multidict import CIMultiDict
+
+from gateway.config import GatewayConfig
+from gateway.engine.answer import Answer
+from gateway.engine.core import Engine, route_for
+from gateway.engine.relay import Passed
+from gateway.engine.request import Read, Uncacheable
+from gateway.engine.route import Route
+from gateway.engine.tail import Subscription
+from gateway.errors import BadRequest, Fault, GatewayError, LoopDetected, NoRoute
+from gateway.metrics_seam import Recorder
+from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.forwarding import is_looping, request_headers_for_origin, response_headers_for_client
+from gateway.protocol.mode import Mode
+from gateway.protocol.names import SSE_TYPE
+from gateway.protocol.offsets import START, is_well_formed
+from gateway.protocol.target import BadTarget, Target, parse_target
+from gateway.server import cors
+from gateway.server.delivery import Aborted, Delivery
+from gateway.server.upload import Upload
+from gateway.upstream.client import Reply
+
+_log = logging.getLogger("gateway.front")
+
+_METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
+_RESERVED = "/__ds"
+"""Subscriptions live below this; they are nobody's stream."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request on its way: what is known of it for the answer and for the record."""
+
+    request: web.BaseRequest
+    mode: Mode = Mode.OTHER
+    outcome: Outcome = Outcome.REFUSED
+    route: Route | None = None
+    delivery: Delivery | None = None
+
+
+class Front:
+    """Answers clients.  Owns nothing: the engine does."""
+
+    def __init__(self, config: GatewayConfig, engine: Engine, routes: Sequence[Route], recorder: Recorder) -> None:
+        self._node = config.server.node_name
+        self._limits = config.limits
+        self._engine = engine
+        self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
+        self._recorder = recorder
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        began = self._engine.clock.now()
+        exchange = Exchange(request)
+        try:
+            return await self._answer(exchange)
+        except Aborted as error:
+            exchange.outcome = Outcome.ABORTED
+            raise ConnectionError from error
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.outcome = Outcome.ABORTED
+            raise
+        finally:
+            self._recorder.request(exchange.mode, exchange.outcome, self._engine.clock.now() - began)
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
+        exchange.delivery = Delivery(exchange.request, self._recorder, self._limits.client_write_timeout_s)
+        try:
+            return await self._dispatch(exchange)
+        except BadTarget as error:
+            return await self._refuse(exchange, BadRequest(str(error)))
+        except GatewayError as error:
+            return await self._refuse(exchange, error)
+
+    async def _refuse(self, exchange: Exchange, error: GatewayError) -> web.StreamResponse:
+        """The one place where an error becomes a response: a status and one line."""
+        exchange.outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
+        headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
+        headers["X-Content-Type-Options"] = "nosniff"
+        headers["Cache-Status"] = cache_status(self._node, exchange.outcome)
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = str(error.retry_after_s)
+        self._finish(exchange, headers)
+        assert exchange.delivery is not None
+        if not exchange.request.content.is_eof():
+            # What is left of the body is not worth reading: the connection goes with this answer.
+            headers["Connection"] = "close"
+        return await exchange.delivery.text(error.status, headers, f"{error}\n".encode())
+
+    def _finish(self, exchange: Exchange, headers: CIMultiDict[str]) -> None:
+        """What every response carries."""
+        config = exchange.route.config.cors if exchange.route is not None else None
+        if config is not None:
+            cors.apply(config, exchange.request.headers.get(hdrs.ORIGIN), headers)
+        if hdrs.VIA not in headers:
+            headers[hdrs.VIA] = f"1.1 {self._node}"
+        headers.setdefault(hdrs.SERVER, self._node)
+
+    async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
+        request = exchange.request
+        target = parse_target(request._message.path)
+        exchange.mode = _mode(request.method, target)
+        route = exchange.route = route_for(self._routes, _host(request, target), target.path)
+        if route is None:
+            raise NoRoute
+        if is_looping(request.headers, self._node):
+            raise LoopDetected
+        if (preflight := self._preflight(exchange, route)) is not None:
+            return await preflight
+        credentials = route.credentials(request.headers)
+        shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
+        if request.method == "GET" and not request.can_read_body and exchange.mode is not Mode.OTHER and shares:
+            source = route.source(target, credentials)
+            key = route.key(target, credentials)
+            read = Read(
+                route,
+                key,
+                source,
+                _start(target, exchange.mode),
+                target.cursor,
+                ", ".join(request.headers.getall("If-None-Match", ())) or None,
+                is_private=bool(credentials) and route.config.credentials != "shared",
+            )
+            if key not in route.uncacheable:
+                try:
+                    return await self._read(exchange, read)
+                except Uncacheable:
+                    pass
+        return await self._pass(exchange, route, target, credentials)
+
+    def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
+        request = exchange.request
+        origin = request.headers.get(hdrs.ORIGIN)
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+        if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
+            return None
+        answer = cors.preflight_headers(
+            route.config.cors, origin, wanted, request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+        )
+        assert exchange.delivery is not None
+        exchange.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
+        headers = CIMultiDict(answer or {"Vary": "Origin"})
+        headers["Cache-Status"] = cache_status(self._node, exchange.outcome)
+        return exchange.delivery.text(204 if answer is not None else 403, headers, b"")
+
+    # -- reads
+
+    async def _read(self, exchange: Exchange, read: Read) -> web.StreamResponse:
+        assert exchange.delivery is not None
+        if exchange.mode is Mode.SSE:
+            opened = await self._engine.open_sse(read)
+            if isinstance(opened, Subscription):
+                return await self._subscribe(exchange, read, opened)
+            answer: Answer = opened
+        elif exchange.mode is Mode.LONGPOLL:
+            self._recorder.subscribers(Mode.LONGPOLL, 1)
+            try:
+                answer = await self._engine.long_poll(read)
+            finally:
+                self._recorder.subscribers(Mode.LONGPOLL, -1)
+        else:
+            answer = await self._engine.catch_up(read)
+        exchange.outcome = answer.outcome
+        self._finish(exchange, answer.headers)
+        try:
+            return await exchange.delivery.answer(answer)
+        finally:
+            answer.close()
+
+    async def _subscribe(self, exchange: Exchange, read: Read, subscription: Subscription) -> web.StreamResponse:
+        assert exchange.delivery is not None
+        exchange.outcome = Outcome.FOLLOWED
+        self._recorder.subscribers(Mode.SSE, 1)
+        try:
+            headers = CIMultiDict(subscription.stream.headers)
+            headers.update(subscription.headers)
+            headers["Content-Type"] = SSE_TYPE
+            headers["Cache-Control"] = "no-cache"
+            headers["Cache-Status"] = cache_status(self._node, Outcome.FOLLOWED)
+            self._finish(exchange, headers)
+            return await exchange.delivery.stream(
+                web.StreamResponse(status=200, headers=headers), subscription.frames()
+            )
+        finally:
+            self._recorder.subscribers(Mode.SSE, -1)
+            subscription.close()
+
+    # -- everything else
+
+    async def _pass(
+        self, exchange: Exchange, route: Route, target: Target, credentials: CIMultiDict[str]
+    ) -> web.StreamResponse:
+        request, delivery = exchange.request, exchange.delivery
+        assert delivery is not None
+        expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+        if expects and request.can_read_body and request.version != HttpVersion10:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            # That was no part of the response: an error may still be answered properly.
+            request.writer.output_size = 0
+        upload = Upload(request, self._limits) if request.can_read_body else None
+        headers = request_headers_for_origin(
+            request.headers,
+            node=self._node,
+            client=request.remote,
+            host=request.host,
+            scheme=request.scheme,
+            http_version=f"{request.version.major}.{request.version.minor}",
+        )
+        if request.method in ("GET", "HEAD") and exchange.mode is not Mode.OTHER:
+            # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
+            headers["Accept-Encoding"] = "identity"
+        passed = Passed(
+            route,
+            route.key(target, credentials),
+            exchange.mode,
+            request.method,
+            target.path,
+            _raw_query(request),
+            headers,
+            upload.chunks() if upload is not None else None,
+        )
+        try:
+            reply = await self._send(passed)
+        except GatewayError:
+            if upload is not None and upload.error is not None:
+                raise upload.error from None
+            raise
+        async with reply:
+            exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
+            passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
+            status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
+            passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])
+            self._finish(exchange, passed_on)
+            response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=passed_on)
+            return await delivery.stream(response, self._counted(reply))
+
+    async def _counted(self, reply: Reply) -> AsyncIterator[bytes]:
+        async for chunk in reply.chunks():
+            self._recorder.upstream_bytes(len(chunk))
+            yield chunk
+
+    async def _send(self, passed: Passed) -> Reply:
+        """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
+        what it changed is recorded all the same."""
+        task = self._engine.tasks.start(self._engine.relay.send(passed), f"{passed.method} {passed.path}")
+        try:
+            reply: Reply = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if passed.mode in (Mode.CREATE, Mode.APPEND, Mode.DELETE):
+                task.add_done_callback(_close_unwanted)
+            else:
+                task.cancel()
+            raise
+        return reply
+
+
+def _close_unwanted(task: asyncio.Task[Reply]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
+
+
+def _mode(method: str, target: Target) -> Mode:
+    path = target.path
+    if f"{_RESERVED}/" in path or path.endswith(_RESERVED):
+        return Mode.OTHER
+    if method != "GET":
+        return _METHODS.get(method, Mode.OTHER)
+    match target.live:
+        case None:
+            return Mode.CATCHUP
+        case "long-poll":
+            return Mode.LONGPOLL
+        case "sse":
+            return Mode.SSE
+        case _:
+            return Mode.OTHER
+
+
+def _start(target: Target, mode: Mode) -> str:
+    offset = target.offset
+    if offset is None:
+        if mode is not Mode.CATCHUP:
+            raise BadRequest("A live read needs an offset")
+        return START
+    if not is_well_formed(offset):
+        raise BadRequest("Invalid offset format")
+    return offset
+
+
+def _host(request: web.BaseRequest, target: Target) -> str:
+    """The host that is asked for, lower case, without a port (RFC 9112 §3.2)."""
+    hosts = request.headers.getall(hdrs.HOST, [])
+    if len(hosts) > 1 or (not hosts and request.version >= HttpVersion11):
+        raise BadRequest("Exactly one Host header is needed")
+    host = target.authority or (hosts[0].lower() if hosts else "")
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _raw_query(request: web.BaseRequest) -> str:
+    return request._message.path.partition("?")[2].partition("#")[0]

@@ -1,0 +1,44 @@
+"""A client's request body on its way to the origin: bounded in size and in silence, and honest about how it ended.
+
+What goes wrong here surfaces in the upstream client as a failed request; `error` tells whose fault it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from gateway.config import LimitsConfig
+from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout
+
+
+class Upload:
+    """The body of one request, to be read once."""
+
+    def __init__(self, request: web.BaseRequest, limits: LimitsConfig) -> None:
+        if (request.content_length or 0) > limits.max_request_bytes:
+            raise BodyTooLarge
+        self._request = request
+        self._limits = limits
+        self.error: GatewayError | None = None
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        size = 0
+        content = self._request.content
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.client_idle_timeout_s):
+                    chunk = await content.readany()
+            except TimeoutError:
+                self.error = RequestTimeout()
+                raise self.error from None
+            if not chunk:
+                return
+            size += len(chunk)
+            if size > self._limits.max_request_bytes:
+                self.error = BodyTooLarge()
+                raise self.error
+            yield chunk
