@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 import uvloop
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
@@ -335,21 +335,14 @@ def _print_lines_to_paste(url: str) -> None:
     )
     console = Console(soft_wrap=True, highlight=False)
     for comment, line in lines:
-        console.print(f"# {comment}", style="dim", markup=False)
-        console.print(line, markup=False)
+        console.print(Text(f"# {comment}", "dim"))
+        console.print(Text(line))
     sys.stdout.flush()
 
 
 def _print_settings(loaded: LoadedConfig) -> None:
-    settings = list(loaded.settings())
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        width = max(len(f"{setting.key} = {setting.text}") for setting in settings)
-        for setting in settings:
-            typer.echo(f"{f'{setting.key} = {setting.text}':<{width}}  # {setting.source}")
-        return
-    table = Table("key", "value", "source", box=None, pad_edge=False)
-    for setting in settings:
-        style = "dim" if setting.source == "default" else None
-        table.add_row(setting.key, setting.text, setting.source, style=style)
-    console.print(table, markup=False)
+    console = Console(soft_wrap=True, highlight=False)
+    lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in loaded.settings()]
+    width = max(len(line) for line, _ in lines)
+    for line, source in lines:
+        console.print(Text(f"{line:<{width}}  # {source}", "dim" if source == "default" else ""))
