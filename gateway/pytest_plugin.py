@@ -7,33 +7,38 @@ Installed with the package, so any project that tests against Durable Streams ha
         await my_reader(durable_origin.url + "/orders")
         assert durable_origin.origin.counters.requests["catchup"] == 3
 
-| fixture | gives |
-|---|---|
-| `durable_origin` | a running in-memory origin: `.url`, `.origin.store`, `.origin.faults`, `.origin.counters`, `await .stop()` |
-| `durable_gateway` | a gateway in front of it: `.gateway_url`, `.admin_url`, `await .stop()` |
-| `durable_origin_settings` | override it to return other `OriginSettings` |
-| `durable_gateway_settings` | override it to return fields of the configuration, by name |
+    durable_origin            a running in-memory origin: `.url`, `.origin.store`, `.origin.faults`, `.origin.counters`,
+                              `await .stop()`
+    durable_gateway           a gateway in front of it: `.gateway_url`, `.admin_url`, `await .stop()`
+    durable_origin_settings   override it to return other `OriginSettings`
+    durable_gateway_settings  override it to return fields of the gateway's configuration, by name
 
-The first two are asynchronous and live for one test; they need pytest-asyncio (pytest-aiohttp brings it).  Without it this
-module still loads, so that installing the gateway does not break a project that tests synchronously.  Nothing of the
-gateway is imported before a fixture is asked for.
+The first two are asynchronous and live for one test; they need pytest-asyncio (pytest-aiohttp brings it).  Without it
+this module still loads, so that installing the gateway does not break a project that tests synchronously.  Nothing of
+the gateway is imported before a fixture is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
-
-try:
-    from pytest_asyncio import fixture as _async_fixture
-except ImportError:  # the fixtures below then fail by pytest's own message about asynchronous fixtures
-    _async_fixture = pytest.fixture
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
     from gateway.origin.app import OriginSettings, RunningOrigin
+
+
+Fixture = TypeVar("Fixture", bound=Callable[..., Any])
+
+
+def _asynchronous(function: Fixture) -> Fixture:
+    try:
+        import pytest_asyncio
+    except ImportError:  # whoever asks for the fixture then has pytest's own message about asynchronous ones
+        return cast(Fixture, pytest.fixture(function))
+    return cast(Fixture, pytest_asyncio.fixture(function))
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def durable_gateway_settings() -> dict[str, Any]:
     return {}
 
 
-@_async_fixture
+@_asynchronous
 async def durable_origin(durable_origin_settings: OriginSettings) -> AsyncIterator[RunningOrigin]:
     """A running in-memory origin, stopped after the test."""
     from gateway.origin.app import start_origin
@@ -63,7 +68,7 @@ async def durable_origin(durable_origin_settings: OriginSettings) -> AsyncIterat
         await running.stop(grace_s=1.0)
 
 
-@_async_fixture
+@_asynchronous
 async def durable_gateway(
     durable_origin: RunningOrigin, durable_gateway_settings: dict[str, Any]
 ) -> AsyncIterator[RunningGateway]:

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from gateway.clock import Clock, SystemClock
 from gateway.origin.counters import Counters
+from gateway.origin.delivery import SERVER_NAME
 from gateway.origin.faults import Faults
 from gateway.origin.handlers import Handlers
 from gateway.origin.live import Drain
@@ -123,7 +124,9 @@ class _Connection(web.RequestHandler):
             _log.error("a connection failed", exc_info=exc)
         text = "Malformed request" if status < 500 else "Internal error"
         response = web.Response(
-            status=status, text=f"{text}\n", headers={**COMMON_HEADERS, "Cache-Control": CACHE_NEVER}
+            status=status,
+            text=f"{text}\n",
+            headers={"Server": SERVER_NAME, **COMMON_HEADERS, "Cache-Control": CACHE_NEVER},
         )
         response.force_close()
         return response

@@ -109,4 +109,4 @@ class Record:
         for boundary in (*back, *onward):
             if self.payload[boundary] & 0xC0 != 0x80:
                 return boundary
-        return end
+        return len(self.payload) if len(self.payload) <= skip + 4 else end

@@ -1,0 +1,38 @@
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from gateway.clock import Clock
+from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
+
+Start = Callable[..., Awaitable[RunningOrigin]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts origins that are stopped after the test."""
+    running: list[RunningOrigin] = []
+
+    async def start_one(
+        settings: OriginSettings | None = None, *, origin: Origin | None = None, clock: Clock | None = None
+    ) -> RunningOrigin:
+        running.append(await start_origin(settings, origin=origin, clock=clock))
+        return running[-1]
+
+    yield start_one
+    for one in running:
+        one.origin.faults.clear()
+        await one.stop(grace_s=1.0)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[ClientSession]:
+    """A client that adds nothing of its own and opens as many connections as a test wants."""
+    async with ClientSession(
+        connector=TCPConnector(limit=0),
+        auto_decompress=False,
+        skip_auto_headers=["Content-Type"],
+        timeout=ClientTimeout(total=30),
+    ) as session:
+        yield session
