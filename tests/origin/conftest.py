@@ -1,6 +1,8 @@
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from gateway.clock import Clock
@@ -36,3 +38,8 @@ async def http() -> AsyncIterator[ClientSession]:
         timeout=ClientTimeout(total=30),
     ) as session:
         yield session
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Both loops: programs run on uvloop, projects that test against the origin mostly do not."""
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
