@@ -15,7 +15,7 @@ NODE_INSTALLED := $(NODE)/node_modules/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
-NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) < 20)
+NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
 
 COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-unsafe --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
