@@ -29,8 +29,8 @@ HEARTBEAT: Final = b": heartbeat\n\n"
 DEFAULT_MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 _BOM: Final = b"\xef\xbb\xbf"
-_DATA_HEAD: Final = f"event: {EVENT_DATA}\ndata: ".encode()
-_CONTROL_HEAD: Final = f"event: {EVENT_CONTROL}\ndata: ".encode()
+_DATA_HEAD: Final = f"event: {EVENT_DATA}\ndata:".encode()
+_CONTROL_HEAD: Final = f"event: {EVENT_CONTROL}\ndata:".encode()
 _NAMES: Final = {EVENT_DATA.encode(): EVENT_DATA, EVENT_CONTROL.encode(): EVENT_CONTROL}
 
 
@@ -218,5 +218,7 @@ def encode_data(payload: bytes | Sequence[bytes], *, base64: bool) -> bytes:
     if b"\r" in body:
         body = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\n" in body:
-        body = body.replace(b"\n", b"\ndata: ")
-    return _DATA_HEAD + body + b"\n\n"
+        body = body.replace(b"\n", b"\ndata:")
+        body = body.replace(b"\ndata: ", b"\ndata:  ")
+    # One space after the colon belongs to the framing, so a line that begins with one is given a second.
+    return (_DATA_HEAD + b" " if body.startswith(b" ") else _DATA_HEAD) + body + b"\n\n"

@@ -274,11 +274,11 @@ class TestControl:
 
 class TestData:
     def test_an_empty_payload_is_one_empty_line(self) -> None:
-        assert encode_data(b"", base64=False) == b"event: data\ndata: \n\n"
-        assert encode_data(b"", base64=True) == b"event: data\ndata: \n\n"
+        assert encode_data(b"", base64=False) == b"event: data\ndata:\n\n"
+        assert encode_data(b"", base64=True) == b"event: data\ndata:\n\n"
 
     def test_text_is_split_on_all_three_line_endings(self) -> None:
-        assert encode_data(b"a\rb\nc\r\nd", base64=False) == b"event: data\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
+        assert encode_data(b"a\rb\nc\r\nd", base64=False) == b"event: data\ndata:a\ndata:b\ndata:c\ndata:d\n\n"
 
     def test_a_payload_cannot_smuggle_an_event(self) -> None:
         hostile = b"a\n\nevent: control\rdata: {}\r\n\r\n"
