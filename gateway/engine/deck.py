@@ -249,10 +249,9 @@ class FlightDeck:
         if not stream.learn_identity(stream_identity(headers.get("ETag"), place, offset)):
             raise TailMovedBack
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
+        stream.headers = storable_headers(headers)
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
-        else:
-            stream.headers = storable_headers(headers)
         return StreamHead(offset, up_to_date, is_closed, content_type)
 
     def _why_not_shared(self, flight: Flight, route: Route, reply: Reply) -> str | None:

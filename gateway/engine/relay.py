@@ -18,6 +18,7 @@ from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
+from gateway.protocol.forwarding import storable_headers
 from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
@@ -103,6 +104,7 @@ class Relay:
         stream = self._library.open(passed.key, self._clock.now())
         stream.lifetime = lifetime_from_headers(passed.headers)
         stream.learn_type(reply.headers["Content-Type"])
+        stream.headers = storable_headers(reply.headers)
         self._reached(stream, reply)
 
     def _acknowledge(self, passed: Passed, reply: Reply) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gateway.clock import Clock, wait_until
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.deck import METADATA, FlightDeck
-from gateway.engine.replies import refusal_answer, stream_headers, timed_out
+from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Read, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
@@ -27,6 +27,7 @@ from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
 from gateway.protocol.sse import HEARTBEAT
 from gateway.tape.stream import Stream
+from gateway.tape.tape import Reading
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
 
 _EVENT_BYTES = 1 << 18
@@ -34,6 +35,7 @@ _EVENT_BYTES = 1 << 18
 _SHORTEST_SSE_S = 1.0
 """The TypeScript client gives SSE up after three connections that lived less long than this."""
 _LIFETIME_JITTER = (0.8, 1.0)
+_SETTLING_S = 1.0
 _TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
 
 
@@ -153,7 +155,14 @@ class Tail:
             self._check_ended(stream)
             reading = tape.read(read.start, self._max_reply_bytes)
             if reading.size:
-                return self._polled(read, stream, topic, reading.pieces, reading.end, outcome)
+                if not self._is_settled(stream, topic, reading.end):
+                    # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
+                    head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
+                    self._check_ended(stream)
+                    reading = tape.read(read.start, self._max_reply_bytes)
+                    if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end:
+                        return self._polled(read, stream, reading, Outcome.REVALIDATED, is_current=True)
+                return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))
             if tape.is_closed_at(reading.end):
                 return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
             outcome = Outcome.FOLLOWED
@@ -164,23 +173,28 @@ class Tail:
                 return await self._nothing_new(read, stream, topic, reading.end)
             await wait_until(topic.changed.next(), self._clock, left)
 
-    def _polled(
-        self, read: Read, stream: Stream, topic: Topic, pieces: tuple[bytes, ...], end: str, outcome: Outcome
-    ) -> Answer:
+    @staticmethod
+    def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
+        """Whether it is known if `end` is the tail: it is and the follower vouches for it, or there is more."""
+        tape = stream.tape
+        return tape.is_closed_at(end) or topic.is_current(end) or tape.knows_after(end) or tape.is_short(end)
+
+    def _polled(self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, *, is_current: bool) -> Answer:
+        end = reading.end
         is_closed = stream.tape.is_closed_at(end)
         headers = stream_headers(
             read,
             stream,
             end=end,
-            up_to_date=is_closed or topic.is_current(end),
+            up_to_date=is_closed or is_current,
             is_closed=is_closed,
             outcome=outcome,
             cursor=next_cursor(self._clock.wall(), read.cursor, self._rng),
         )
         if matches(read.if_none_match, headers["ETag"]):
-            return Answer(304, headers, outcome)
+            return Answer(304, not_modified(headers), outcome)
         parts = Parts()
-        parts.add_pieces(pieces)
+        parts.add_pieces(reading.pieces)
         return Answer(200, headers, outcome, parts, stream.tape.is_json)
 
     async def _nothing_new(self, read: Read, stream: Stream, topic: Topic, at: str) -> Answer:
@@ -195,7 +209,9 @@ class Tail:
         self._check_ended(stream)
         reading = stream.tape.read(at, self._max_reply_bytes)
         if reading.size:
-            return self._polled(read, stream, topic, reading.pieces, reading.end, Outcome.MISS)
+            assert isinstance(head, StreamHead)
+            is_current = head.up_to_date and head.next_offset == reading.end
+            return self._polled(read, stream, reading, Outcome.MISS, is_current=is_current)
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
             raise Uncacheable(_TOO_LARGE)
@@ -213,11 +229,20 @@ class Tail:
         try:
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._fill(read, stream, topic, at)
+            await self._settle_in(stream, topic)
             self._check_ended(stream)
         except BaseException:
             self.detach(read, topic)
             raise
         return Subscription(self, read, stream, topic, at)
+
+    async def _settle_in(self, stream: Stream, topic: Topic) -> None:
+        """Give a follower that is just connecting a moment, so that the first control event can tell of the tail."""
+        deadline = self._clock.now() + _SETTLING_S
+        while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
+            left = deadline - self._clock.now()
+            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+                return
 
     async def events(self, read: Read, stream: Stream, topic: Topic, at: str) -> AsyncIterator[bytes]:
         """Whole frames from `at` on: data with control behind it, control alone, heartbeats.
