@@ -84,6 +84,17 @@ class Route:
             path = path[len(self._prefix) :] or "/"
         return self._authority + self._base_path + path
 
+    def public_location(self, location: str, public: str) -> str:
+        """A Location of the origin's as clients reach it; `public` is scheme and authority as the client named them.
+
+        What points elsewhere is left alone (compare nginx's `proxy_redirect default`).
+        """
+        own = self._authority + self._base_path
+        if location != own and not location.startswith(own + "/"):
+            return location
+        path = location[len(own) :]
+        return public + (self._prefix + path if self.config.strip_prefix else path)
+
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
         """The request's headers that make it one with credentials; all values of each."""
         found: CIMultiDict[str] = CIMultiDict()

@@ -241,6 +241,8 @@ class Front:
             passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
             status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
             passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])
+            if (location := passed_on.get(hdrs.LOCATION)) is not None:
+                passed_on[hdrs.LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
             self._finish(exchange, passed_on)
             response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=passed_on)
             return await delivery.stream(response, self._counted(reply))
