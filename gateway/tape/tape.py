@@ -213,10 +213,10 @@ class Tape:
         self.cost += TOKEN_COST
 
     def drop_oldest(self) -> int:
-        """Forget the block laid first; the cost that came free (0 when there was none)."""
+        """Forget the block laid first, or the empty steps where there is none; the cost that came free."""
         first = next(iter(self._blocks.values()), None)
         if first is None:
-            return 0
+            return self.drop_all()
         before = self.cost
         del self._blocks[first.start]
         tokens = {token for _, token in first.marks if self._index.get(token, (None, 0))[0] is first}

@@ -1,0 +1,209 @@
+"""A tape against the simplest thing it could be: the stream's messages, and the place of every token."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from gateway.errors import GatewayError
+from gateway.protocol.offsets import START
+from gateway.tape import block as block_module
+from gateway.tape.tape import TAPE_COST, TOKEN_COST, Reading, Tape
+
+# What makes a careless reader of JSON stumble: the separators, as values, in strings, behind escapes, in any script.
+JSON_MESSAGES = st.sampled_from(
+    [
+        "1", "2", "12", "-0.5e3", "null", '""', '","', '"],["', '"[1,2]"', "[1,2]", "[]", "[[],[1]]", '{"a":[1,{"b":"]"}]}',
+        '"\\",\\""', '"\\\\"', '"é,ü"', '"𝄞"', '" , "', '{ "a" : 1 }', "[ 1 , 2 ]", '"a"', '"a,\\"a"',
+    ]
+)  # fmt: skip
+BYTE_MESSAGES = st.sampled_from([b"a", b"b", b",", b"aa", b"a,", b"[", b"]", b"\x00\xff", b"aaaaaaaaaa"])
+
+
+def recount(tape: Tape) -> int:
+    """What the tape should say it costs, from what it holds."""
+    tokens = sum(len(block.marks) + 1 for block in tape._blocks.values()) + len(tape._hops)
+    return TAPE_COST + sum(len(piece) for block in tape._blocks.values() for piece in block.pieces) + tokens * TOKEN_COST
+
+
+def cut_up(text: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """The text in the pieces that a network might have made of it."""
+    places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
+    return [text[left:right] for left, right in zip(places, places[1:], strict=False)]
+
+
+class TapeAgainstModel(RuleBasedStateMachine):
+    """Tokens come in two spellings for one place, since origins name the beginning and empty steps twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    @initialize(is_json=st.booleans())
+    def begin(self, is_json: bool) -> None:
+        self.is_json = is_json
+        self.messages: list[bytes] = []
+        self.places: dict[str, int] = {START: 0, "0000": 0}
+        self.tape = Tape("i", is_json)
+        self.is_closed = False
+
+    def token(self, data: st.DataObject, low: int = 0) -> str:
+        return data.draw(st.sampled_from(sorted(token for token, place in self.places.items() if place >= low)))
+
+    def joined(self, start: int, end: int, comma: bytes = b",") -> bytes:
+        return (comma if self.is_json else b"").join(self.messages[start:end])
+
+    def is_same(self, pieces: Sequence[bytes], start: int, end: int) -> bool:
+        text = b"".join(pieces)
+        if not self.is_json:
+            return text == self.joined(start, end)
+        return bool(json.loads(b"[" + text + b"]") == [json.loads(message) for message in self.messages[start:end]])
+
+    # -- the origin moves
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def append(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            message = data.draw(JSON_MESSAGES).encode() if self.is_json else data.draw(BYTE_MESSAGES)
+            self.messages.append(message)
+        place = len(self.messages)
+        self.places[f"{place:04d}"] = place
+
+    @rule(data=st.data())
+    def name_a_place_between(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.messages)))
+        self.places[f"{place:04d}"] = place
+
+    @rule(data=st.data())
+    def name_a_place_twice(self, data: st.DataObject) -> None:
+        token = self.token(data)
+        place = self.places[token]
+        if not self.is_closed or place < len(self.messages):
+            self.places[f"{place:04d}a"] = place
+
+    # -- the gateway fetches
+
+    @rule(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=4), is_spaced=st.booleans())
+    def fetch(self, data: st.DataObject, cuts: list[int], is_spaced: bool) -> None:
+        start = self.token(data)
+        end = self.token(data, self.places[start])
+        self.lay(start, end, cuts, is_spaced)
+
+    @rule(cuts=st.lists(st.integers(0, 200), max_size=4))
+    def fetch_at_the_tail(self, cuts: list[int]) -> None:
+        tail = max(self.places, key=lambda token: (self.places[token], token))
+        start = self.tape.tail or START
+        self.lay(start, tail, cuts, is_spaced=False)
+
+    def lay(self, start: str, end: str, cuts: list[int], is_spaced: bool) -> None:
+        low, high = self.places[start], self.places[end]
+        if start not in (START, end) and end < start:
+            return  # the two spellings of one place, the wrong way round
+        text = self.joined(low, high, b" , " if is_spaced else b",")
+        pieces = cut_up(text, cuts) if text else []
+        self.tape.check(start, end, has_bytes=bool(text))
+        self.now += 1
+        self.tape.lay(start, end, pieces, self.now)
+        self.tape.reached(end, is_short=high < len(self.messages))
+
+    @precondition(lambda self: not self.is_closed)
+    @rule()
+    def close(self) -> None:
+        self.is_closed = True
+        tail = max(self.places, key=lambda token: (self.places[token], token))
+        self.tape.reached(tail, is_closed=True)
+
+    @rule()
+    def drop_oldest(self) -> None:
+        before = self.tape.cost
+        assert self.tape.drop_oldest() == before - self.tape.cost
+
+    @rule()
+    def drop_all(self) -> None:
+        before = self.tape.cost
+        assert self.tape.drop_all() == before - self.tape.cost
+        assert self.tape.cost == TAPE_COST
+        assert self.tape.token_count == 0
+
+    @rule()
+    def drop_block_by_block(self) -> None:
+        while self.tape.drop_oldest():
+            pass
+        assert self.tape.cost == TAPE_COST
+        assert self.tape.token_count == 0
+
+    # -- readers
+
+    @rule(data=st.data(), limit=st.integers(1, 40))
+    def read(self, data: st.DataObject, limit: int) -> None:
+        start = self.token(data)
+        self.check_reading(start, self.tape.read(start, limit))
+
+    @rule(data=st.data(), limit=st.integers(1, 40))
+    def walk(self, data: st.DataObject, limit: int) -> None:
+        at = self.token(data)
+        for _ in range(len(self.messages) + 1):
+            reading = self.tape.read(at, limit)
+            self.check_reading(at, reading)
+            if not reading.size:
+                assert not self.tape.knows_after(at)
+                return
+            at = reading.end
+        raise AssertionError("a walk does not end")
+
+    def check_reading(self, start: str, reading: Reading) -> None:
+        low, high = self.places[start], self.places[reading.end]
+        assert low <= high
+        assert self.is_same(reading.pieces, low, high)
+        assert bool(reading.size) == (low < high) == self.tape.knows_after(start)
+        if reading.size:
+            assert 0 < reading.laid_at <= self.now
+
+    @invariant()
+    def cost_is_what_a_recount_says(self) -> None:
+        if hasattr(self, "tape"):
+            assert self.tape.cost == recount(self.tape)
+
+    @invariant()
+    def no_token_leads_out_of_the_tape(self) -> None:
+        if not hasattr(self, "tape"):
+            return
+        held = set(map(id, self.tape._blocks.values()))
+        assert {id(block) for block, _ in self.tape._index.values()} <= held
+        assert {id(block) for block in self.tape._ending.values()} <= held
+        marked = {token for block in self.tape._blocks.values() for _, token in block.marks}
+        assert set(self.tape._index) == marked
+        assert all(block.end == token for token, block in self.tape._ending.items())
+
+    @invariant()
+    def what_it_says_of_the_tail_is_true(self) -> None:
+        if not hasattr(self, "tape"):
+            return
+        for token, place in self.places.items():
+            if self.tape.is_short(token):
+                assert place < len(self.messages)
+            if self.tape.is_closed_at(token):
+                assert self.is_closed
+                assert place == len(self.messages)
+
+
+def test_a_tape_gives_back_the_streams_bytes_in_every_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Blocks and pieces so small that a few messages make several of each.
+    monkeypatch.setattr(block_module, "SEAL_BYTES", 12)
+    monkeypatch.setattr(block_module, "_PIECE_BYTES", 6)
+    run_state_machine_as_test(TapeAgainstModel, settings=settings(max_examples=250, stateful_step_count=30))
+
+
+def test_an_answer_that_contradicts_the_tape_is_refused() -> None:
+    tape = Tape("i")
+    tape.reached("5", is_closed=True)
+    for start, end, has_bytes in (("3", "2", False), ("3", "3", True), ("5", "6", True)):
+        try:
+            tape.check(start, end, has_bytes=has_bytes)
+        except GatewayError:
+            continue
+        raise AssertionError((start, end, has_bytes))
