@@ -93,8 +93,14 @@ class Library:
     def release(self, stream: Stream) -> None:
         """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
         stream.pins -= 1
-        if not stream.pins and stream.tape.block_count == 0 and stream.lifetime is None:
+        if stream.pins or stream.ended is not None:
+            return
+        if stream.tape.block_count == 0 and stream.lifetime is None:
             self.drop(stream, End.EVICTED)
+            return
+        # It may have lost its place in the order together with its bytes, while it could not be given up.
+        self._eviction.touch(stream.key)
+        self._charge(stream, 0)
 
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta

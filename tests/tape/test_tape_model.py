@@ -2,11 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gateway.errors import GatewayError
 from gateway.protocol.offsets import START
@@ -16,7 +24,8 @@ from gateway.tape.tape import TAPE_COST, TOKEN_COST, Reading, Tape
 # What makes a careless reader of JSON stumble: the separators, as values, in strings, behind escapes, in any script.
 JSON_MESSAGES = st.sampled_from(
     [
-        "1", "2", "12", "-0.5e3", "null", '""', '","', '"],["', '"[1,2]"', "[1,2]", "[]", "[[],[1]]", '{"a":[1,{"b":"]"}]}',
+        "1", "2", "12", "-0.5e3", "null", '""', '","', '"],["', '"[1,2]"', "[1,2]", "[]", "[[],[1]]",
+        '{"a":[1,{"b":"]"}]}',
         '"\\",\\""', '"\\\\"', '"é,ü"', '"𝄞"', '" , "', '{ "a" : 1 }', "[ 1 , 2 ]", '"a"', '"a,\\"a"',
     ]
 )  # fmt: skip
@@ -26,13 +35,15 @@ BYTE_MESSAGES = st.sampled_from([b"a", b"b", b",", b"aa", b"a,", b"[", b"]", b"\
 def recount(tape: Tape) -> int:
     """What the tape should say it costs, from what it holds."""
     tokens = sum(len(block.marks) + 1 for block in tape._blocks.values()) + len(tape._hops)
-    return TAPE_COST + sum(len(piece) for block in tape._blocks.values() for piece in block.pieces) + tokens * TOKEN_COST
+    return (
+        TAPE_COST + sum(len(piece) for block in tape._blocks.values() for piece in block.pieces) + tokens * TOKEN_COST
+    )
 
 
 def cut_up(text: bytes, cuts: Sequence[int]) -> list[bytes]:
     """The text in the pieces that a network might have made of it."""
     places = sorted({cut % (len(text) + 1) for cut in cuts} | {0, len(text)})
-    return [text[left:right] for left, right in zip(places, places[1:], strict=False)]
+    return [text[left:right] for left, right in pairwise(places)]
 
 
 class TapeAgainstModel(RuleBasedStateMachine):
