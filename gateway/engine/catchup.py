@@ -103,7 +103,8 @@ class _Attempt:
             return True
         if not self.parts.size:
             return False
-        return tape.is_short(self._at) or (self.parts.size >= self._limit and tape.knows_after(self._at))
+        # What is known behind this place did not fit any more, or the origin itself had stopped here.
+        return tape.knows_after(self._at) or tape.is_short(self._at)
 
     async def _may_answer_alone(self) -> bool:
         """Whether the tape may be trusted without the origin, after asking it where that is due."""
@@ -190,6 +191,9 @@ class _Attempt:
             head = flight.error or head
         if isinstance(head, Foreign):
             raise Uncacheable(head)
+        if isinstance(head, StreamHead) and self._stream.ended is not None:
+            # Deleted or re-created while this walk was on its way: what lies before and behind may not be one stream.
+            raise TailMovedBack
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)

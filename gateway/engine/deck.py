@@ -296,6 +296,9 @@ class FlightDeck:
                 self._library.forget_bytes(stream)
             case Foreign() if flight.start == METADATA:
                 stream.lifetime = lifetime_from_headers({})
+            case Refusal(status=status) if flight.start == METADATA and status < 500 and status != 429:
+                # An origin that refuses HEAD for good is not asked before every read.
+                stream.lifetime = lifetime_from_headers({})
             case _:
                 pass
 

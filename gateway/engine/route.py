@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cachetools import TTLCache
 from multidict import CIMultiDict
@@ -113,10 +113,14 @@ class Route:
             partition = hashlib.blake2b(spelled.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return StreamKey(Group(self.config.name, target.path), target.query, partition)
 
-    def source(self, target: Target, credentials: CIMultiDict[str]) -> Source:
-        """Where the target's bytes come from, with the headers that a shared fetch carries."""
+    def source(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Source:
+        """Where the target's bytes come from, with the headers that a shared fetch carries.
+
+        `passed_nodes` are the values of the reader's CDN-Loop: a loop over several gateways is seen by its members only
+        if each hands on the names before it (RFC 8586 §2).
+        """
         headers = CIMultiDict(credentials)
         headers["Accept-Encoding"] = "identity"
         headers["Via"] = f"1.1 {self.node}"
-        headers["CDN-Loop"] = self.node
+        headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)

@@ -36,6 +36,7 @@ class Live:
         self._topics: dict[Stream, Topic] = {}
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
+        self._expiries: dict[Topic, Timer] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -57,6 +58,7 @@ class Live:
         if topic is None:
             topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
             stream.pins += 1
+            self._watch_expiry(topic)
         # The newest reader's headers: where credentials are shared, the oldest may have been revoked.
         topic.source, topic.look = source, look
         topic.readers += 1
@@ -64,6 +66,14 @@ class Live:
             linger.cancel()
         self._start(topic)
         return topic
+
+    def _watch_expiry(self, topic: Topic) -> None:
+        """An absolute end is kept here: an origin may let a live request stay open past it."""
+        life = topic.stream.lifetime
+        if life is not None and life.expires_at is not None:
+            self._expiries[topic] = self._clock.call_later(
+                life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
+            )
 
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
@@ -95,8 +105,9 @@ class Live:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
-        if (linger := self._lingers.pop(topic, None)) is not None:
-            linger.cancel()
+        for timers in (self._lingers, self._expiries):
+            if (timer := timers.pop(topic, None)) is not None:
+                timer.cancel()
         run = self._runs.pop(topic, None)
         if run is not None and run is not asyncio.current_task():
             run.cancel()

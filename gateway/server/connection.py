@@ -85,7 +85,8 @@ class ClientConnection(RequestHandler):
             raise ConnectionError("the response has begun")
         if status >= 500:
             self.log_exception("unhandled error", exc_info=exc)
-        self._server.on_bad_request()
+        else:
+            self._server.on_bad_request()
         response = web.Response(status=status, text=_TEXTS.get(status, "Internal error") + "\n")
         response.headers["Cache-Control"] = "no-store"
         response.force_close()

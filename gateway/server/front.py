@@ -121,7 +121,7 @@ class Front:
         credentials = route.credentials(request.headers)
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
         if request.method == "GET" and not request.can_read_body and exchange.mode is not Mode.OTHER and shares:
-            source = route.source(target, credentials)
+            source = route.source(target, credentials, request.headers.getall("CDN-Loop", ()))
             key = route.key(target, credentials)
             read = Read(
                 route,
