@@ -188,7 +188,10 @@ class LimitsConfig(_Model):
         default=20_000, ge=1, le=10_000_000, description="Most client connections at once; further ones are refused."
     )
     upstream_connections: int = Field(
-        default=512, ge=1, le=65_535, description="Most connections to all origins at once, live ones included."
+        default=512,
+        ge=1,
+        le=65_535,
+        description="Most connections to all origins at once, beside one for each stream followed live.",
     )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="A client must have sent a request's head within this."

@@ -65,12 +65,15 @@ class Relay:
         url = route.upstream_base(passed.path)
         if passed.raw_query:
             url = f"{url}?{passed.raw_query}"
-        bounds = route.live_bounds if passed.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
+        is_live = passed.mode in (Mode.LONGPOLL, Mode.SSE)
+        bounds = route.live_bounds if is_live else route.bounds
         self._recorder.upstream_request(passed.mode)
         is_write = passed.mode in WRITES
         is_known = False
         try:
-            reply = await self._client.send(passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body)
+            reply = await self._client.send(
+                passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body, is_live=is_live
+            )
             is_known = reply.status < 500
             if is_write and is_known:
                 self._record(passed, reply)

@@ -228,7 +228,7 @@ class Follower:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
         self._stream.contacted_at = self._clock.now()
-        return await self._client.send("GET", source.url(at, live, cursor), headers, bounds)
+        return await self._client.send("GET", source.url(at, live, cursor), headers, bounds, is_live=True)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""

@@ -130,28 +130,23 @@ class Reply:
 
 
 class Client:
-    """One connection pool for all origins.  `close` ends it."""
+    """Connections to all origins.  `close` ends them.
+
+    Live requests have a pool of their own, bounded by the number of clients rather than by `connections`: held for
+    minutes each, they would leave none for the requests that everybody waits for.
+    """
 
     def __init__(self, connections: int = 512) -> None:
         if aiohttp.http.HttpResponseParser is aiohttp.http_parser.HttpResponseParserPy:
             raise RuntimeError("aiohttp runs without its C parser: reinstall it from a wheel")
-        self._session = aiohttp.ClientSession(
-            connector=_Connector(limit=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=None),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            read_bufsize=_READ_BYTES,
-            max_line_size=16_384,
-            max_field_size=16_384,
-            version=HttpVersion11,
-        )
+        self._brief = _session(connections)
+        self._live = _session(0)
 
     @property
     def open_connections(self) -> int:
         """Connections in use now."""
-        connector = self._session.connector
-        return len(connector._acquired) if connector is not None else 0
+        connectors = (session.connector for session in (self._brief, self._live))
+        return sum(len(connector._acquired) for connector in connectors if connector is not None)
 
     async def send(
         self,
@@ -160,6 +155,8 @@ class Client:
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: AsyncIterator[bytes] | bytes | None = None,
+        *,
+        is_live: bool = False,
     ) -> Reply:
         """Send one request and wait for the head of its answer.
 
@@ -172,7 +169,8 @@ class Client:
         bound = bounds.first_byte_s if body is None or isinstance(body, bytes) else bounds.total_s
         try:
             async with asyncio.timeout(bound):
-                response = await self._session.request(
+                session = self._live if is_live else self._brief
+                response = await session.request(
                     method,
                     url,
                     headers=headers,
@@ -194,4 +192,19 @@ class Client:
         return Reply(response, bounds, deadline)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._brief.close()
+        await self._live.close()
+
+
+def _session(connections: int) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=_Connector(limit=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        read_bufsize=_READ_BYTES,
+        max_line_size=16_384,
+        max_field_size=16_384,
+        version=HttpVersion11,
+    )
