@@ -8,7 +8,7 @@ afterwards does so with a request of its own.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict
 from yarl import URL
@@ -67,6 +67,9 @@ class Relay:
             url = f"{url}?{passed.raw_query}"
         is_live = passed.mode in (Mode.LONGPOLL, Mode.SSE)
         bounds = route.live_bounds if is_live else route.bounds
+        if passed.mode is Mode.SSE:
+            # An origin may be silent on an SSE connection for as long as nothing is appended.
+            bounds = replace(bounds, idle_s=route.config.total_timeout_s)
         self._recorder.upstream_request(passed.mode)
         is_write = passed.mode in WRITES
         is_known = False
