@@ -158,7 +158,8 @@ class RunningOrigin:
         loop = asyncio.get_running_loop()
 
         def connection() -> _Connection:
-            handler = _Connection(server, loop=loop, access_log=_NO_ACCESS_LOG)
+            # Bodies are stored as they come: a Content-Encoding is the writer's business.
+            handler = _Connection(server, loop=loop, access_log=_NO_ACCESS_LOG, auto_decompress=False)
             handler.counters = self.origin.counters
             return handler
 

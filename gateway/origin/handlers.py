@@ -133,7 +133,7 @@ class Handlers:
         if "/__ds/" in path:
             raise NotImplementedHere
         match kind:
-            case Kind.CATCHUP | Kind.LONGPOLL | Kind.SSE:
+            case Kind.CATCHUP | Kind.LONGPOLL | Kind.SSE:  # SSE never comes here: `_events` answers it
                 return await self._read(request, path, kind)
             case Kind.HEAD:
                 return self._head(path)

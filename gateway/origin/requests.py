@@ -101,7 +101,7 @@ def create_order(headers: Mapping[str, str]) -> CreateOrder:
     fork = _fork_order(headers)
     given = headers.get("Content-Type")
     # A type that is none counts as absent: the default for a new stream, the source's for a fork.
-    content_type = given if given and _MEDIA_TYPE.match(given) else None
+    content_type = given if given and given.isascii() and _MEDIA_TYPE.match(given) else None
     return CreateOrder(content_type, _lifetime(headers), names.is_true(headers.get(names.STREAM_CLOSED)), fork)
 
 
@@ -142,8 +142,11 @@ def _fork_order(headers: Mapping[str, str]) -> ForkOrder | None:
         raise BadRequest("Invalid Stream-Fork-Sub-Offset format")
     if offset is not None and parse_token(offset) is None:
         raise BadRequest("Invalid Stream-Fork-Offset format")
-    # The source is named by path; a whole URL is taken by its path.
-    return ForkOrder(urlsplit(source).path, offset, int(sub_offset or "0"))
+    try:
+        path = urlsplit(source).path  # the source is named by path; a whole URL is taken by its path
+    except ValueError as error:
+        raise BadRequest("Invalid Stream-Forked-From") from error
+    return ForkOrder(path, offset, int(sub_offset or "0"))
 
 
 def claim_of(headers: Mapping[str, str]) -> Claim | None:

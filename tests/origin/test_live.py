@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import ClientPayloadError, ClientResponse, ClientSession
+from aiohttp import ClientError, ClientPayloadError, ClientResponse, ClientSession
 
 from gateway.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
@@ -257,3 +257,13 @@ async def test_a_crash_cuts_readers_off(http: ClientSession, origin: RunningOrig
 def test_settings_that_make_no_sense_are_refused(nonsense: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must"):
         OriginSettings(**nonsense)  # type: ignore[arg-type]
+
+
+async def test_stopping_is_bounded_whatever_is_held(http: ClientSession, url: str, origin: RunningOrigin) -> None:
+    gate = origin.origin.faults.hold(kind="catchup")
+    held = asyncio.create_task(http.get(url))
+    await gate.waiting(1)
+    await asyncio.wait_for(origin.stop(grace_s=0.1), timeout=5)
+    with pytest.raises(ClientError):
+        await held
+    assert gate.held == 0

@@ -77,6 +77,20 @@ async def test_a_chunked_body_is_one_append(http: ClientSession, url: str) -> No
         assert await read.read() == b"abcd"
 
 
+async def test_a_body_is_stored_as_it_came(http: ClientSession, url: str) -> None:
+    await http.put(url, headers=BYTES)
+    async with http.post(url, headers={**BYTES, "Content-Encoding": "gzip"}, data=b"not gzip") as appended:
+        assert appended.status == 204
+    async with http.get(url) as read:
+        assert await read.read() == b"not gzip"
+
+
+@pytest.mark.parametrize("nonsense", ["", "nonsense", "text/plain; x=é"])
+async def test_a_content_type_that_is_none_is_the_default(http: ClientSession, url: str, nonsense: str) -> None:
+    async with http.put(url, headers={"Content-Type": nonsense}) as created:
+        assert created.headers["Content-Type"] == "application/octet-stream"
+
+
 async def test_an_etag_names_the_instance_the_range_and_closure(http: ClientSession, url: str) -> None:
     tags: list[str] = []
 
@@ -164,6 +178,7 @@ async def test_trimmed_data_is_gone_and_the_rest_is_not(http: ClientSession, url
         ("PUT", "2", {"Stream-Expires-At": "0001-01-01T00:00:00+23:59"}, 400),
         ("PUT", "2", {"Stream-Fork-Offset": "0000000000000000_0000000000000000"}, 400),
         ("PUT", "2", {"Stream-Forked-From": "/nowhere"}, 404),
+        ("PUT", "2", {"Stream-Forked-From": "//["}, 400),
         ("POST", "", {"Producer-Id": "p"}, 400),
         ("POST", "", {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "9" * 5000}, 400),
         ("POST", "", {"Producer-Id": "p", "Producer-Epoch": "-1", "Producer-Seq": "0"}, 400),
