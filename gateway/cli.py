@@ -324,17 +324,21 @@ def _ready(name: str, url: str) -> None:
     print(f"READY {name} {url}", flush=True)  # noqa: T201
 
 
-def _print_lines_to_paste(url: str) -> None:
+def lines_to_paste(url: str) -> list[tuple[str, str]]:
+    """What a new user may try against a gateway at `url`: a comment and a command each."""
     stream = f"{url.rstrip('/')}/demo"
-    lines = (
+    return [
         ("create", f"curl -i -X PUT -H 'Content-Type: application/json' '{stream}'"),
         ("append", f"curl -i -X POST -H 'Content-Type: application/json' --data '{{\"hello\":\"world\"}}' '{stream}'"),
         ("read", f"curl -i '{stream}?offset=-1'"),
         ("tail by long-poll: waits for the next append", f"curl -i '{stream}?live=long-poll&offset=now'"),
         ("tail by SSE: everything, then what comes", f"curl -iN '{stream}?live=sse&offset=-1'"),
-    )
+    ]
+
+
+def _print_lines_to_paste(url: str) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    for comment, line in lines:
+    for comment, line in lines_to_paste(url):
         console.print(Text(f"# {comment}", "dim"))
         console.print(Text(line))
     sys.stdout.flush()

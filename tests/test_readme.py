@@ -1,0 +1,44 @@
+"""The README says what is so: every configuration key with its default, and the lines that `dev` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from gateway.cli import lines_to_paste
+from gateway.config_file import every_field
+from gateway.config_values import format_bytes
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def configuration_table() -> str:
+    """The README's table of keys, from the models."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for section, name, model in every_field():
+        field = model.model_fields[name]
+        default = "required" if field.default is PydanticUndefined else f"`{_spelled(name, field.default)}`"
+        rows.append(f"| `{section}.{name}` | {default} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _spelled(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f'"{format_bytes(value)}"'
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    return str(value)
+
+
+def test_the_readme_lists_every_configuration_key() -> None:
+    assert configuration_table() in README
+
+
+def test_the_readme_shows_the_lines_that_dev_prints() -> None:
+    for comment, line in lines_to_paste("http://127.0.0.1:4437"):
+        assert f"# {comment}\n{line}\n" in README
