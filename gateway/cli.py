@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -198,6 +199,13 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
+def _allow_many_connections() -> None:
+    """As many open files as the system lets this process have: each client and each followed stream is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Departure:
     """SIGTERM and SIGINT as an event: the first asks the main task to leave in order, the second cancels it."""
 
@@ -270,6 +278,7 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
+    _allow_many_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 

@@ -29,7 +29,7 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import is_sentinel, is_well_formed
 from gateway.tape.library import Library
-from gateway.tape.stream import End, Stream, StreamKey
+from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.upstream.client import Client, Reply
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
@@ -37,10 +37,15 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A request to be relayed: everything the origin is to see, and the tape it concerns."""
+    """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
+
+    `group` is what a write to the path concerns; `own` is the tape that the writer itself would read from, None where
+    it would read past all tapes.
+    """
 
     route: Route
-    key: StreamKey
+    group: Group
+    own: StreamKey | None
     mode: Mode
     method: str
     path: str
@@ -90,24 +95,30 @@ class Relay:
         if passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
-            elif reply.status in (404, 410) and (stream := self._library.find(passed.key)) is not None:
-                self._live.drop(stream, End.GONE if reply.status == 410 else End.DELETED)
+            self._lost(passed, reply.status)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
-            if passed.route.config.cache:
-                self._begin(passed, reply)
+            self._begin(passed, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
             self._acknowledge(passed, reply)
+        elif passed.mode is Mode.APPEND:
+            self._lost(passed, reply.status)
 
     def _end_group(self, passed: Passed, why: End) -> None:
-        for stream in self._library.purge(passed.key.group, why):
+        for stream in self._library.purge(passed.group, why):
             self._live.end(stream, why)
+
+    def _lost(self, passed: Passed, status: int) -> None:
+        """The origin told this writer that there is no such stream; others may still see it."""
+        stream = self._library.find(passed.own) if passed.own is not None else None
+        if stream is not None and status in (404, 410):
+            self._live.drop(stream, End.GONE if status == 410 else End.DELETED)
 
     def _begin(self, passed: Passed, reply: Reply) -> None:
         """A stream was created here: what a HEAD would tell is known already."""
-        if STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
+        if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
-        stream = self._library.open(passed.key, self._clock.now())
+        stream = self._library.open(passed.own, self._clock.now())
         stream.lifetime = lifetime_from_headers(passed.headers)
         stream.learn_type(reply.headers["Content-Type"])
         stream.headers = storable_headers(reply.headers)
@@ -115,14 +126,14 @@ class Relay:
 
     def _acknowledge(self, passed: Passed, reply: Reply) -> None:
         tail = _offset(reply)
-        for stream in self._library.group(passed.key.group):
+        for stream in self._library.group(passed.group):
             stream.contacted_at = self._clock.now()
             if tail is None:
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
-        own = self._library.find(passed.key)
+        own = self._library.find(passed.own) if passed.own is not None else None
         if own is not None:
             self._reached(own, reply)
 
@@ -138,7 +149,7 @@ class Relay:
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
     def _doubt(self, passed: Passed) -> None:
-        for stream in self._library.group(passed.key.group):
+        for stream in self._library.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 self._library.forget_bytes(stream)
             self._live.restart(stream)

@@ -30,10 +30,13 @@ _NOT_MODIFIED_DROPS = ("Content-Type",)
 
 
 def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
-    """Section 8.1 for bytes short of the tail; an answer about the tail has to be asked for again."""
+    """For bytes short of the tail what the origin says of such, else section 8.1's; an answer about the tail has to be
+    asked for again."""
     scope = "private" if read.is_private else "public"
     if at_tail:
         return f"{scope}, no-cache" if read.is_private else "no-cache"
+    if stream.cache_control is not None and not read.is_private:
+        return stream.cache_control
     ttl_s = stream.lifetime.ttl_s if stream.lifetime is not None else None
     if stream.lifetime is not None and stream.lifetime.expires_at is not None:
         return f"{scope}, no-cache" if read.is_private else "no-cache"

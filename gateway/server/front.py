@@ -30,6 +30,7 @@ from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.upload import Upload
+from gateway.tape.stream import StreamKey
 from gateway.upstream.client import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -137,7 +138,7 @@ class Front:
                     return await self._read(exchange, read)
                 except Uncacheable:
                     pass
-        return await self._pass(exchange, route, target, credentials)
+        return await self._pass(exchange, route, target, route.key(target, credentials), shares=shares)
 
     def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
         request = exchange.request
@@ -199,7 +200,7 @@ class Front:
     # -- everything else
 
     async def _pass(
-        self, exchange: Exchange, route: Route, target: Target, credentials: CIMultiDict[str]
+        self, exchange: Exchange, route: Route, target: Target, key: StreamKey, *, shares: bool
     ) -> web.StreamResponse:
         request, delivery = exchange.request, exchange.delivery
         assert delivery is not None
@@ -222,7 +223,8 @@ class Front:
             headers["Accept-Encoding"] = "identity"
         passed = Passed(
             route,
-            route.key(target, credentials),
+            key.group,
+            key if shares else None,
             exchange.mode,
             request.method,
             target.path,

@@ -58,6 +58,8 @@ class Stream:
     content_type: str | None = None
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """End-to-end headers of the origin's replies that are repeated on hits (CORS, nosniff, …)."""
+    cache_control: str | None = None
+    """What the origin says to caches of a reply that stops short of the tail; None when it says nothing."""
     identity: str | None = None
     """The origin's own name for the incarnation, where its ETag carries one."""
     lifetime: Lifetime | None = None
