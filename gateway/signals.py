@@ -6,7 +6,11 @@ import asyncio
 
 
 class Signal:
-    """`next` gives the future of the coming firing; `fire` resolves it for all who hold it, at no cost when none do."""
+    """`next` gives the future of the coming firing; `fire` resolves it for all who hold it, at no cost when none do.
+
+    The future is shared, so it is not to be awaited bare: a task that is cancelled takes along what it awaits, and
+    here that would be everyone's.  `wait` is the way to await it, `clock.wait_until` the way with a bound.
+    """
 
     __slots__ = ("_future",)
 
@@ -17,6 +21,10 @@ class Signal:
         if self._future is None:
             self._future = asyncio.get_running_loop().create_future()
         return self._future
+
+    async def wait(self) -> None:
+        """Wait for the coming firing."""
+        await asyncio.shield(self.next())
 
     def fire(self) -> None:
         future, self._future = self._future, None

@@ -93,7 +93,7 @@ class Rider:
             elif flight.has_landed:
                 return
             else:
-                await flight.changed.next()
+                await flight.changed.wait()
 
     def leave(self) -> None:
         self._flight.leave(self)
@@ -179,7 +179,7 @@ class Flight:
         while not self._eager and self._riders:
             if self.size - max(rider.position for rider in self._riders) < WINDOW_BYTES:
                 return
-            await self.room.next()
+            await self.room.wait()
 
     # -- the riders' side
 
@@ -234,10 +234,10 @@ class Flight:
     async def until_head(self) -> Head:
         """Wait for the head; the caller has boarded or watches."""
         while self.head is None:
-            await self.changed.next()
+            await self.changed.wait()
         return self.head
 
     async def until_over(self) -> None:
         """Wait for the landing or the failure; the caller watches or rides."""
         while not self.is_over:
-            await self.changed.next()
+            await self.changed.wait()
