@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gateway.clock import Clock, pause, wait_until
 from gateway.engine.route import Route
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable, UpstreamUnreachable
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.metrics_seam import Recorder
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client, storable_headers
@@ -75,7 +75,8 @@ class FlightDeck:
 
     def pending(self, stream: Stream, start: str) -> Flight | None:
         """The latest flight for what lies after `start`, if one is not over."""
-        return self._pending.get((stream, start))
+        flight = self._pending.get((stream, start))
+        return flight if flight is not None and not flight.is_over else None
 
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
         """A flight that has not been sent yet, and whether it was launched now.
@@ -83,7 +84,7 @@ class FlightDeck:
         Where one has been sent and is not over, the caller should have waited for it (`settled`); this launches its
         replacement.
         """
-        flight = self._pending.get((stream, start))
+        flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
             return flight, False
         flight = Flight(start, self._keep_bytes)
@@ -91,7 +92,16 @@ class FlightDeck:
         stream.pins += 1
         route.retries.request()
         flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
+        # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
+        flight.task.add_done_callback(lambda _: self._ended(stream, flight))
         return flight, True
+
+    def _ended(self, stream: Stream, flight: Flight) -> None:
+        if not flight.is_over:
+            flight.give_up()
+        if self._pending.get((stream, flight.start)) is flight:
+            del self._pending[stream, flight.start]
+        self._library.release(stream)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
@@ -131,24 +141,17 @@ class FlightDeck:
     async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
         flight.is_sent = True
         flight.sent_at = self._clock.now()
-        try:
-            for attempts_left in range(route.config.retry_attempts, -1, -1):
-                is_last = attempts_left == 0 or not route.retries.has_retry
-                error = await self._attempt(stream, flight, route, source, is_last)
-                if error is None:
-                    return
-                if flight.head is not None or is_last:
-                    flight.fail(error)
-                    return
-                route.retries.retry()
-                self._recorder.retry()
-                await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
-        finally:
-            if not flight.is_over:
-                flight.fail(UpstreamUnreachable("Fetch was given up"))
-            if self._pending.get((stream, flight.start)) is flight:
-                del self._pending[stream, flight.start]
-            self._library.release(stream)
+        for attempts_left in range(route.config.retry_attempts, -1, -1):
+            is_last = attempts_left == 0 or not route.retries.has_retry
+            error = await self._attempt(stream, flight, route, source, is_last)
+            if error is None:
+                return
+            if flight.head is not None or is_last:
+                flight.fail(error)
+                return
+            route.retries.retry()
+            self._recorder.retry()
+            await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
 
     async def _attempt(
         self, stream: Stream, flight: Flight, route: Route, source: Source, is_last: bool

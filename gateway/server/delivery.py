@@ -34,10 +34,8 @@ class Delivery:
             return await self.text(answer.status, answer.headers, answer.body)
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
-            try:
-                body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
-            except GatewayError as error:
-                raise self.abort() from error
+            # Nothing has been written yet, so what fails here can still be told by a status.
+            body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
             return await self.text(answer.status, answer.headers, body)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = length

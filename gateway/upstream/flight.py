@@ -20,7 +20,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.errors import GatewayError, UpstreamBroken
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
 from gateway.signals import Signal
 
 WINDOW_BYTES: Final = 1 << 20
@@ -174,6 +174,10 @@ class Flight:
         self.error = error
         self.changed.fire()
 
+    def give_up(self) -> None:
+        """The fetch ended because nobody waited for it, or without a word."""
+        self.fail(UpstreamUnreachable("Fetch was given up"))
+
     async def until_wanted(self) -> None:
         """Wait while the fastest rider is a window behind what has arrived."""
         while not self._eager and self._riders:
@@ -210,6 +214,8 @@ class Flight:
     def _rest(self) -> None:
         self.room.fire()
         if not self.riders and not self.is_over and self.task is not None:
+            # Over from here on, not when the task comes to notice: nobody may board what is being cancelled.
+            self.give_up()
             self.task.cancel()
 
     def advanced(self) -> None:
