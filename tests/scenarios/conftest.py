@@ -1,0 +1,238 @@
+"""A gateway in front of a real origin, both on one manual clock; what either is left with after a test is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from tests.scenarios.hostile import HostileOrigin, Script
+from tests.scenarios.wire import BOUND_S, Answer, Wire
+
+T = TypeVar("T")
+
+TEST_BOUND_S = 30.0
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the programs run on: transports differ, and these tests are about what happens on them."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+async def bounded(work: Awaitable[T]) -> T:
+    """`work`, which on loopback takes no time worth the name."""
+    async with asyncio.timeout(BOUND_S):
+        return await work
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state inside the gateway that nothing announces."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Edge:
+    """A gateway, the origin behind it, and clients."""
+
+    def __init__(self, gateway: RunningGateway, clock: ManualClock) -> None:
+        self.gateway = gateway
+        self.clock = clock
+        self._wires: list[Wire] = []
+        self._tasks: list[asyncio.Task[Answer]] = []
+
+    @property
+    def url(self) -> str:
+        return self.gateway.gateway_url
+
+    async def wire(self, receive_bytes: int | None = None) -> Wire:
+        """A connection of its own."""
+        self._wires.append(await Wire.open(self.url, receive_bytes))
+        return self._wires[-1]
+
+    async def begin(self, target: str, headers: Mapping[str, str] | None = None, **more: Any) -> Wire:
+        """A connection on which a request has been sent."""
+        wire = await self.wire(more.pop("receive_bytes", None))
+        await wire.ask(target, headers, **more)
+        return wire
+
+    async def get(self, target: str, headers: Mapping[str, str] | None = None) -> Answer:
+        return await self.send("GET", target, headers)
+
+    async def send(
+        self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Answer:
+        """One request on a connection of its own."""
+        wire = await Wire.open(self.url)
+        try:
+            await wire.ask(target, headers, method, body)
+            return await wire.answer(method)
+        finally:
+            await wire.closed()
+
+    def asking(self, target: str, headers: Mapping[str, str] | None = None) -> asyncio.Task[Answer]:
+        """A read that goes on beside the test."""
+        self._tasks.append(asyncio.create_task(self.get(target, headers)))
+        return self._tasks[-1]
+
+    async def put(self, path: str, body: bytes = b"", content_type: str = "text/plain", **headers: str) -> Answer:
+        return await self.send(
+            "PUT", path, {"Content-Type": content_type, **{k.replace("_", "-"): v for k, v in headers.items()}}, body
+        )
+
+    async def post(self, path: str, body: bytes, content_type: str = "text/plain", **headers: str) -> Answer:
+        return await self.send(
+            "POST", path, {"Content-Type": content_type, **{k.replace("_", "-"): v for k, v in headers.items()}}, body
+        )
+
+    def riders(self, count: int) -> Callable[[], bool]:
+        """Whether so many readers have joined shared fetches."""
+        deck = self.gateway.engine.deck
+        return lambda: sum(flight.riders for flight in deck._pending.values()) >= count
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for wire in self._wires:
+            await wire.closed()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of any request is left."""
+        engine = self.gateway.engine
+        return (
+            not engine.deck
+            and not engine.live
+            and not engine.tasks
+            and not engine.client.open_connections
+            and all(not stream.pins for stream in engine.library)
+        )
+
+    async def until_idle(self) -> None:
+        """Wait until nothing of any request is left; lingering topics are let go by the clock."""
+
+        def has_come_to_rest() -> bool:
+            self.clock.advance(1.0)
+            return self.is_idle
+
+        try:
+            await eventually(has_come_to_rest)
+        except TimeoutError:
+            engine = self.gateway.engine
+            raise AssertionError(
+                f"left behind: {len(engine.deck)} flights, {len(engine.live)} topics, tasks "
+                f"{[task.get_name() for task in engine.tasks._tasks]}, {engine.client.open_connections} connections, "
+                f"pins {[stream.pins for stream in engine.library]}"
+            ) from None
+
+
+@pytest.fixture(autouse=True)
+async def deadline() -> AsyncIterator[None]:
+    """No scenario hangs: its task is cancelled after a time that none takes."""
+    loop = asyncio.get_running_loop()
+
+    def give_up() -> None:
+        for task in asyncio.all_tasks(loop):
+            if getattr(task.get_coro(), "__name__", "").startswith("test_"):
+                task.cancel(f"no end within {TEST_BOUND_S} s")
+
+    timer = loop.call_later(TEST_BOUND_S, give_up)
+    yield
+    timer.cancel()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def origin_settings() -> OriginSettings:
+    return OriginSettings()
+
+
+@pytest.fixture
+async def origin(origin_settings: OriginSettings, clock: ManualClock) -> AsyncIterator[RunningOrigin]:
+    running = await start_origin(origin_settings, clock=clock)
+    yield running
+    running.origin.faults.clear()
+    await running.stop(grace_s=0)
+
+
+@pytest.fixture
+def faults(origin: RunningOrigin) -> Faults:
+    return origin.origin.faults
+
+
+@pytest.fixture
+def counters(origin: RunningOrigin) -> Counters:
+    return origin.origin.counters
+
+
+Start = Callable[..., Awaitable[Edge]]
+Hostile = Callable[..., Awaitable[HostileOrigin]]
+
+
+@pytest.fixture
+async def hostile() -> AsyncIterator[Hostile]:
+    """Starts hostile origins."""
+    running: list[HostileOrigin] = []
+
+    async def start_one(script: Script, **more: Any) -> HostileOrigin:
+        running.append(HostileOrigin(script, **more))
+        await running[-1].start()
+        return running[-1]
+
+    yield start_one
+    for one in running:
+        await one.stop()
+
+
+@pytest.fixture
+async def start(clock: ManualClock, hostile: Hostile) -> AsyncIterator[Start]:
+    """Starts gateways, which stop before the hostile origins do; each must have come to rest by itself before that."""
+    edges: list[Edge] = []
+
+    async def start_one(origin_url: str, **settings: Any) -> Edge:
+        settings = {
+            "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0, **settings
+        }  # fmt: skip
+        config = GatewayConfig.for_origin(origin_url, **settings)
+        edges.append(Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock))
+        return edges[-1]
+
+    yield start_one
+    for edge in edges:
+        await edge.leave()
+        try:
+            await edge.until_idle()
+        finally:
+            await edge.gateway.stop()
+
+
+@pytest.fixture
+async def edge(origin: RunningOrigin, start: Start, settings: dict[str, Any]) -> Edge:
+    """A gateway in front of the in-memory origin."""
+    return await start(origin.url, **settings)
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Fields of the gateway's configuration; override it."""
+    return {}
+
+
+def as_json(answer: Answer) -> Any:
+    return json.loads(answer.body)
