@@ -169,6 +169,8 @@ class _Attempt:
             try:
                 head = await self._deck.head_within(flight, read.route.config.collapse_wait_s)
                 if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
+                    # Too large to be kept is a flight of one's own: waiting for its end would take minutes, and would
+                    # have it flown at full speed, past riders who cannot keep up.
                     if flight.is_kept:
                         self.parts.board(flight)
                         self._at = head.next_offset

@@ -112,7 +112,8 @@ class FlightDeck:
         return flight.head
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
-        """What the origin says at `start` to a request that arrives now; the flight lands before this returns.
+        """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
+        proved too large to be laid.
 
         For those who want the fact or the laid bytes and not the body itself.
         """
@@ -122,13 +123,13 @@ class FlightDeck:
             try:
                 head = await self.head_within(stale, route.config.collapse_wait_s)
                 if head is not None:
-                    await stale.until_over()
+                    await stale.until_known()
             finally:
                 stale.unwatch()
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:
-            await flight.until_over()
+            await flight.until_known()
         finally:
             flight.unwatch()
         if flight.error is not None:

@@ -8,7 +8,8 @@ rider leaves.
 Two bounds.  The task is held back while no rider is within `WINDOW_BYTES` of what has arrived, so an origin is not
 read faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every rider has
 passed are let go, nobody may board any more, and a rider that falls `keep_bytes` behind is thrown off, because one
-slow client must not hold everything in memory nor stop the others.
+slow client must not hold everything in memory nor stop the others.  (Never one within two windows: the fastest is that
+far behind by rights, however little may be kept.)
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Flight:
     def __init__(self, start: str, keep_bytes: int) -> None:
         self.start = start
         self.keep_bytes = keep_bytes
+        self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
+        """How far a rider may fall behind."""
         self.is_sent = False
         """Whether the request may have reached the origin: who arrives later cannot take it for a fresh look."""
         self.sent_at = 0.0
@@ -233,7 +236,7 @@ class Flight:
             self.base = first
 
     def _throw_off(self) -> None:
-        for rider in [rider for rider in self._riders if self.size - rider.position > self.keep_bytes]:
+        for rider in [rider for rider in self._riders if self.size - rider.position > self.lag_bytes]:
             rider.thrown_off = True
             self._riders.discard(rider)
 
@@ -246,4 +249,9 @@ class Flight:
     async def until_over(self) -> None:
         """Wait for the landing or the failure; the caller watches or rides."""
         while not self.is_over:
+            await self.changed.wait()
+
+    async def until_known(self) -> None:
+        """Wait for the landing, the failure, or for the body to be too large to be kept; the caller watches."""
+        while self.is_kept and not self.is_over:
             await self.changed.wait()
