@@ -119,10 +119,10 @@ class Tail:
             return False
         if _is_furthest(tape, at):
             return False
-        if await self._deck.settle(stream, at, read.route):
-            # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-            if tape.knows_after(at) or _is_furthest(tape, tape.resolve(at)):
-                return True
+        # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
+        has_settled = await self._deck.settle(stream, at, read.route)
+        if has_settled and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+            return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
         if head.next_offset != at and not tape.knows_after(at) and stream.ended is None and tape.resolve(at) == at:
