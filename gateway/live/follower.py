@@ -23,6 +23,7 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, Upstream
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
+from gateway.protocol.etag import stream_identity
 from gateway.protocol.json_array import NotAnArray, unwrap
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
@@ -172,6 +173,8 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = _inside(body)
+        if not self._stream.learn_identity(stream_identity(reply.headers.get("ETag"), at, end)):
+            raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
         self._take(at, Control(end, None, up_to_date, is_closed), [body] if body else [])
@@ -192,11 +195,26 @@ class Follower:
             if reply.status != 200:
                 self._refused(reply.status)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
+            await self._recognise()
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
                 # The planned end of this connection: what was half-sent on it is asked for again.
                 return
+
+    async def _recognise(self) -> None:
+        """Make sure that the events of a connection just opened are of the stream that is remembered.
+
+        Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
+        the connection was opened is what the connection is of.
+        """
+        if self._topic.position is None and not self._stream.tape.block_count:
+            return
+        head = await self._topic.look(None)
+        if isinstance(head, Refusal):
+            self._refused(head.status)
+        if isinstance(head, GatewayError):
+            raise head
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
         parser = SseParser()
