@@ -88,6 +88,8 @@ class Follower:
         self._recorder = recorder
         self._rng = rng
         self._cursor: str | None = None
+        self._is_new = topic.position is None and not topic.stream.tape.block_count
+        """Whether nothing was known of the stream before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
@@ -208,7 +210,8 @@ class Follower:
         Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
         the connection was opened is what the connection is of.
         """
-        if self._topic.position is None and not self._stream.tape.block_count:
+        if self._is_new:
+            self._is_new = False
             return
         head = await self._topic.look(None)
         if isinstance(head, Refusal):
