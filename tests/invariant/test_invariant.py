@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.invariant.world import PollReader, SseReader, World
+from tests.invariant.world import PollReader, SseReader, World, ignoring_result
 
 EXAMPLES = int(os.environ.get("INVARIANT_EXAMPLES", "60"))
 PICK = st.integers(0, 1 << 16)
 """Which of however many there are: what Hypothesis draws must not depend on how the network was timed."""
+CREDENTIALS = st.sampled_from([None, None, "Bearer a"])
 READ_KINDS = st.sampled_from(["catchup", "longpoll", "sse", "head", None])
 
 
@@ -37,15 +38,18 @@ class SystemAgainstLog(RuleBasedStateMachine):
         max_chunk_bytes=st.sampled_from([1 << 20, 40]),
         trust_s=st.sampled_from([60.0, 0.0, 1.0]),
         messages=st.integers(0, 3),
+        is_nameless=st.booleans(),
     )
-    def begin(self, cache_bytes: int, max_chunk_bytes: int, trust_s: float, messages: int) -> None:
-        self.world = World(self.content_type, cache_bytes, max_chunk_bytes, trust_s)
+    def begin(self, cache_bytes: int, max_chunk_bytes: int, trust_s: float, messages: int, is_nameless: bool) -> None:
+        # Nothing but its name tells a stream that was re-created behind the gateway's back from one that has grown.
+        is_nameless = is_nameless and not self.is_out_of_band
+        self.world = World(self.content_type, cache_bytes, max_chunk_bytes, trust_s, is_nameless)
         self.world.run(self.world.create(messages=messages))
 
     def do(self, work: Any, *, is_awaited: bool = True) -> None:
         """Do it to the end, or as far as it gets when something is held."""
         assert self.world is not None
-        task = self.world.spawn(_ignoring_result(work))
+        task = self.world.spawn(ignoring_result(work))
         self.world.run(_awaiting(task) if is_awaited and not self.world.holds else _going_on())
 
     # -- writers
@@ -84,11 +88,12 @@ class SystemAgainstLog(RuleBasedStateMachine):
         assert self.world is not None
         self.do(self.world.catch_up(None, is_conditional=is_conditional))
 
-    @rule(pick=PICK, is_conditional=st.booleans(), is_awaited=st.booleans())
-    def read(self, pick: int, is_conditional: bool, is_awaited: bool) -> None:
+    @rule(pick=PICK, is_conditional=st.booleans(), is_awaited=st.booleans(), credentials=CREDENTIALS)
+    def read(self, pick: int, is_conditional: bool, is_awaited: bool, credentials: str | None) -> None:
         assert self.world is not None
         offset = picked(self.world.tokens, pick)
-        self.do(self.world.catch_up(offset, is_conditional=is_conditional), is_awaited=is_awaited)
+        reading = self.world.catch_up(offset, is_conditional=is_conditional, credentials=credentials)
+        self.do(reading, is_awaited=is_awaited)
 
     @rule(is_conditional=st.booleans())
     def read_at_the_tail(self, is_conditional: bool) -> None:
@@ -106,7 +111,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
     def read_together(self, count: int) -> None:
         assert self.world is not None
         for _ in range(count):
-            self.world.spawn(_ignoring_result(self.world.catch_up("-1")))
+            self.world.spawn(ignoring_result(self.world.catch_up("-1")))
         self.world.run(_going_on())
 
     @rule()
@@ -119,15 +124,15 @@ class SystemAgainstLog(RuleBasedStateMachine):
         assert self.world is not None
         self.do(self.world.head())
 
-    @rule(pick=PICK, is_sse=st.booleans())
-    def follow(self, pick: int, is_sse: bool) -> None:
+    @rule(pick=PICK, is_sse=st.booleans(), credentials=CREDENTIALS)
+    def follow(self, pick: int, is_sse: bool, credentials: str | None) -> None:
         assert self.world is not None
         alive = self.world.log.alive
         if alive is None or len(self.world.readers) > 8:
             return
         known = [token for token in self.world.tokens if alive.place(token) is not None]
         offset = picked([*known, alive.tail.token], pick)
-        (SseReader if is_sse else PollReader)(self.world, offset)
+        (SseReader if is_sse else PollReader)(self.world, offset, credentials)
         self.world.run(_going_on())
 
     @rule(pick=PICK)
@@ -140,7 +145,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
     @rule(pick=PICK, spins=st.integers(1, 12))
     def read_and_disconnect(self, pick: int, spins: int) -> None:
         assert self.world is not None
-        task = self.world.spawn(_ignoring_result(self.world.catch_up(picked(self.world.tokens, pick))))
+        task = self.world.spawn(ignoring_result(self.world.catch_up(picked(self.world.tokens, pick))))
         self.world.run(_going_on(spins))
         task.cancel()
 
@@ -179,6 +184,12 @@ class SystemAgainstLog(RuleBasedStateMachine):
         if len(self.world.holds) < 3:
             self.world.holds.append(self.world.origin.faults.hold(kind=kind, when=when, times=1))
 
+    @rule(after=st.integers(0, 60), kind=st.sampled_from(["catchup", "longpoll", "sse"]))
+    def stall(self, after: int, kind: str) -> None:
+        assert self.world is not None
+        if len(self.world.holds) < 3:
+            self.world.holds.append(self.world.origin.faults.stall(after, kind=kind))
+
     @rule(pick=PICK)
     def release(self, pick: int) -> None:
         assert self.world is not None
@@ -216,10 +227,6 @@ class SystemAgainstLog(RuleBasedStateMachine):
 def picked(tokens: Sequence[str], pick: int) -> str:
     known = sorted(set(tokens))
     return known[pick % len(known)]
-
-
-async def _ignoring_result(work: Any) -> None:
-    await work
 
 
 async def _awaiting(task: "asyncio.Task[None]") -> None:

@@ -74,6 +74,8 @@ class World:
     cache_bytes: int = 1 << 20
     max_chunk_bytes: int = 64
     trust_s: float = 60.0
+    is_nameless: bool = False
+    """Whether the origin's ETags do not tell one incarnation from the next, as those of real ones do not."""
     seed: int = 0
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     has_trouble: bool = False
@@ -84,7 +86,7 @@ class World:
     def __post_init__(self) -> None:
         self.count = 0
         self.tokens: list[str] = ["-1"]
-        self.etags: dict[str, tuple[str, Answer]] = {}
+        self.etags: dict[tuple[str | None, str | None], tuple[str, Answer]] = {}
         self.readers: list[Reader] = []
         self.holds: list[GatedSwitch] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +105,8 @@ class World:
         clock = FastClock()
         settings = OriginSettings(long_poll_timeout_s=20.0, sse_lifetime_s=40.0, max_chunk_bytes=self.max_chunk_bytes)
         self.origin = Origin(settings, clock=clock, random=random.Random(self.seed))
+        if self.is_nameless:
+            self.origin.store._new_instance = lambda: "s"
         self.log = Log(self.origin.store, PATH)
         self.served: RunningOrigin = await start_origin(settings, origin=self.origin)
         self.gateway: RunningGateway = await start_gateway(
@@ -219,12 +223,16 @@ class World:
         query = [f"{name}={value}" for name, value in (("offset", offset), ("live", live), ("cursor", cursor)) if value]
         return f"{self.url(False)}?{'&'.join(query)}" if query else self.url(False)
 
-    async def catch_up(self, offset: str | None, *, is_conditional: bool = False) -> Answer:
-        """One catch-up read, judged."""
+    async def catch_up(
+        self, offset: str | None, *, is_conditional: bool = False, credentials: str | None = None
+    ) -> Answer:
+        """One catch-up read, judged.  Readers with credentials read from tapes of their own."""
         since = self.log.moment()
-        key = str(offset)
+        key = (offset, credentials)
         remembered = self.etags.get(key) if is_conditional else None
         headers = {"If-None-Match": remembered[0]} if remembered else {}
+        if credentials:
+            headers["Authorization"] = credentials
         answer = await self._exchange("GET", self.read_url(offset), headers)
         if answer.status == 304:
             assert remembered is not None
@@ -257,9 +265,9 @@ class World:
                 for one in self.log.incarnations
             )
 
-    async def long_poll(self, offset: str, cursor: str | None = None) -> Answer:
+    async def long_poll(self, offset: str, cursor: str | None = None, headers: dict[str, str] | None = None) -> Answer:
         since = self.log.moment()
-        answer = await self._exchange("GET", self.read_url(offset, "long-poll", cursor), {})
+        answer = await self._exchange("GET", self.read_url(offset, "long-poll", cursor), headers or {})
         if answer.status == 204:
             assert answer.is_up_to_date
         if answer.status in (200, 204) and not answer.is_closed:
@@ -446,8 +454,9 @@ class World:
 class Reader:
     """A client that stays: it resumes from its last offset whatever happens, until the stream it reads has ended."""
 
-    def __init__(self, world: World, offset: str) -> None:
+    def __init__(self, world: World, offset: str, credentials: str | None = None) -> None:
         self.world = world
+        self.headers = {"Authorization": credentials} if credentials else {}
         self.at = offset
         self.alive = world.log.alive
         self.has_seen_end = False
@@ -492,7 +501,7 @@ class PollReader(Reader):
     """Long-polls for ever."""
 
     async def once(self) -> bool:
-        answer = await self.world.long_poll(self.at, self.cursor)
+        answer = await self.world.long_poll(self.at, self.cursor, self.headers)
         if answer.status is None or answer.status >= 500:
             await self.world.rest()
             return True
@@ -515,7 +524,7 @@ class SseReader(Reader):
         since = world.log.moment()
         url = world.read_url(self.at, "sse", self.cursor)
         try:
-            async with world.http.get(url) as reply:
+            async with world.http.get(url, headers=self.headers) as reply:
                 if reply.status != 200:
                     answer = Answer(reply.status, reply.headers, await reply.read())
                     if reply.status == 400:
@@ -576,3 +585,8 @@ class SseReader(Reader):
             assert int(control["streamCursor"]) >= int(self.cursor or -1)
         self.at, self.cursor = end, control.get("streamCursor")
         self.has_seen_end = is_closed
+
+
+async def ignoring_result(work: Coroutine[Any, Any, Any]) -> None:
+    """What is judged already need not be looked at again."""
+    await work
