@@ -120,8 +120,8 @@ class Tail:
         if _is_furthest(tape, at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        has_settled = await self._deck.settle(stream, at, read.route)
-        if has_settled and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        stale = await self._deck.settle(stream, at, read.route)
+        if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
