@@ -163,7 +163,8 @@ class Tail:
                     # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
                     head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
                     self._check_ended(stream)
-                    reading = tape.read(read.start, self._max_reply_bytes)
+                    # What was read before the look may have been evicted since; it is still true.
+                    reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
                     if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end:
                         return self._polled(read, stream, reading, Outcome.REVALIDATED, is_current=True)
                 return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))

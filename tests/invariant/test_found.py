@@ -105,3 +105,19 @@ def test_a_late_answer_to_delete_or_create_does_not_send_off_readers_of_what_was
     world.run(world.settle())
     assert reader.task is not None
     assert not reader.task.done()
+
+
+def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_the_tail(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=3))
+    world.run(world.catch_up(None))
+    faults = world.origin.faults
+    world.holds += [unconfirmed := faults.hold(kind="sse"), look := faults.hold(kind="catchup")]
+    polling = world.spawn(ignoring_result(world.long_poll("-1")))
+    world.run(look.waiting(1))
+    library = world.gateway.engine.library
+    for stream in library:
+        library.forget_bytes(stream)
+    look.release()
+    world.run(asyncio.wait_for(polling, 5))
+    assert not unconfirmed.gate.is_open
