@@ -119,6 +119,7 @@ class World:
                 long_poll_timeout_s=5.0,
                 sse_lifetime_s=20.0,
                 live_linger_s=0.5,
+                collapse_wait_s=1.0,
                 max_reply_bytes=1024,
                 shutdown_timeout_s=0.5,
             ),
