@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from gateway.clock import Clock, wait_until
+from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
@@ -176,7 +176,7 @@ class Tail:
             left = deadline - self._clock.now()
             if left <= 0 or self._drain.is_set:
                 return await self._nothing_new(read, stream, topic, reading.end)
-            await wait_until(topic.changed.next(), self._clock, left)
+            await topic.changed.wait_within(self._clock, left)
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -246,7 +246,7 @@ class Tail:
         deadline = self._clock.now() + _SETTLING_S
         while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self._clock.now()
-            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+            if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return
 
     async def events(self, read: Read, stream: Stream, topic: Topic, at: str) -> AsyncIterator[bytes]:
@@ -299,7 +299,7 @@ class Tail:
                 ends_at = min(ends_at, leaves_at)
                 continue
             patience_s = min(config.heartbeat_s, ends_at - now)
-            if not await wait_until(topic.changed.next(), clock, patience_s) and clock.now() < ends_at:
+            if not await topic.changed.wait_within(clock, patience_s) and clock.now() < ends_at:
                 yield HEARTBEAT
 
 
