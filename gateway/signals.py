@@ -1,8 +1,8 @@
 """A broadcast: everyone who waits now is woken by the next firing, and by no earlier one.
 
-Each waiter has a future of its own.  One shared by all would be simpler, but whoever leaves it, because the time ran out
-or the client went, has to be looked for among all the others: 10,000 idle subscribers stopped the loop for 0.8 s at
-every round of heartbeats, and stop it for 0.04 s like this.
+Each waiter has a future of its own.  One shared by all would be simpler, but whoever leaves it, because the time ran
+out or the client went, has to be looked for among all the others: 10,000 idle subscribers stopped the loop for 0.8 s
+at every round of heartbeats, and stop it for 0.04 s like this.
 """
 
 from __future__ import annotations
