@@ -72,7 +72,9 @@ class Tail:
             head = await fresh(stream, METADATA, read.route, read.source)
             if isinstance(head, Foreign) and stream.content_type is None:
                 head = await fresh(stream, read.start, read.route, read.source)
-            self._expect_stream(head)
+            # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
+            if not isinstance(head, Foreign) or stream.content_type is None:
+                self._expect_stream(head)
         elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
             self._expect_stream(await fresh(stream, stream.tape.tail or read.start, read.route, read.source))
         if read.start != NOW:
