@@ -121,3 +121,22 @@ def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_
     look.release()
     world.run(asyncio.wait_for(polling, 5))
     assert not unconfirmed.gate.is_open
+
+
+def test_a_late_404_to_a_writer_does_not_send_off_readers_of_what_was_created_since(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    world.run(world.delete())
+    late = world.origin.faults.hold(kind="delete", when="reply", times=1)
+    world.holds.append(late)
+    deleting = world.spawn(ignoring_result(world.delete()))
+    world.run(late.waiting(1))
+    world.run(world.create(messages=1, is_direct=True))
+    reader = PollReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(deleting, 5))
+    world.run(world.append(1))
+    world.run(world.settle())
+    assert reader.task is not None
+    assert not reader.task.done()

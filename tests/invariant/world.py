@@ -25,7 +25,7 @@ from tests.invariant.log import Incarnation, Log, Moment
 PATH: Final = "/s"
 SPEED: Final = 50.0
 """Seconds of the system's time in one second: pauses between retries cost milliseconds."""
-PATIENCE_S: Final = 3.0
+PATIENCE_S: Final = 6.0
 """Real seconds after which a request counts as hung."""
 
 
@@ -120,6 +120,10 @@ class World:
                 sse_lifetime_s=20.0,
                 live_linger_s=0.5,
                 collapse_wait_s=1.0,
+                # Real seconds.  An origin that stops may leave a connection behind that it had accepted and nobody
+                # serves: asyncio's listener forgets those.
+                first_byte_timeout_s=1.0,
+                live_first_byte_timeout_s=2.0,
                 max_reply_bytes=1024,
                 shutdown_timeout_s=0.5,
             ),
