@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.origin.requests import Kind
 from tests.invariant.conftest import Begin
-from tests.invariant.world import PollReader, SseReader, World, ignoring_result
+from tests.invariant.world import PollReader, Reader, SseReader, World, going_on, ignoring_result
 
 ROUNDS = 120
 """For each type and place: with nine of them some thousands of reads that each follow a write."""
@@ -64,6 +65,67 @@ def test_the_same_url_shows_every_write_that_was_acknowledged(begin: Begin, cont
     for _ in range(ROUNDS // length):
         world.run(life(length))
     reading.cancel()
+
+
+@pytest.mark.parametrize("kind", ["catchup", "head"])
+@pytest.mark.parametrize("offset", ["-1", "tail", "now"])
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
+    begin: Begin, kind: str, offset: str, is_followed: bool
+) -> None:
+    """The origin has computed its answer and not sent it; what it says of the tail is old by then."""
+    world = begin()
+    world.run(world.create(messages=1))
+    assert world.log.alive is not None
+    if is_followed:
+        SseReader(world, "-1")
+        world.run(world.settle())
+    offset = world.log.alive.tail.token if offset == "tail" else offset
+    late = world.origin.faults.hold(kind=kind, when="reply", times=1)
+    world.holds.append(late)
+
+    def read() -> "asyncio.Task[None]":
+        return world.spawn(ignoring_result(world.now() if offset == "now" else world.catch_up(offset)))
+
+    early = read()
+    world.run(going_on())
+    world.run(world.append(1))
+    after = read()
+    world.run(going_on())
+    late.release()
+    world.run(asyncio.wait({early, after}))
+    world.run(world.settle())
+
+
+def followed(begin: Begin, stall_after: int | None = None) -> tuple[World, str]:
+    """A world in which a live reader stands at the tail, and the tail; the origin's one live request may be stalled."""
+    world = begin("application/json")
+    world.run(world.create(messages=1))
+    if stall_after is not None:
+        world.holds.append(world.origin.faults.stall(stall_after, kind="sse", times=1))
+    assert world.log.alive is not None
+    tail = world.log.alive.tail.token
+    SseReader(world, tail)
+    engine = world.gateway.engine
+
+    def is_confirmed() -> bool:
+        return any(engine.live.confirmed_at(stream, tail) is not None for stream in engine.library)
+
+    world.run(world.until(is_confirmed))
+    return world, tail
+
+
+@pytest.mark.parametrize("reader", [SseReader, PollReader])
+def test_a_follower_that_has_not_heard_of_a_write_vouches_for_nothing(begin: Begin, reader: type[Reader]) -> None:
+    """The one live request stands still just after it said where the tail was."""
+    first, _ = followed(begin)
+    world, old_tail = followed(begin, stall_after=first.origin.counters.body_bytes[Kind.SSE])
+    world.run(world.append(1))
+    late = reader(world, old_tail)
+    world.run(world.rest(seconds=6.0))  # longer than a long-poll: its reader is answered while nothing is heard
+    world.run(world.settle())
+    assert world.log.alive is not None
+    assert late.at == world.log.alive.tail.token
 
 
 @dataclass(frozen=True)
@@ -125,8 +187,7 @@ async def take(world: World, step: Step) -> None:
                 world.holds.pop(step.pick % len(world.holds)).release()
         case "look":
             world.spawn(look(world))
-    for _ in range(step.spins):
-        await asyncio.sleep(0)
+    await going_on(step.spins)
 
 
 @settings(max_examples=120)

@@ -392,9 +392,9 @@ class World:
             self.raise_failures()
             await asyncio.sleep(0.002)
 
-    async def rest(self) -> None:
+    async def rest(self, seconds: float = 0.5) -> None:
         """Let some of the system's time go by."""
-        await asyncio.sleep(0.5 / SPEED)
+        await asyncio.sleep(seconds / SPEED)
 
     # -- the end
 
@@ -595,3 +595,9 @@ class SseReader(Reader):
 async def ignoring_result(work: Coroutine[Any, Any, Any]) -> None:
     """What is judged already need not be looked at again."""
     await work
+
+
+async def going_on(spins: int = 20) -> None:
+    """Let whatever is due happen, without letting time go by."""
+    for _ in range(spins):
+        await asyncio.sleep(0)
