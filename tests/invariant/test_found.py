@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.invariant.conftest import Begin
+from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, ignoring_result
 
 
@@ -159,3 +159,29 @@ def test_a_large_body_that_the_origin_cuts_short_is_never_ended_in_order(
     assert world.run(world.catch_up(None)).status is None
     world.run(world.settle())
     assert world.run(world.catch_up(None)).is_up_to_date
+
+
+def test_a_follower_that_was_lost_vouches_for_nothing(begin: Begin) -> None:
+    """It knew the tail when it was connected; what was written since, it has not heard of."""
+    world, old_tail = followed(begin)
+    gone = world.origin.faults.refuse(kind="sse", times=None)
+    world.run(world.restart_origin())
+    world.run(world.append(1, is_direct=True))
+    reader = SseReader(world, old_tail)
+    world.run(world.rest())
+    assert gone.hits
+    world.run(world.settle())
+    assert old_tail not in reader.told
+    assert world.log.alive is not None
+    assert reader.told == [world.log.alive.tail.token]
+
+
+def test_a_replay_that_was_encoded_before_the_stream_was_closed_says_so_afterwards(begin: Begin) -> None:
+    world = begin("application/json")
+    world.run(world.create(messages=1))
+    first = SseReader(world, "-1")
+    world.run(world.settle())
+    world.run(world.append(0, is_closing=True))
+    second = SseReader(world, "-1")
+    world.run(world.settle())
+    assert first.requests == second.requests == 1

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.requests import Kind
-from tests.invariant.conftest import Begin
+from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, World, going_on, ignoring_result
 
 ROUNDS = 100
@@ -95,24 +95,6 @@ def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
     late.release()
     world.run(asyncio.wait({early, after}))
     world.run(world.settle())
-
-
-def followed(begin: Begin, stall_after: int | None = None) -> tuple[World, str]:
-    """A world in which a live reader stands at the tail, and the tail; the origin's one live request may be stalled."""
-    world = begin("application/json")
-    world.run(world.create(messages=1))
-    if stall_after is not None:
-        world.holds.append(world.origin.faults.stall(stall_after, kind="sse", times=1))
-    assert world.log.alive is not None
-    tail = world.log.alive.tail.token
-    SseReader(world, tail)
-    engine = world.gateway.engine
-
-    def is_confirmed() -> bool:
-        return any(engine.live.confirmed_at(stream, tail) is not None for stream in engine.library)
-
-    world.run(world.until(is_confirmed))
-    return world, tail
 
 
 @pytest.mark.parametrize("reader", [SseReader, PollReader])

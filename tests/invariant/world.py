@@ -466,6 +466,9 @@ class Reader:
         self.alive = world.log.alive
         self.has_seen_end = False
         self.has_left = False
+        self.requests = 0
+        self.told: list[str] = []
+        """The offsets at which it was told to be up to date."""
         self.cursor: str | None = None
         self.task: asyncio.Task[None] | None = None
         world.readers.append(self)
@@ -492,6 +495,7 @@ class Reader:
 
     async def _live(self) -> None:
         while not self.has_seen_end:
+            self.requests += 1
             if not await self.once():
                 return
             if self.is_orphan:
@@ -588,6 +592,8 @@ class SseReader(Reader):
         )
         if not is_closed:
             assert int(control["streamCursor"]) >= int(self.cursor or -1)
+        if up_to_date:
+            self.told.append(end)
         self.at, self.cursor = end, control.get("streamCursor")
         self.has_seen_end = is_closed
 
