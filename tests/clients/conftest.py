@@ -68,6 +68,17 @@ class Edge:
             assert sent == sum(counters.requests[kind] for kind in (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD))
         return sent
 
+    async def until_followed(self, path: str) -> None:
+        """Wait until a live reader of the stream has been told, by a follower at the origin, that it is at the tail."""
+        live = self.gateway.engine.live
+        async with asyncio.timeout(10):
+            while not any(  # noqa: ASYNC110 - nothing announces it
+                topic.readers and topic.is_confirmed
+                for topic in live._topics.values()
+                if topic.stream.key.group.path == path
+            ):
+                await asyncio.sleep(0.001)
+
     async def restart_gateway(self) -> None:
         """End the gateway in order and begin another, with an empty memory, at the same address."""
         address = self.url.removeprefix("http://")

@@ -145,7 +145,7 @@ async def test_a_session_survives_the_origins_restart_without_a_request_more(
     await typescript.follow(edge.url + path, live, "json")
     batches = await typescript.until_up_to_date()
     assert edge.origin is not None
-    await edge.origin.origin.counters.parked_is(1)
+    await edge.until_followed(path)
     await edge.origin.stop(grace_s=grace_s)
     at = OriginSettings(port=edge.origin.port)
     edge.origin = await start_origin(at, origin=edge.origin.origin)

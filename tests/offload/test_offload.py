@@ -34,6 +34,12 @@ async def test_a_thousand_sse_subscribers_from_twenty_offsets_are_one_live_conne
     assert figure.fetches <= 20 + 2, "an offset that the origin never named to the gateway has to be shown to it once"
 
 
+@pytest.mark.parametrize("content_type", TYPES)
+async def test_a_replay_larger_than_one_event_goes_over_into_live_without_a_seam(content_type: str) -> None:
+    figure = await cases.subscribers(content_type, clients=60, message_bytes=40_000)
+    assert figure.live_peak == 1
+
+
 async def test_sse_subscribers_of_a_text_stream_are_one_live_request_at_a_time() -> None:
     figure = await cases.subscribers(TEXT)
     assert figure.live_peak == 1
