@@ -21,7 +21,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test check lint types layers format lock clean conformance node
+.PHONY: help dev test conformance offload check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
+
+offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it
+	@$(BIN)/python -m tests.offload.figures
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
