@@ -46,13 +46,15 @@ def test_an_end_inside_a_block_finds_its_place_by_the_start_that_it_shares() -> 
     assert read(tape, "2") == (b"3", "5")
 
 
-@pytest.mark.parametrize("whole", [b'"x,1"', b"[0,1]", b'{"a":0,"b":1}'])
-def test_a_comma_inside_a_message_is_no_place_for_an_offset(whole: bytes) -> None:
+@pytest.mark.parametrize(
+    ("whole", "other"), [(b'"x,1"', b"12"), (b"[0,1]", b"12"), (b'{"a":0,"b":1}', b"123456"), (b'"x,1"', b"1")]
+)
+def test_a_comma_inside_a_message_is_no_place_for_an_offset(whole: bytes, other: bytes) -> None:
     """The bytes behind such a comma may be those of another message; they are never taken for its end."""
     tape = Tape("i", is_json=True)
     tape.lay("-1", "5", [whole], 1.0)
-    tape.lay("3", "5", [b"1"], 2.0)
-    assert read(tape, "3") == (b"1", "5")
+    tape.lay("3", "5", [other], 2.0)
+    assert read(tape, "3") == (other, "5")
     assert read(tape, "-1", 1) == (whole, "5")
 
 
