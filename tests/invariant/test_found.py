@@ -185,3 +185,13 @@ def test_a_replay_that_was_encoded_before_the_stream_was_closed_says_so_afterwar
     second = SseReader(world, "-1")
     world.run(world.settle())
     assert first.requests == second.requests == 1
+
+
+def test_closing_is_no_304_although_it_adds_no_bytes(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    for offset in ("-1", world.tokens[-1]):
+        world.run(world.catch_up(offset))
+    world.run(world.append(0, is_closing=True))
+    for offset in ("-1", world.tokens[-1]):
+        assert world.run(world.catch_up(offset, is_conditional=True)).is_closed

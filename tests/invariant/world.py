@@ -245,6 +245,7 @@ class World:
             # A 304 says that the client's copy is what a 200 with these headers would bring now.  A relayed one has
             # the origin's headers, which do not name the offset.
             assert answer.end in (None, remembered[1].end)
+            assert not answer.is_closed or remembered[1].is_closed, "a 304 that hides the closure"
             answer = Answer(200, answer.headers if answer.end else remembered[1].headers, remembered[1].body)
         self.judge(answer, offset, since, is_live=False)
         if answer.status == 200 and "ETag" in answer.headers:
@@ -482,9 +483,10 @@ class Reader:
     @property
     def has_arrived(self) -> bool:
         """Whether it has everything that there is to have, and knows it."""
-        if self.has_left or self.is_orphan or self.task is None or self.task.done():
+        if self.has_left or self.task is None or self.task.done():
             return True
-        assert self.alive is not None
+        if self.is_orphan or self.alive is None:
+            return False  # it will be told so, and go
         is_there = self.at == self.alive.tail.token
         return is_there and (self.has_seen_end or not self.alive.is_closed)
 
