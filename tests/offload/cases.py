@@ -170,17 +170,17 @@ async def growing(
     *,
     is_live: bool = False,
 ) -> Figure:
-    """Readers from the start of a stream that is a fifth there when they begin; each reads until it closes.
+    """Readers from the start of a stream that is partly there when they begin; each reads until it closes.
 
     At the tail a reader asks again when there is more, or long-polls (`is_live`).  An append is made whenever some
     reader has reached the tail, so the others are behind it, each at a place of its own.
     """
-    append_bytes = 64 * 1024 if is_live else 128 * 1024
+    append_bytes = 32 * 1024 if is_live else 128 * 1024
     messages = [message(content_type, number, append_bytes) for number in range(size // append_bytes)]
     log = log_of(content_type, messages)
     async with stage(max_chunk_bytes=max_chunk_bytes) as on:
         await on.create("/s", content_type)
-        first = len(messages) // 5
+        first = len(messages) // (2 if is_live else 5)
         for body in messages[:first]:
             await on.append("/s", content_type, body)
         written = asyncio.Condition()
