@@ -3,6 +3,8 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
+BENCH_OUT ?= build/bench
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test conformance offload check lint types layers format lock clean node
+.PHONY: help dev test conformance offload bench loadtest check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +39,9 @@ conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance s
 
 offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it
 	@$(BIN)/python -m tests.offload.figures
+
+bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look
+	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(BENCH_ARGS)
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -62,7 +67,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
