@@ -141,12 +141,12 @@ class FlightDeck:
         flight.watch()
         try:
             await flight.until_known()
+            # Before the unwatching: with that, what is too large to be kept and has no other riders is given up.
+            found = flight.error or flight.head
         finally:
             flight.unwatch()
-        if flight.error is not None:
-            return flight.error
-        assert flight.head is not None
-        return flight.head
+        assert found is not None
+        return found
 
     # -- one flight
 

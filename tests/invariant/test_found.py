@@ -195,3 +195,15 @@ def test_closing_is_no_304_although_it_adds_no_bytes(begin: Begin) -> None:
     world.run(world.append(0, is_closing=True))
     for offset in ("-1", world.tokens[-1]):
         assert world.run(world.catch_up(offset, is_conditional=True)).is_closed
+
+
+@pytest.mark.parametrize("reader", [SseReader, PollReader])
+def test_a_live_reader_of_what_is_too_large_for_the_cache_is_relayed_while_the_body_still_comes(
+    begin: Begin, reader: type[Reader]
+) -> None:
+    world = begin(cache_bytes=2_000, max_chunk_bytes=1 << 22)
+    world.run(world.create(messages=30_000))
+    slow = world.origin.faults.stall(150_000, kind="catchup", times=1)
+    world.holds.append(slow)
+    follower = reader(world, "-1")
+    world.run(world.until(lambda: follower.at != "-1" and not slow.held))
