@@ -78,11 +78,15 @@ class Route:
         rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
         return rank, len(self._prefix)
 
-    def upstream_base(self, path: str) -> str:
-        """Scheme, authority and path at the origin for a canonical request path."""
+    def upstream_path(self, path: str) -> str:
+        """The path at the origin for a canonical request path."""
         if self.config.strip_prefix and self._prefix:
             path = path[len(self._prefix) :] or "/"
-        return self._authority + self._base_path + path
+        return self._base_path + path
+
+    def upstream_base(self, path: str) -> str:
+        """Scheme, authority and path at the origin for a canonical request path."""
+        return self._authority + self.upstream_path(path)
 
     def public_location(self, location: str, public: str) -> str:
         """A Location of the origin's as clients reach it; `public` is scheme and authority as the client named them.
@@ -105,19 +109,25 @@ class Route:
                     found.add(name, value)
         return found
 
-    def key(self, target: Target, credentials: CIMultiDict[str]) -> StreamKey:
-        """The key of the tape that this request may share."""
-        partition = ""
-        if credentials and self.config.credentials == "partition":
-            spelled = "\n".join(f"{name.lower()}:{value}" for name, value in credentials.items())
-            partition = hashlib.blake2b(spelled.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        return StreamKey(Group(self.config.name, target.path), target.query, partition)
+    def key(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> StreamKey:
+        """The key of the tape that this request may share; `passed_nodes` as in `source`."""
+        shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
+        if self.config.credentials != "partition":
+            shown = []
+        if passed_nodes:
+            shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
+        partition = self.config.name
+        if shown:
+            digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+            partition = f"{partition} {digest}"
+        return StreamKey(Group(self._authority, self.upstream_path(target.path)), target.query, partition)
 
     def source(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Source:
         """Where the target's bytes come from, with the headers that a shared fetch carries.
 
-        `passed_nodes` are the values of the reader's CDN-Loop: a loop over several gateways is seen by its members only
-        if each hands on the names before it (RFC 8586 §2).
+        `passed_nodes` are the gateways that the reader has come by: a loop over several of them is seen only if each
+        hands on the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the names that one
+        reader shows would have the fetch of all the others refused.
         """
         headers = CIMultiDict(credentials)
         headers["Accept-Encoding"] = "identity"

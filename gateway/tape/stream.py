@@ -19,10 +19,12 @@ from gateway.tape.tape import Tape
 
 
 class Group(NamedTuple):
-    """All that a write to one URL path concerns: every query and every credential partition of it."""
+    """All that a write to one URL path of an origin concerns: every query and every partition of it, by whichever route
+    its readers come."""
 
-    route: str
+    origin: str
     path: str
+    """As the origin is asked for it."""
 
 
 class StreamKey(NamedTuple):
@@ -31,6 +33,7 @@ class StreamKey(NamedTuple):
     group: Group
     query: str
     partition: str
+    """Who may share: readers by the same route, with the same credentials, by way of the same gateways."""
 
 
 class End(StrEnum):
