@@ -17,6 +17,8 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.errors import LoopDetected
+
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
 HOP_BY_HOP: Final = frozenset(
@@ -136,6 +138,10 @@ _UNSTORABLE: Final = frozenset(
 _UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-ratelimit-")
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
+"""A host with or without a port, or a pseudonym."""
+_MOST_NODES: Final = 8
+_LONGEST_CHAIN: Final = 256
 
 
 def nominated(headers: Headers) -> frozenset[str]:
@@ -179,6 +185,24 @@ def shared_fetch_headers(headers: Headers) -> CIMultiDict[str]:
             if (lower := name.lower()) not in SHARED_FETCH_DROPPED and not lower.startswith(("if-", "content-"))
         ]
     )
+
+
+def passed_nodes(headers: Headers) -> tuple[str, ...]:
+    """The gateways that a request says it has come by (RFC 8586): lower case, each once; what is no name is left out.
+
+    Sorted, because a loop is found by the names and not by their order.  Raises LoopDetected where there are more of
+    them than a sensible chain has.
+    """
+    lines = headers.getall("CDN-Loop", ())
+    if not lines:
+        return ()
+    if sum(map(len, lines)) > _LONGEST_CHAIN:
+        raise LoopDetected
+    members = {member.partition(";")[0].strip().lower() for line in lines for member in line.split(",")}
+    nodes = sorted(member for member in members if _NODE.fullmatch(member))
+    if len(nodes) > _MOST_NODES:
+        raise LoopDetected
+    return tuple(nodes)
 
 
 def is_looping(headers: Headers, node: str) -> bool:

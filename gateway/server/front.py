@@ -22,7 +22,12 @@ from gateway.engine.tail import Subscription
 from gateway.errors import BadRequest, Fault, GatewayError, LoopDetected, NoRoute
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.forwarding import is_looping, request_headers_for_origin, response_headers_for_client
+from gateway.protocol.forwarding import (
+    is_looping,
+    passed_nodes,
+    request_headers_for_origin,
+    response_headers_for_client,
+)
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_TYPE
 from gateway.protocol.offsets import START, is_well_formed
@@ -117,13 +122,14 @@ class Front:
             raise NoRoute
         if is_looping(request.headers, self._node):
             raise LoopDetected
+        nodes = passed_nodes(request.headers)
         if (preflight := self._preflight(exchange, route)) is not None:
             return await preflight
         credentials = route.credentials(request.headers)
+        key = route.key(target, credentials, nodes)
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
         if request.method == "GET" and not request.can_read_body and exchange.mode is not Mode.OTHER and shares:
-            source = route.source(target, credentials, request.headers.getall("CDN-Loop", ()))
-            key = route.key(target, credentials)
+            source = route.source(target, credentials, nodes)
             read = Read(
                 route,
                 key,
@@ -138,7 +144,7 @@ class Front:
                     return await self._read(exchange, read)
                 except Uncacheable:
                     pass
-        return await self._pass(exchange, route, target, route.key(target, credentials), shares=shares)
+        return await self._pass(exchange, route, target, key, shares=shares)
 
     def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
         request = exchange.request
