@@ -208,10 +208,11 @@ class Follower:
         """Make sure that the events of a connection just opened are of the stream that is remembered.
 
         Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
-        the connection was opened is what the connection is of.
+        the connection was opened is what the connection is of.  A stream that began with a PUT has no name yet to
+        know it by later.
         """
-        if self._is_new:
-            self._is_new = False
+        is_new, self._is_new = self._is_new, False
+        if is_new and self._stream.identity is not None:
             return
         head = await self._topic.look(None)
         if isinstance(head, Refusal):

@@ -207,3 +207,12 @@ def test_a_live_reader_of_what_is_too_large_for_the_cache_is_relayed_while_the_b
     world.holds.append(slow)
     follower = reader(world, "-1")
     world.run(world.until(lambda: follower.at != "-1" and not slow.held))
+
+
+def test_a_stream_known_only_from_its_creation_and_its_live_events_is_told_from_the_one_after_it(begin: Begin) -> None:
+    """Neither of the two names it as an ETag would; it is deleted and created anew while the live request is lost."""
+    world, _ = followed(begin)
+    world.run(world.append(1))
+    world.run(world.settle())
+    world.run(world.restart_origin(world.create_anew))
+    world.run(world.settle())

@@ -20,6 +20,7 @@ from gateway.clock import Timer
 from gateway.config import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
+from gateway.origin.store import AppendOrder, CreateOrder
 from tests.invariant.log import Incarnation, Log, Moment
 
 PATH: Final = "/s"
@@ -369,11 +370,23 @@ class World:
     def cause_trouble(self) -> None:
         self.has_trouble = True
 
-    async def restart_origin(self) -> None:
+    async def restart_origin(self, meanwhile: Callable[[], object] | None = None) -> None:
+        """Cut every connection to the origin; it comes back at the same address, after what happened `meanwhile`."""
         self.has_trouble = True
         await self.served.stop(grace_s=0)
+        if meanwhile is not None:
+            meanwhile()
         settings = OriginSettings(port=self.served.port)
         self.served = await start_origin(settings, origin=self.origin)
+
+    def create_anew(self) -> None:
+        """Delete the stream and create it with three messages, at once and behind everybody's back."""
+        now = self.origin.clock.wall()
+        self.was_out_of_band = True
+        self.origin.store.delete(PATH, now)
+        self.origin.store.create(PATH, CreateOrder(self.content_type, body=self.body(1)), now)
+        for _ in range(2):
+            self.origin.store.append(PATH, AppendOrder(body=self.body(1), content_type=self.content_type), now)
 
     # -- calm
 
