@@ -9,6 +9,7 @@ byte.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 _READ_BYTES = 1 << 18
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no field value and no reason phrase may hold (RFC 9110 section 5.5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,7 @@ class Client:
             raise UpstreamBroken from error
         finally:
             is_waiting = False
-        if response.status < 200:
+        if response.status < 200 or _has_control_characters(response):
             response.close()
             raise UpstreamBroken
         return Reply(response, bounds, deadline)
@@ -209,8 +212,14 @@ class Client:
         await self._live.close()
 
 
+def _has_control_characters(response: aiohttp.ClientResponse) -> bool:
+    """Whether the head could not be handed on: aiohttp takes in what it refuses to write."""
+    values = (response.reason or "", *response.headers.values())
+    return any(_CONTROL.search(value) is not None for value in values)
+
+
 def _session(connections: int) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
+    session = aiohttp.ClientSession(
         connector=_Connector(limit=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -221,6 +230,12 @@ def _session(connections: int) -> aiohttp.ClientSession:
         max_field_size=16_384,
         version=HttpVersion11,
     )
+    # By itself aiohttp sends every idempotent method again when a connection is lost, be it a DELETE that was done.
+    # What may be repeated is decided where it is known to be a read.
+    if not hasattr(session, "_retry_connection"):
+        raise RuntimeError("this aiohttp cannot be kept from repeating requests: install the locked version")
+    session._retry_connection = False
+    return session
 
 
 async def _then(body: AsyncIterator[bytes], do: Callable[[], object]) -> AsyncIterator[bytes]:

@@ -73,3 +73,24 @@ async def test_a_connection_that_the_origin_closed_while_idle_costs_no_reader_an
         assert (await edge.get(f"/s{number}")).body == b"good"
         for writer in origin.writers:
             writer.close()
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS"])
+async def test_what_a_used_connection_lost_is_sent_again_only_if_it_is_a_read(
+    hostile: Hostile, start: Start, method: str
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == method or [asked] == origin.reads:
+            writer.transport.abort()
+        else:
+            writer.write(part_of_stream(b"good" if asked.method == "GET" else b"", "0001"))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url)
+    assert (await edge.send("HEAD", "/s")).status == 200
+    assert (await edge.send(method, "/s")).status == 502
+    assert [(asked.method, asked.connection) for asked in origin.asked] == [("HEAD", 0), (method, 0)]
+    assert (await edge.send("HEAD", "/s")).status == 200
+    async with edge.time_passing():
+        assert (await edge.get("/s")).body == b"good"
+    assert len(origin.reads) == 2
