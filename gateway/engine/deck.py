@@ -251,7 +251,10 @@ class FlightDeck:
         if why := self._why_not_shared(flight, route, reply):
             return Foreign(why)
         tape = stream.tape
-        content_type = headers.get("Content-Type", DEFAULT_TYPE)
+        content_type = headers.get("Content-Type")
+        if content_type is None and flight.start != METADATA:
+            # Bytes need a type to be laid by; metadata that names none teaches none.
+            content_type = stream.content_type or DEFAULT_TYPE
         is_closed = is_true(headers.get(STREAM_CLOSED))
         is_fetch = flight.start not in (METADATA, NOW)
         place = flight.start if is_fetch else START
@@ -264,7 +267,7 @@ class FlightDeck:
         if up_to_date and known.tail is not None:
             tape.check(known.tail, offset, has_bytes=False)
         has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
-        if has_reopened or not stream.learn_type(content_type):
+        if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers.get("ETag"), place, offset)):
             raise TailMovedBack
@@ -274,7 +277,7 @@ class FlightDeck:
             stream.lifetime = lifetime_from_headers(headers)
         elif not up_to_date:
             stream.cache_control = headers.get("Cache-Control")
-        return StreamHead(offset, up_to_date, is_closed, content_type)
+        return StreamHead(offset, up_to_date, is_closed)
 
     def _why_not_shared(self, flight: Flight, route: Route, reply: Reply) -> str | None:
         headers = reply.headers

@@ -70,7 +70,7 @@ class Tail:
         fresh = self._deck.fresh_head
         if stream.lifetime is None or stream.content_type is None:
             head = await fresh(stream, METADATA, read.route, read.source)
-            if isinstance(head, Foreign) and stream.content_type is None:
+            if isinstance(head, Foreign | StreamHead) and stream.content_type is None:
                 head = await fresh(stream, read.start, read.route, read.source)
             # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
             if not isinstance(head, Foreign) or stream.content_type is None:

@@ -34,7 +34,6 @@ class StreamHead:
     next_offset: str
     up_to_date: bool
     is_closed: bool
-    content_type: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,3 +303,45 @@ async def test_an_origin_that_knows_no_head_is_followed_once_for_all(
     counters.reset()
     assert (await edge.get("/s")).body == b"0123456789"
     assert counters.body_bytes[Kind.CATCHUP] == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("status", "field"),
+    [
+        pytest.param("200 OK", "a\x01b", id="control character"),
+        pytest.param("200 OK", "a\x7fb", id="delete"),
+        pytest.param("200 OK", "a\rSet-Cookie: b", id="carriage return"),
+        pytest.param("200 O\x01K", "a", id="reason"),
+        pytest.param("401 Unauthorized", "a\x01b", id="refusal"),
+    ],
+)
+async def test_a_head_with_control_characters_is_a_502_and_not_kept(
+    hostile: Hostile, start: Start, method: str, status: str, field: str
+) -> None:
+    is_broken = True
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        more = {"X-Field": field} if is_broken else {}
+        writer.write(answer(status if is_broken else "200 OK", {**NEXT, **more}, b"x"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    async with edge.time_passing():
+        refused = await edge.send(method, "/s", {"Content-Type": "text/plain"}, b"x" if method == "POST" else None)
+    assert (refused.status, refused.is_one_line_of_text) == (502, True)
+    is_broken = False
+    assert (await edge.get("/s")).body == b"x"
+
+
+@pytest.mark.parametrize("mode", ["", "&live=long-poll"])
+async def test_metadata_without_a_content_type_contradicts_nothing(hostile: Hostile, start: Start, mode: str) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"x", "0001"))
+
+    metadata = answer("200 OK", {"Stream-Next-Offset": "0001"})
+    origin = await hostile(script, metadata=metadata)
+    edge = await start(origin.url)
+    for _ in range(2):
+        read = await edge.get(f"/s?offset=-1{mode}")
+        assert (read.status, read.body, read.headers["Content-Type"]) == (200, b"x", "text/plain")

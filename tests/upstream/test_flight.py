@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
 from gateway.upstream.flight import WINDOW_BYTES, Flight, Foreign, Refusal, Rider, StreamHead
 
-HEAD = StreamHead("5", True, False, "text/plain")
+HEAD = StreamHead("5", True, False)
 KEEP = 8 * WINDOW_BYTES
 
 
