@@ -180,7 +180,7 @@ class RunningOrigin:
         self._listener = self._runner = None
         if listener is None or runner is None:
             return
-        listener.close()
+        await _close(listener)
         server = runner.server
         assert server is not None
         if grace_s > 0:
@@ -194,6 +194,18 @@ class RunningOrigin:
                     connection.transport.abort()
             await server.shutdown(0)
         await runner.cleanup()
+
+
+async def _close(listener: asyncio.Server) -> None:
+    """Stop accepting.  A listener of asyncio that is closed in the very turn in which it accepted forgets what it
+    accepted: nobody serves that connection and nobody ends it.  So it is made to stop listening a moment before."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, asyncio.SelectorEventLoop):
+        for listening in listener.sockets:
+            loop.remove_reader(listening.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
+    listener.close()
 
 
 async def start_origin(
