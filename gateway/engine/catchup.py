@@ -19,8 +19,8 @@ from gateway.live.registry import Live
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, is_before
-from gateway.tape.stream import End, Stream
-from gateway.upstream.flight import Flight, Foreign, Refusal, StreamHead
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import Flight, Foreign, Refusal, StreamHead, as_seen_by
 
 _SMALL_BYTES = 1 << 16
 """A body of this size is waited for, so that it goes out whole and with its length."""
@@ -190,7 +190,7 @@ class _Attempt:
 
     async def _answer_from(self, flight: Flight, is_mine: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
-        head = await flight.until_head()
+        head = as_seen_by(await flight.until_head(), self._read.source.headers)
         if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
             await flight.until_over()
             head = flight.error or head
@@ -230,10 +230,6 @@ class _Attempt:
             raise head
         is_walking = self._at != self._read.start
         if isinstance(head, Refusal) and head.status < 500:
-            if head.status == 400 and is_walking:
-                # The origin does not know a token that it gave out itself: this is another stream.
-                self._live.drop(stream, End.RECREATED)
-                raise TailMovedBack
             return refusal_answer(self._read.route, head, Outcome.MISS)
         if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
             # Immutable bytes, and no word about the tail: the reader goes on from where they end.

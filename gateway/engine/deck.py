@@ -35,7 +35,7 @@ from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.upstream.client import Client, Reply
-from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
 
 METADATA = "?metadata"
@@ -44,6 +44,9 @@ METADATA = "?metadata"
 _REFUSAL_BYTES = 1 << 16
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
+_NO_HEAD = frozenset({405, 501})
+_PERSONAL = frozenset({400, 401, 403, 407, 431})
+"""Refusals that may be about the credentials shown."""
 
 
 class FlightDeck:
@@ -146,7 +149,7 @@ class FlightDeck:
         finally:
             flight.unwatch()
         assert found is not None
-        return found
+        return as_seen_by(found, source.headers)
 
     # -- one flight
 
@@ -183,8 +186,9 @@ class FlightDeck:
             ) as reply:
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._classify(stream, flight, route, reply, known)
-                if isinstance(head, Refusal) and head.status == 400 and known.is_origins_own:
+                head = await self._classify(stream, flight, route, source, reply, known)
+                is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
+                if is_token_refused and await self._is_welcome(source):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
@@ -206,6 +210,16 @@ class FlightDeck:
             return None
         except GatewayError as error:
             return error
+
+    async def _is_welcome(self, source: Source) -> bool:
+        """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
+        for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
+            self._recorder.upstream_request(mode)
+            # Only the head is wanted: a body is dropped together with its connection.
+            async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:
+                if method == "GET" or reply.status not in _NO_HEAD:
+                    return reply.status in (200, 404, 410)
+        return False
 
     async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> None:
         start, end = flight.start, head.next_offset
@@ -232,13 +246,15 @@ class FlightDeck:
             self._library.lay(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
-    async def _classify(self, stream: Stream, flight: Flight, route: Route, reply: Reply, known: _Known) -> Head:
+    async def _classify(
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: _Known
+    ) -> Head:
         """What the origin's answer is to those who share it; facts about the stream are recorded on the way."""
         headers = reply.headers
         if reply.status >= 400:
-            if flight.start == METADATA and reply.status in (405, 501):
+            if flight.start == METADATA and reply.status in _NO_HEAD:
                 return Foreign("no HEAD")
-            return await self._refusal(reply, route)
+            return await self._refusal(reply, route, source)
         if reply.status == 304:
             raise UpstreamBroken
         if reply.status != 200:
@@ -298,7 +314,7 @@ class FlightDeck:
             return "Vary"
         return None
 
-    async def _refusal(self, reply: Reply, route: Route) -> Refusal:
+    async def _refusal(self, reply: Reply, route: Route, source: Source) -> Refusal:
         headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
         for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
             headers.popall(name, None)
@@ -308,7 +324,9 @@ class FlightDeck:
                 body = await reply.read(_REFUSAL_BYTES)
             except UpstreamBroken:
                 body = b""
-        return Refusal(reply.status, headers, body)
+        # Elsewhere all who share show the same credentials.
+        is_personal = route.config.credentials == "shared" and reply.status in _PERSONAL
+        return Refusal(reply.status, headers, body, source.headers if is_personal else None)
 
     def _settle(self, stream: Stream, flight: Flight, head: Head) -> None:
         """What an answer without bytes does to the stream."""
@@ -321,7 +339,7 @@ class FlightDeck:
                 self._library.forget_bytes(stream)
             case Foreign() if flight.start == METADATA:
                 stream.lifetime = lifetime_from_headers({})
-            case Refusal(status=status) if flight.start == METADATA and status < 500 and status != 429:
+            case Refusal(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
                 # An origin that refuses HEAD for good is not asked before every read.
                 stream.lifetime = lifetime_from_headers({})
             case _:

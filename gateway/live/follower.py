@@ -294,6 +294,7 @@ class Follower:
             raise Ended(End.GONE)
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
+        self._topic.is_refused = 400 <= status < 500
         raise UpstreamBroken
 
 

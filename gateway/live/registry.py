@@ -59,8 +59,9 @@ class Live:
             topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
             stream.pins += 1
             self._watch_expiry(topic)
-        # The newest reader's headers: where credentials are shared, the oldest may have been revoked.
-        topic.source, topic.look = source, look
+        if topic.is_refused:
+            # Where credentials are shared, the first reader's may have been revoked; those that are good are kept.
+            topic.source, topic.look, topic.is_refused = source, look, False
         topic.readers += 1
         if (linger := self._lingers.pop(topic, None)) is not None:
             linger.cancel()

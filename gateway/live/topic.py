@@ -42,6 +42,8 @@ class Topic:
         self.stream = stream
         self.source = source
         self.look = look
+        self.is_refused = False
+        """Whether the origin has refused the source's headers."""
         self.lifetime_s = lifetime_s
         self.readers = 0
         self.position: str | None = None

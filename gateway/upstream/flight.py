@@ -43,6 +43,8 @@ class Refusal:
     status: int
     headers: CIMultiDict[str]
     body: bytes
+    asker: CIMultiDict[str] | None = None
+    """The headers of the request, where it may be those that were refused: it is no answer to readers with others."""
 
     @classmethod
     def of_ended(cls, status: int) -> Refusal:
@@ -63,6 +65,13 @@ class Foreign:
 
 
 Head = StreamHead | Refusal | Foreign | GatewayError
+
+
+def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
+    """What a shared answer is to a reader who would have asked with `headers`."""
+    if isinstance(head, Refusal) and head.asker is not None and head.asker != headers:
+        return Foreign("refused to another", is_lasting=False)
+    return head
 
 
 class Rider:
