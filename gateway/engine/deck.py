@@ -178,7 +178,7 @@ class FlightDeck:
         asked_at = self._clock.now()
         has_seen = stream.tape.has_seen(flight.start)
         is_token = flight.start not in (METADATA, NOW, START)
-        known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token)
+        known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
         self._recorder.upstream_request(mode)
         try:
             async with await self._client.send(
@@ -201,6 +201,7 @@ class FlightDeck:
                     flight.land()
                     return None
                 stream.contacted_at = max(stream.contacted_at, asked_at)
+                stream.settled_doubts = max(stream.settled_doubts, known.doubts)
                 await self._take_body(stream, flight, head, reply)
                 return None
         except TailMovedBack as error:
@@ -233,7 +234,7 @@ class FlightDeck:
                 if inner:
                     stream.tape.check(start, end, has_bytes=True)
                     flight.add(inner)
-                    await flight.until_wanted()
+                    await reply.hold(flight.until_wanted())
             if unwrapper is not None and (rest := unwrapper.finish()):
                 stream.tape.check(start, end, has_bytes=True)
                 flight.add(rest)
@@ -356,3 +357,4 @@ class _Known:
     """Whether the asked offset was one that the origin had named."""
     is_origins_own: bool
     """The same, for offsets that are no sentinel and no place of the gateway's own."""
+    doubts: int

@@ -124,6 +124,11 @@ class Relay:
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
+            elif reply.status in (404, 410):
+                # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
+                # to whom the stream is not shown.
+                for stream in self._library.group(passed.group):
+                    stream.doubts += 1
             self._lost(write, reply.status)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)

@@ -73,6 +73,10 @@ class Stream:
     """Whether a live read of it is open at the origin."""
     acked: str | None = None
     """The furthest tail that a write acknowledged through this gateway has named."""
+    doubts: int = 0
+    """How often something passed by that may have been the stream's end."""
+    settled_doubts: int = 0
+    """How many of these came before the latest look that still found it."""
     ended: End | None = None
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
@@ -114,10 +118,11 @@ class Stream:
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known, the origin was seen within `trust_s`,
-        and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen to be read)."""
+        """Whether a hit may be given without the origin: the lifetime is known, no doubt is open, the origin was seen
+        within `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen
+        to be read)."""
         life = self.lifetime
-        if life is None:
+        if life is None or self.doubts > self.settled_doubts:
             return False
         if self.is_followed:
             return True

@@ -96,8 +96,24 @@ async def test_a_404_for_one_reader_takes_nobody_elses_tape(hostile: Hostile, st
     assert (await edge.send("POST", "/s", {**mallory, "Content-Type": "text/plain"}, b"x")).status == 404
     assert (await edge.get("/s", ALICE)).body == b"for Bearer alice"
     assert (await edge.get("/s")).body == b"for nobody"
-    # Closed to the end: both are answered from the tapes that nobody took away.
-    assert len(origin.reads) == reads + 1
+    # Closed to the end: both are answered from the tapes that nobody took away, after one look each since the DELETE.
+    assert len(origin.reads) == reads + 3
+    assert [(await edge.get("/s", who)).body for who in ({}, ALICE)] == [b"for nobody", b"for Bearer alice"]
+    assert len(origin.reads) == reads + 3
+
+
+@pytest.mark.parametrize("mode", ["", "&live=long-poll", "&live=sse"])
+async def test_a_delete_that_finds_nothing_makes_the_others_look(
+    start: Start, origin: RunningOrigin, mode: str
+) -> None:
+    """It may have been done by an attempt of the client's before, whose answer was lost on its way to here."""
+    edge = await start(origin.url)
+    await edge.put("/s", b"0", Stream_Closed="true")
+    for _ in range(2):
+        assert [(await edge.get("/s", who)).body for who in (ALICE, BOB, {})] == [b"0"] * 3
+    await edge.send_to(origin.url, "DELETE", "/s")
+    assert (await edge.send("DELETE", "/s", ALICE)).status == 404
+    assert [(await edge.get(f"/s?offset=-1{mode}", who)).status for who in (ALICE, BOB, {})] == [404] * 3
 
 
 async def test_an_acknowledged_write_of_one_is_seen_by_all(start: Start, origin: RunningOrigin) -> None:
@@ -147,4 +163,4 @@ async def test_under_bypass_a_404_for_one_with_credentials_takes_not_the_publics
     headers = {"Authorization": "mallory", "Content-Type": "text/plain"}
     assert (await edge.send(method, "/s", headers, b"x" if method == "POST" else None)).status == 404
     assert (await edge.get("/s")).body == b"for nobody"
-    assert len(origin.reads) == reads
+    assert len(origin.reads) == reads + (method == "DELETE")
