@@ -36,6 +36,8 @@ _SHORTEST_SSE_S = 1.0
 """The TypeScript client gives SSE up after three connections that lived less long than this."""
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
+_FOLLOWER_PATIENCE_S = 1.0
+"""How long a follower may lag behind an acknowledged write that a waiting reader has not seen."""
 _TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
 
 
@@ -132,6 +134,28 @@ class Tail:
             raise Uncacheable(_TOO_LARGE)
         return head.next_offset != at or tape.tail != tail
 
+    async def _wait(self, read: Read, stream: Stream, topic: Topic, at: str, left: float) -> bool:
+        """Wait for news behind `at` for at most `left` seconds; whether there may be any.
+
+        A write that was acknowledged through this gateway lies behind `at`, and the follower does not bring it: then
+        one reader looks for all, and the live request, which has stalled, is made anew.
+        """
+        acked = stream.acked
+        if stream.holds_acknowledged(at) or topic.looked_for == acked or left <= _FOLLOWER_PATIENCE_S:
+            return await topic.changed.wait_within(self._clock, left)
+        if await topic.changed.wait_within(self._clock, _FOLLOWER_PATIENCE_S) or topic.looked_for == acked:
+            return True
+        topic.looked_for = acked
+        try:
+            self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
+        except BaseException:
+            # The next one may have more luck.
+            topic.looked_for = None
+            raise
+        self._live.restart(stream)
+        topic.changed.fire()
+        return True
+
     def _check_ended(self, stream: Stream) -> None:
         if stream.ended is not None:
             raise Ended(Refusal.of_ended(stream.ended.status))
@@ -178,7 +202,7 @@ class Tail:
             left = deadline - self._clock.now()
             if left <= 0 or self._drain.is_set:
                 return await self._nothing_new(read, stream, topic, reading.end)
-            await topic.changed.wait_within(self._clock, left)
+            await self._wait(read, stream, topic, reading.end, left)
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -301,7 +325,11 @@ class Tail:
                 ends_at = min(ends_at, leaves_at)
                 continue
             patience_s = min(config.heartbeat_s, ends_at - now)
-            if not await topic.changed.wait_within(clock, patience_s) and clock.now() < ends_at:
+            try:
+                has_news = await self._wait(read, stream, topic, at, patience_s)
+            except (Ended, Uncacheable, GatewayError):
+                return
+            if not has_news and clock.now() < ends_at:
                 yield HEARTBEAT
 
 

@@ -51,6 +51,8 @@ class Topic:
         self.ended: End | None = None
         self.trouble: GatewayError | None = None
         """Why the follower is not connected, where it failed."""
+        self.looked_for: str | None = None
+        """The acknowledged tail that a reader has looked for, because the follower did not bring it."""
         self.changed = Signal()
         self._cursor_floor = 0
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAMES)

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, bounded, eventually
 
@@ -180,3 +181,29 @@ async def test_a_long_poll_that_its_client_abandons_is_forgotten(edge: Edge, cou
     await bounded(counters.live_is(0))
     await edge.until_idle()
     assert counters.requests[Kind.LONGPOLL] == 1
+
+
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_an_acknowledged_write_does_not_wait_for_a_stalled_follower(
+    edge: Edge, faults: Faults, counters: Counters, live: str
+) -> None:
+    await edge.put("/s", b"1", "application/json")
+    tail = (await edge.get("/s")).next_offset
+    stalled = faults.stall(120, kind=Kind.SSE, times=None)
+    first = edge.asking(f"/s?offset={tail}&live=long-poll")
+    await readers_are(edge, 1)
+    await bounded(counters.reached(Kind.SSE, 1))
+    assert (await edge.post("/s", b'"%s"' % (b"2" * 200), "application/json")).status == 204
+    looks, began = counters.requests[Kind.CATCHUP], edge.clock.now()
+    wires = [await edge.begin(f"/s?offset={tail}&live={live}") for _ in range(5)]
+    async with edge.time_passing(0.005):
+        for wire in wires:
+            await wire.head()
+            if live == "sse":
+                event = await wire.event()
+                assert event is not None
+                assert event.name == "data"
+        assert b"222" in (await bounded(first)).body
+    assert edge.clock.now() - began < 5
+    assert counters.requests[Kind.CATCHUP] <= looks + 2
+    stalled.remove()
