@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -93,6 +93,9 @@ class Reply:
                 limit = loop.time() + self._bounds.idle_s
                 if self._deadline is not None:
                     limit = min(limit, self._deadline)
+                if self._deadline is not None and loop.time() >= self._deadline:
+                    # A buffer that never runs dry is a slow reader's, who would hold the connection for ever.
+                    raise TimeoutError
                 if content.is_eof() or content._buffer:
                     chunk = await content.readany()
                 else:
@@ -106,6 +109,14 @@ class Reply:
             raise UpstreamTimeout from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise UpstreamBroken("Origin's answer ended early") from error
+
+    async def hold(self, until: Awaitable[None]) -> None:
+        """Leave the body alone meanwhile; UpstreamTimeout when the time for the whole of it runs out."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await until
+        except TimeoutError as error:
+            raise UpstreamTimeout from error
 
     async def read(self, limit: int) -> bytes:
         """The whole body; UpstreamBroken when it is longer than `limit` bytes."""

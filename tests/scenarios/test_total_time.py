@@ -1,0 +1,42 @@
+"""The bound on a whole exchange with the origin holds whoever is slow: no connection is held for ever."""
+
+import asyncio
+
+import pytest
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.errors import UpstreamTimeout
+from gateway.upstream.client import Bounds, Client
+from tests.scenarios.conftest import Hostile, Start, bounded, eventually
+from tests.scenarios.hostile import Asked, part_of_stream
+
+BODY = b"x" * (16 << 20)
+
+
+async def large(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(part_of_stream(BODY, "0001"))
+
+
+async def test_a_reader_who_stalls_holds_the_origins_connection_no_longer(hostile: Hostile, start: Start) -> None:
+    origin = await hostile(large, takes_head=True)
+    edge = await start(origin.url, total_timeout_s=0.3)
+    client = edge.gateway.engine.client
+    wire = await edge.begin("/s?offset=-1", receive_bytes=4096)
+    assert (await wire.head()).status == 200
+    assert client.open_connections == 1
+    await eventually(lambda: client.open_connections == 0)
+
+
+async def test_the_bound_counts_while_the_buffer_is_full(hostile: Hostile) -> None:
+    origin = await hostile(large)
+    client = Client()
+    try:
+        async with await client.send("GET", URL(origin.url + "/s"), CIMultiDict(), Bounds()) as reply:
+            chunks = reply.chunks()
+            await bounded(anext(chunks))
+            reply._deadline = 0.0
+            with pytest.raises(UpstreamTimeout):
+                await bounded(anext(chunks))
+    finally:
+        await client.close()
