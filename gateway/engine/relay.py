@@ -7,7 +7,7 @@ afterwards does so with a request of its own.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict
@@ -52,6 +52,8 @@ class Passed:
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | None
+    is_cut_short: Callable[[], bool] = lambda: False
+    """Whether the client failed to send the whole body."""
 
 
 class _Sent:
@@ -87,7 +89,7 @@ class Relay:
         bounds = route.live_bounds if is_live else route.bounds
         if passed.mode is Mode.SSE:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
-            bounds = replace(bounds, idle_s=route.config.total_timeout_s)
+            bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         self._recorder.upstream_request(passed.mode)
         is_write = passed.mode in WRITES
         is_known = False
@@ -105,9 +107,10 @@ class Relay:
                 self._lost(write, reply.status)
             return reply
         finally:
-            if is_write and not is_known:
-                # Nobody can tell whether the origin did it, or will: believe nothing that the write could undo.
-                self._doubt(passed)
+            if is_write and not is_known and not passed.is_cut_short():
+                # Nobody can tell whether the origin did it, or will.  Of a body that the client itself did not finish
+                # the origin never had a complete request.
+                self._suspect(passed)
             if is_write:
                 self._forget(passed.group, write)
 
@@ -182,7 +185,18 @@ class Relay:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
+    def _suspect(self, passed: Passed) -> None:
+        """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
+        for stream in self._library.group(passed.group):
+            if passed.mode is not Mode.APPEND:
+                if stream.is_doubted:
+                    # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
+                    self._library.forget_bytes(stream)
+                self._live.doubt(stream)
+            stream.doubts += 1
+
     def _doubt(self, passed: Passed) -> None:
+        """Believe nothing of what is held."""
         for stream in self._library.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 self._library.forget_bytes(stream)

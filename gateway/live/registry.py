@@ -20,6 +20,8 @@ from gateway.tasks import Tasks
 from gateway.upstream.client import Client
 from gateway.upstream.source import Source
 
+_DOUBT_PAUSE_S = 1.0
+
 
 class Live:
     """The topics.  Owner of the table; starts and stops followers."""
@@ -37,6 +39,7 @@ class Live:
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
+        self._doubts: dict[Topic, Timer] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -106,7 +109,7 @@ class Live:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
-        for timers in (self._lingers, self._expiries):
+        for timers in (self._lingers, self._expiries, self._doubts):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()
         run = self._runs.pop(topic, None)
@@ -135,6 +138,23 @@ class Live:
             run.cancel()
             topic.lost(self._clock.now(), None)
             self._start(topic)
+
+    def doubt(self, stream: Stream) -> None:
+        """`restart` it now or, where that was done within the last second, when the second is over: anybody can send
+        writes that fail."""
+        topic = self._topics.get(stream)
+        if topic is None or topic in self._doubts:
+            return
+        wait_s = topic.doubted_at + _DOUBT_PAUSE_S - self._clock.now()
+        if wait_s <= 0:
+            self._restart_doubted(topic)
+        else:
+            self._doubts[topic] = self._clock.call_later(wait_s, lambda: self._restart_doubted(topic))
+
+    def _restart_doubted(self, topic: Topic) -> None:
+        self._doubts.pop(topic, None)
+        topic.doubted_at = self._clock.now()
+        self.restart(topic.stream)
 
     def wake(self) -> None:
         """Have every live reader look again."""

@@ -11,6 +11,7 @@ Only then may anyone be told to be up to date.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -46,6 +47,8 @@ class Topic:
         """Whether the origin has refused the source's headers."""
         self.lifetime_s = lifetime_s
         self.readers = 0
+        self.doubted_at = -math.inf
+        """When the live request was last begun anew for a write of unknown outcome."""
         self.position: str | None = None
         self.is_confirmed = False
         self.ended: End | None = None

@@ -238,6 +238,7 @@ class Front:
             _raw_query(request),
             headers,
             upload.chunks() if upload is not None else None,
+            lambda: upload is not None and upload.error is not None,
         )
         try:
             reply = await self._send(passed)

@@ -38,6 +38,9 @@ class Upload:
             except web.RequestPayloadError:
                 self.error = BadRequest("Malformed request body")
                 raise self.error from None
+            except Exception:
+                self.error = BadRequest("Request body ended early")
+                raise
             if not chunk:
                 return
             size += len(chunk)

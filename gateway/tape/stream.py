@@ -81,6 +81,11 @@ class Stream:
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
 
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the origin is to be looked at before anything is believed."""
+        return self.doubts > self.settled_doubts
+
     def learn_type(self, content_type: str) -> bool:
         """Take the stream's content type; False when it contradicts what was known."""
         if self.content_type is None:
@@ -122,7 +127,7 @@ class Stream:
         within `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen
         to be read)."""
         life = self.lifetime
-        if life is None or self.doubts > self.settled_doubts:
+        if life is None or self.is_doubted:
             return False
         if self.is_followed:
             return True
