@@ -193,6 +193,12 @@ class LimitsConfig(_Model):
         le=65_535,
         description="Most connections to all origins at once, beside one for each stream followed live.",
     )
+    followed_streams: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most streams followed live at once; live readers of further ones are answered 503.",
+    )
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="A client must have sent a request's head within this."
     )

@@ -82,6 +82,13 @@ class Draining(GatewayError):
     text = "Gateway is draining"
 
 
+class TooManyFollowed(GatewayError):
+    """As many streams are followed live as the configuration allows."""
+
+    status = 503
+    text = "Too many live streams"
+
+
 class UpstreamUnreachable(GatewayError):
     """No connection to the origin, or it was lost before an answer."""
 

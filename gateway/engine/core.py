@@ -43,7 +43,7 @@ class Engine:
         self.drain = Drain()
         self.client = Client(limits.upstream_connections)
         self.library = Library(limits.cache_bytes, LeastRecentlyUsed(), lambda: f"{rng.getrandbits(48):012x}", recorder)
-        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng)
+        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams)
         self.deck = FlightDeck(
             self.client,
             self.library,

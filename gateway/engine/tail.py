@@ -140,6 +140,7 @@ class Tail:
         A write that was acknowledged through this gateway lies behind `at`, and the follower does not bring it: then
         one reader looks for all, and the live request, which has stalled, is made anew.
         """
+        self._live.follow(topic)
         acked = stream.acked
         if stream.holds_acknowledged(at) or topic.looked_for == acked or left <= _FOLLOWER_PATIENCE_S:
             return await topic.changed.wait_within(self._clock, left)
@@ -258,6 +259,7 @@ class Tail:
         at = stream.tape.resolve(await self.begin(read, stream))
         topic = self.attach(read, stream)
         try:
+            self._live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
                 await self._fill(read, stream, topic, at)
             await self._settle_in(stream, topic)

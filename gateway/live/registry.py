@@ -11,6 +11,7 @@ import asyncio
 import random
 
 from gateway.clock import Clock, Timer
+from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
 from gateway.live.topic import Look, Topic
 from gateway.metrics_seam import Recorder
@@ -27,8 +28,16 @@ class Live:
     """The topics.  Owner of the table; starts and stops followers."""
 
     def __init__(
-        self, client: Client, library: Library, clock: Clock, tasks: Tasks, recorder: Recorder, rng: random.Random
+        self,
+        client: Client,
+        library: Library,
+        clock: Clock,
+        tasks: Tasks,
+        recorder: Recorder,
+        rng: random.Random,
+        most: int,
     ) -> None:
+        self._most = most
         self._client = client
         self._library = library
         self._clock = clock
@@ -56,7 +65,7 @@ class Live:
         return topic if stream.tape.resolve(topic.position) == at else None
 
     def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float) -> Topic:
-        """Join the stream's topic, begun now where there is none.  `detach` is owed."""
+        """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
@@ -68,8 +77,16 @@ class Live:
         topic.readers += 1
         if (linger := self._lingers.pop(topic, None)) is not None:
             linger.cancel()
-        self._start(topic)
         return topic
+
+    def follow(self, topic: Topic) -> None:
+        """Have the stream followed from here on.  Only who waits asks for it: readers that are answered at once, of
+        ever new queries say, would each leave a live request behind them.  Raises TooManyFollowed."""
+        is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
+        if is_needed and len(self._runs) >= self._most:
+            raise TooManyFollowed
+        if self._topics.get(topic.stream) is topic:
+            self._start(topic)
 
     def _watch_expiry(self, topic: Topic) -> None:
         """An absolute end is kept here: an origin may let a live request stay open past it."""
@@ -95,9 +112,13 @@ class Live:
             self.drop(topic.stream, why)
 
     def detach(self, topic: Topic, linger_s: float) -> None:
-        """A reader leaves; the last one's leaving ends the topic after the linger."""
+        """A reader leaves; the last one's leaving ends the topic after the linger, where there is anything to keep."""
         topic.readers -= 1
-        if not topic.readers and self._topics.get(topic.stream) is topic:
+        if topic.readers or self._topics.get(topic.stream) is not topic:
+            return
+        if topic not in self._runs:
+            self._remove(topic)
+        else:
             self._lingers[topic] = self._clock.call_later(linger_s, lambda: self._expire(topic))
 
     def _expire(self, topic: Topic) -> None:

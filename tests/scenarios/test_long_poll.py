@@ -207,3 +207,35 @@ async def test_an_acknowledged_write_does_not_wait_for_a_stalled_follower(
     assert edge.clock.now() - began < 5
     assert counters.requests[Kind.CATCHUP] <= looks + 2
     stalled.remove()
+
+
+async def test_long_polls_that_are_answered_at_once_leave_no_live_request_behind(
+    edge: Edge, counters: Counters
+) -> None:
+    await edge.put("/s", b"0123456789")
+    for number in range(20):
+        answer = await edge.get(f"/s?offset=-1&live=long-poll&x={number}")
+        assert (answer.status, answer.body, answer.is_up_to_date) == (200, b"0123456789", True)
+    assert len(edge.gateway.engine.live) == 0
+    assert counters.live_peak == 0
+
+
+class TestAtTheLimitOfFollowedStreams:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"followed_streams": 1}
+
+    async def test_who_would_need_one_more_is_sent_away_for_a_while(self, edge: Edge, counters: Counters) -> None:
+        for path in ("/a", "/b"):
+            await edge.put(path, b"0123456789")
+        tail = (await edge.get("/a")).next_offset
+        first = edge.asking(f"/a?offset={tail}&live=long-poll")
+        await bounded(counters.parked_is(1))
+        for live in ("long-poll", "sse"):
+            refused = await edge.get(f"/b?offset={tail}&live={live}")
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert (await edge.get("/b?offset=-1&live=long-poll")).body == b"0123456789"
+        second = edge.asking(f"/a?offset={tail}&live=long-poll")
+        await readers_are(edge, 2)
+        await edge.post("/a", b"x")
+        assert {(await bounded(task)).body for task in (first, second)} == {b"x"}
