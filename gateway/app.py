@@ -66,13 +66,15 @@ class RunningGateway:
         return self
 
     async def stop(self) -> None:
-        """Leave in order, within `shutdown_timeout_s`."""
+        """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s / 2)
         self._server.pre_shutdown()
-        await self._server.shutdown(timeout_s * 0.9)
+        # aiohttp waits this long for what is in flight, and again after it has asked it to stop.
+        await self._server.shutdown(timeout_s * 0.45)
+        self._server.abort()
         if self._listener is not None:
             await self._listener.wait_closed()
             self._listener = None

@@ -115,6 +115,11 @@ class ClientServer(web.Server):
         self.limits = limits
         self.on_bad_request = on_bad_request
 
+    def abort(self) -> None:
+        """Drop every connection that is left: a client that takes nothing would hold an orderly end up."""
+        for transport in list(self._connections.values()):
+            transport.abort()
+
     def __call__(self) -> ClientConnection:
         return ClientConnection(
             self,
