@@ -57,41 +57,6 @@ _NEVER_NOMINATED: Final = frozenset(
 )
 _PROTOCOL_PREFIXES: Final = ("stream-", "producer-")
 
-SHARED_FETCH_DROPPED: Final = frozenset(
-    {
-        "accept",
-        "accept-charset",
-        "accept-encoding",
-        "accept-language",
-        "baggage",
-        "cache-control",
-        "content-encoding",
-        "content-language",
-        "content-length",
-        "content-location",
-        "content-md5",
-        "content-range",
-        "content-type",
-        "expect",
-        "if-match",
-        "if-modified-since",
-        "if-none-match",
-        "if-range",
-        "if-unmodified-since",
-        "last-event-id",
-        "max-forwards",
-        "pragma",
-        "priority",
-        "range",
-        "referer",
-        "te",
-        "traceparent",
-        "tracestate",
-        "x-request-id",
-    }
-)
-"""A leader's headers, in lower case, that must not shape a fetch others share: conditions, ranges, wishes, traces."""
-
 _UNSTORABLE: Final = frozenset(
     {
         "accept-ranges",
@@ -171,20 +136,6 @@ def request_headers_for_origin(
     _append(passed, "Forwarded", f"for={_node_identifier(client)};host={_quoted(host)};proto={scheme}")
     _append(passed, "CDN-Loop", node)
     return passed
-
-
-def shared_fetch_headers(headers: Headers) -> CIMultiDict[str]:
-    """A leader's headers, already made ready for the origin, without those that must not shape what its followers get.
-
-    Conditions, ranges and content fields are dropped by prefix as well, known by name or not.
-    """
-    return CIMultiDict(
-        [
-            (name, value)
-            for name, value in headers.items()
-            if (lower := name.lower()) not in SHARED_FETCH_DROPPED and not lower.startswith(("if-", "content-"))
-        ]
-    )
 
 
 def passed_nodes(headers: Headers) -> tuple[str, ...]:

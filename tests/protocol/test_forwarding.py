@@ -9,12 +9,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.protocol.forwarding import (
     HOP_BY_HOP,
-    SHARED_FETCH_DROPPED,
     is_looping,
     nominated,
     request_headers_for_origin,
     response_headers_for_client,
-    shared_fetch_headers,
     storable_headers,
 )
 
@@ -119,19 +117,6 @@ class TestLoop:
     @given(st.lists(st.tuples(st.sampled_from(["CDN-Loop", "Via", "Connection"]), st.text(max_size=12)), max_size=4))
     def test_what_the_gateway_sends_on_it_knows_again_whatever_was_there(self, headers: list[tuple[str, str]]) -> None:
         assert is_looping(asked(*headers), "gw")
-
-
-class TestSharedFetch:
-    @pytest.mark.parametrize(
-        "name",
-        [*sorted(SHARED_FETCH_DROPPED), "If-None-Match", "If-Unheard-Of", "Content-Whatever", "RANGE", "Traceparent"],
-    )
-    def test_a_leaders_own_wishes_shape_nothing(self, name: str) -> None:
-        assert not shared_fetch_headers(CIMultiDict({name: "x"}))
-
-    @pytest.mark.parametrize("name", ["Authorization", "Cookie", "Origin", "X-Tenant", "User-Agent", "CDN-Loop", "Via"])
-    def test_who_asks_stays(self, name: str) -> None:
-        assert shared_fetch_headers(CIMultiDict({name: "x"})) == CIMultiDict({name: "x"})
 
 
 class TestResponse:
