@@ -286,7 +286,7 @@ class FlightDeck:
         has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers.get("ETag"), place, offset)):
+        if not stream.learn_identity(stream_identity(headers, place, offset)):
             raise TailMovedBack
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         stream.headers = storable_headers(headers)

@@ -175,7 +175,7 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = _inside(body)
-        if not self._stream.learn_identity(stream_identity(reply.headers.get("ETag"), at, end)):
+        if not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))

@@ -8,6 +8,7 @@ and length after delete and re-create give another tag, and closing changes the 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _TAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\U0010ffff]*")')
@@ -52,12 +53,15 @@ def matches(if_none_match: str | None, etag: str) -> bool:
     return False
 
 
-def stream_identity(origin_etag: str | None, start: str, end: str) -> str | None:
-    """The `<id>` of an origin's tag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
+def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | None:
+    """The `<id>` of a reply's tag of the form `"<id>:<start>:<end>[:c]"` for exactly these offsets, else None.
 
-    Two ids that differ prove two streams; equal ids prove nothing, because some origins use the path.
+    Two ids that differ prove two streams; equal ids prove nothing, because some origins use the path.  A reply with
+    Cache-Status (RFC 9211) comes from a cache: the id may be the cache's own, as it is here, and change with what it
+    remembers.
     """
-    if origin_etag is None:
+    origin_etag = headers.get("ETag")
+    if origin_etag is None or "Cache-Status" in headers:
         return None
     opaque = origin_etag.strip().removeprefix("W/")
     if len(opaque) < 2 or opaque[0] != '"' or opaque[-1] != '"':

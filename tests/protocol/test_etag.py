@@ -118,4 +118,8 @@ class TestStreamIdentity:
     def test_only_the_spec_form_for_exactly_these_offsets_names_a_stream(
         self, etag: str | None, identity: str | None
     ) -> None:
-        assert stream_identity(etag, "-1", "0_5") == identity
+        assert stream_identity({"ETag": etag} if etag is not None else {}, "-1", "0_5") == identity
+
+    def test_the_tag_of_a_cache_names_no_stream(self) -> None:
+        headers = {"ETag": '"id:-1:0_5"', "Cache-Status": "shield; hit"}
+        assert stream_identity(headers, "-1", "0_5") is None
