@@ -31,7 +31,8 @@ from gateway.upstream.source import Source
 Look = Callable[[str | None], Awaitable[Head]]
 """A fresh catch-up look at an offset, or at the metadata alone; what it brings is on the tape when it returns."""
 
-_FRAMES: Final = 64
+_FRAME_BYTES: Final = 1 << 20
+"""Frames kept for the next who stand at the same place; a larger one is encoded anew for each."""
 _CURSOR_REACH: Final = 1_000
 """A client's cursor that is further ahead than this many intervals does not lift everybody's."""
 
@@ -58,7 +59,7 @@ class Topic:
         """The acknowledged tail that a reader has looked for, because the follower did not bring it."""
         self.changed = Signal()
         self._cursor_floor = 0
-        self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAMES)
+        self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
     # -- the follower's side
 
@@ -118,9 +119,9 @@ class Topic:
             stream = self.stream
             pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
             data = encode_data(pieces, base64=not is_sse_text(stream.content_type))
-            frame = self._frames[key] = data + self.control(
-                reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor
-            )
+            frame = data + self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
+            if len(frame) <= _FRAME_BYTES:
+                self._frames[key] = frame
         return frame
 
     @staticmethod

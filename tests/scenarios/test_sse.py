@@ -282,3 +282,15 @@ async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
     assert all(at - began <= 2.5 for at in ended_at)
     assert len({round(at, 1) for at in ended_at}) > 3
     assert edge.is_idle
+
+
+async def test_frames_kept_for_others_are_bounded_by_their_bytes(edge: Edge) -> None:
+    await edge.put("/s", b"", "application/octet-stream")
+    sizes = (600_000, 600_000, 2_000_000)
+    ends = [(await edge.post("/s", b"x" * size, "application/octet-stream")).next_offset for size in sizes]
+    for offset in ("-1", *ends[:-1]):
+        wire = await edge.begin(f"/s?offset={offset}&live=sse")
+        await wire.head()
+        assert await wire.event() is not None
+    (topic,) = edge.gateway.engine.live._topics.values()
+    assert sum(map(len, topic._frames.values())) <= 1 << 20
