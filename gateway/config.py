@@ -132,7 +132,7 @@ class RouteConfig(_Model):
         default=5, ge=0.01, le=600, description="A shared fetch with no answer for so long is replaced by a new one."
     )
     retry_attempts: int = Field(
-        default=1, ge=0, le=5, description="Times a failed read is asked again; a POST is never repeated."
+        default=1, ge=0, le=5, description="Times a failed read is asked again; nothing else is repeated."
     )
     retry_budget: float = Field(
         default=0.2,
