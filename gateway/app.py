@@ -70,7 +70,7 @@ class RunningGateway:
         timeout_s = self.config.server.shutdown_timeout_s
         if self._listener is not None:
             self._listener.close()
-        self.engine.begin_drain(timeout_s / 2)
+        self.engine.begin_drain(timeout_s * 0.4)
         self._server.pre_shutdown()
         # aiohttp waits this long for what is in flight, and again after it has asked it to stop.
         await self._server.shutdown(timeout_s * 0.45)

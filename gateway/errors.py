@@ -75,13 +75,6 @@ class LoopDetected(GatewayError):
     text = "Loop detected"
 
 
-class Draining(GatewayError):
-    """This gateway is leaving and takes nothing new."""
-
-    status = 503
-    text = "Gateway is draining"
-
-
 class TooManyFollowed(GatewayError):
     """As many streams are followed live as the configuration allows."""
 

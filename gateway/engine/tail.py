@@ -182,6 +182,7 @@ class Tail:
         deadline = self._clock.now() + read.route.config.long_poll_timeout_s
         tape = stream.tape
         outcome = Outcome.HIT
+        is_leaving = False
         while True:
             self._check_ended(stream)
             reading = tape.read(read.start, self._max_reply_bytes)
@@ -200,8 +201,11 @@ class Tail:
             outcome = Outcome.FOLLOWED
             if await self._fill(read, stream, topic, reading.end):
                 continue
+            if self._drain.is_set and not is_leaving:
+                is_leaving = True
+                deadline = min(deadline, self._clock.now() + self._rng.uniform(0, self._drain.spread_s))
             left = deadline - self._clock.now()
-            if left <= 0 or self._drain.is_set:
+            if left <= 0:
                 return await self._nothing_new(read, stream, topic, reading.end)
             await self._wait(read, stream, topic, reading.end, left)
 
