@@ -26,7 +26,7 @@ from gateway.protocol.etag import matches
 from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
 from gateway.protocol.sse import HEARTBEAT
-from gateway.tape.stream import Stream
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
 
@@ -78,7 +78,13 @@ class Tail:
             if not isinstance(head, Foreign) or stream.content_type is None:
                 self._expect_stream(head)
         elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
-            self._expect_stream(await fresh(stream, stream.tape.tail or read.start, read.route, read.source))
+            tail = stream.tape.tail or read.start
+            head = await fresh(stream, tail, read.route, read.source)
+            if isinstance(head, Refusal) and head.status == 400 and tail != read.start:
+                # Not the client's offset is refused but the one remembered here: this is another stream.
+                self._live.drop(stream, End.RECREATED)
+                raise TailMovedBack
+            self._expect_stream(head)
         if read.start != NOW:
             return read.start
         topic = self._live.find(stream)

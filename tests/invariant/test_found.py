@@ -216,3 +216,21 @@ def test_a_stream_known_only_from_its_creation_and_its_live_events_is_told_from_
     world.run(world.settle())
     world.run(world.restart_origin(world.create_anew))
     world.run(world.settle())
+
+
+def test_what_is_refused_to_the_gateway_itself_is_not_told_to_the_client(begin: Begin) -> None:
+    """The remembered tail is looked at for a live read; meanwhile another read teaches the record of a newer one."""
+    world = begin(trust_s=0.0, is_nameless=True)
+    world.run(world.create(messages=1))
+    world.run(world.delete(is_direct=True))
+    world.run(world.create(messages=6, is_direct=True))
+    assert world.log.alive is not None
+    world.cause_trouble()
+    world.origin.faults.status(503, kind="catchup", times=1)
+    look = world.origin.faults.hold(kind="catchup", times=1)
+    world.holds.append(look)
+    polling = world.spawn(ignoring_result(world.long_poll(world.log.alive.tail.token)))
+    world.run(look.waiting(1))
+    world.run(world.now())
+    look.release()
+    world.run(asyncio.wait_for(polling, 5))
