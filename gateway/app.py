@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import Self
 
 from aiohttp import web
@@ -70,10 +71,12 @@ class RunningGateway:
         timeout_s = self.config.server.shutdown_timeout_s
         if self._listener is not None:
             self._listener.close()
-        self.engine.begin_drain(timeout_s * 0.4)
+        self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
         self._server.pre_shutdown()
-        # aiohttp waits this long for what is in flight, and again after it has asked it to stop.
-        await self._server.shutdown(timeout_s * 0.45)
+        # aiohttp would wait its own time twice: once for what is in flight, and again after it has asked it to stop.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s * 0.9):
+                await self._server.shutdown(timeout_s)
         self._server.abort()
         if self._listener is not None:
             await self._listener.wait_closed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -108,9 +109,9 @@ class Engine:
         # A sliding TTL may have been renewed by others; only the origin knows.
         return self.library.open(read.key, now)
 
-    def begin_drain(self, spread_s: float) -> None:
-        """Send live readers off, spread over `spread_s` seconds."""
-        self.drain.start(spread_s)
+    def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
+        """Send live readers off, spread over `spread_s` seconds, the last of them within `within_s`."""
+        self.drain.start(spread_s, within_s)
         self.live.wake()
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gateway.engine.route import Route
@@ -33,12 +34,17 @@ class Uncacheable(Exception):
 
 
 class Drain:
-    """Whether the gateway is leaving.  Live readers go spread over `spread_s`, so that they do not return as a herd."""
+    """Whether the gateway is leaving.
+
+    Live readers go spread over `spread_s`, so that they do not return as a herd, and none stays beyond `within_s`.
+    """
 
     def __init__(self) -> None:
         self.is_set = False
         self.spread_s = 0.0
+        self.within_s = math.inf
 
-    def start(self, spread_s: float) -> None:
+    def start(self, spread_s: float, within_s: float = math.inf) -> None:
         self.is_set = True
         self.spread_s = spread_s
+        self.within_s = within_s

@@ -334,6 +334,8 @@ class Tail:
             if self._drain.is_set and not is_leaving:
                 is_leaving = True
                 leaves_at = max(began + _SHORTEST_SSE_S, now + self._rng.uniform(0, self._drain.spread_s))
+                # Short and in order is better than cut off at the end of the drain.
+                leaves_at = min(leaves_at, now + self._drain.within_s)
                 ends_at = min(ends_at, leaves_at)
                 continue
             patience_s = min(config.heartbeat_s, ends_at - now)
