@@ -220,6 +220,9 @@ class ServerConfig(_Model):
     shutdown_timeout_s: float = Field(
         default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
     )
+    fast_path: bool = Field(
+        default=True, description="Answer repeated plain hits at the door, from ready bytes; false is for comparison."
+    )
     node_name: NodeName = Field(
         default="durable-gateway",
         description="Name in Via, Cache-Status and CDN-Loop; differs from the next gateway's.",

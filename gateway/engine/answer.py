@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Outcome
+from gateway.tape.stream import Stream
 from gateway.upstream.flight import Flight, Rider
 
 
@@ -63,6 +64,17 @@ class Parts:
         last = self._row.pop()
         assert isinstance(last, _Seat)
         last.rider.leave()
+
+    def held(self, is_json: bool) -> list[bytes] | None:
+        """The whole body where every byte of it is here, else None."""
+        pieces: list[bytes] = []
+        for part in self._row:
+            if not isinstance(part, _Held):
+                return None
+            if pieces and is_json:
+                pieces.append(b",")
+            pieces.extend(part.pieces)
+        return [b"[", *pieces, b"]"] if is_json else pieces
 
     def length(self, is_json: bool) -> int | None:
         """The body's length in bytes, None while a flight that knows no length is part of it."""
@@ -115,6 +127,8 @@ class Answer:
     body: bytes = b""
     fwd_status: int | None = None
     stored: bool = False
+    stream: Stream | None = None
+    """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
 
     def close(self) -> None:
         if self.parts is not None:

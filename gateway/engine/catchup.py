@@ -260,5 +260,8 @@ class _Attempt:
         )  # fmt: skip
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
-            return Answer(304, not_modified(headers), outcome)
-        return Answer(200, headers, outcome, self.parts, stream.tape.is_json)
+            return Answer(304, not_modified(headers), outcome, stream=stream if outcome is Outcome.HIT else None)
+        answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json)
+        if outcome is Outcome.HIT:
+            answer.stream = stream
+        return answer

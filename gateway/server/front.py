@@ -28,9 +28,11 @@ from gateway.protocol.names import SSE_TYPE
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
+from gateway.server.connection import ClientConnection
 from gateway.server.delivery import Aborted, Delivery
+from gateway.server.ready import Ready
 from gateway.server.upload import Upload
-from gateway.tape.stream import StreamKey
+from gateway.tape.stream import Stream, StreamKey
 from gateway.upstream.client import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -174,10 +176,37 @@ class Front:
             answer = await self._engine.catch_up(read)
         exchange.outcome = answer.outcome
         self._finish(exchange, answer.headers)
+        if answer.stream is not None:
+            self._teach(exchange, read, answer, answer.stream)
         try:
             return await exchange.delivery.answer(answer)
         finally:
             answer.close()
+
+    def _teach(self, exchange: Exchange, read: Read, answer: Answer, stream: Stream) -> None:
+        """Let the door remember a plain hit, so that the next such request need not come here."""
+        connection = exchange.request.protocol
+        body = answer.parts.held(answer.is_json) if answer.parts is not None else []
+        if body is None or not isinstance(connection, ClientConnection):
+            return
+        headers = answer.headers.copy()
+        if answer.status == 200:
+            headers["Content-Length"] = str(sum(map(len, body)))
+        age = headers.get("Age")
+        laid_at = self._engine.clock.now() - int(age) if age is not None else None
+        reason = b"OK" if answer.status == 200 else b"Not Modified"
+        connection.door.learn(
+            Ready(
+                stream,
+                read.route.config.trust_s,
+                exchange.mode,
+                answer.outcome,
+                b"HTTP/1.1 %d %s\r\n" % (answer.status, reason),
+                headers,
+                body,
+                laid_at,
+            )
+        )
 
     async def _subscribe(self, exchange: Exchange, read: Read, subscription: Subscription) -> web.StreamResponse:
         assert exchange.delivery is not None

@@ -27,6 +27,8 @@ class Library:
         self._recorder = recorder
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
         self._count = 0
+        self.on_forget: Callable[[Stream], None] = lambda stream: None
+        """Called when bytes of a stream are dropped or it ends, for whoever keeps something made of them."""
 
     def __len__(self) -> int:
         return self._count
@@ -55,6 +57,11 @@ class Library:
         self._eviction.touch(key)
         return stream
 
+    def touch(self, stream: Stream) -> None:
+        """The stream was answered from by somebody who did not open it."""
+        if stream.ended is None:
+            self._eviction.touch(stream.key)
+
     def lay(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Lay bytes on the stream's tape and evict what no longer fits.  Nothing happens on an ended stream."""
         if stream.ended is not None:
@@ -77,6 +84,7 @@ class Library:
         self._eviction.forget(stream.key)
         self.cost -= stream.tape.cost
         stream.tape.drop_all()
+        self.on_forget(stream)
         self._recorder.cache(self.cost, self._count)
         return True
 
@@ -89,6 +97,7 @@ class Library:
         if stream.ended is None:
             self._charge(stream, -stream.tape.drop_all())
             stream.tape.doubt()
+            self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
         """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
@@ -116,8 +125,10 @@ class Library:
                 if not freed:
                     break
                 self.cost -= freed
+                self.on_forget(stream)
             elif victim.pins:
                 self.cost -= victim.tape.drop_all()
+                self.on_forget(victim)
                 self._eviction.forget(key)
             else:
                 self.drop(victim, End.EVICTED)
