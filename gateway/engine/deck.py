@@ -81,7 +81,7 @@ class FlightDeck:
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
         """A flight that has not been sent yet, and whether it was launched now.
 
-        Where one has been sent and is not over, the caller should have waited for it (`settled`); this launches its
+        Where one has been sent and is not over, the caller should have waited for it (`settle`); this launches its
         replacement.
         """
         flight = self.pending(stream, start)
@@ -111,21 +111,29 @@ class FlightDeck:
                 return flight.head
         return flight.head
 
+    async def settle(self, stream: Stream, start: str, route: Route) -> bool:
+        """Wait for a flight that was sent for what lies after `start` before the caller came; whether there was one.
+
+        What it brought may be used; that there is no more than this it cannot tell the caller.
+        """
+        flight = self.pending(stream, start)
+        if flight is None or not flight.is_sent:
+            return False
+        flight.watch()
+        try:
+            if await self.head_within(flight, route.config.collapse_wait_s) is not None:
+                await flight.until_known()
+        finally:
+            flight.unwatch()
+        return True
+
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
         """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
         proved too large to be laid.
 
         For those who want the fact or the laid bytes and not the body itself.
         """
-        stale = self.pending(stream, start)
-        if stale is not None and stale.is_sent:
-            stale.watch()
-            try:
-                head = await self.head_within(stale, route.config.collapse_wait_s)
-                if head is not None:
-                    await stale.until_known()
-            finally:
-                stale.unwatch()
+        await self.settle(stream, start, route)
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:

@@ -27,7 +27,7 @@ from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
 from gateway.protocol.sse import HEARTBEAT
 from gateway.tape.stream import Stream
-from gateway.tape.tape import Reading
+from gateway.tape.tape import Reading, Tape
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
 
 _EVENT_BYTES = 1 << 18
@@ -117,8 +117,12 @@ class Tail:
         tape = stream.tape
         if topic.position is not None and tape.resolve(topic.position) == at:
             return False
-        if tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail)):
+        if _is_furthest(tape, at):
             return False
+        # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
+        has_settled = await self._deck.settle(stream, at, read.route)
+        if has_settled and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+            return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
         if head.next_offset != at and not tape.knows_after(at) and stream.ended is None and tape.resolve(at) == at:
@@ -294,6 +298,11 @@ class Tail:
             patience_s = min(config.heartbeat_s, ends_at - now)
             if not await wait_until(topic.changed.next(), clock, patience_s) and clock.now() < ends_at:
                 yield HEARTBEAT
+
+
+def _is_furthest(tape: Tape, at: str) -> bool:
+    """Whether the origin has named `at`, and nothing beyond it."""
+    return tape.has_seen(at) and (tape.tail is None or not is_before(at, tape.tail))
 
 
 @dataclass(frozen=True, slots=True)

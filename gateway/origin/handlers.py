@@ -106,8 +106,8 @@ class Handlers:
             reply = await self._reply(request, kind)
         except Refused as refused:
             reply = error_reply(refused)
-        except ConnectionError:
-            raise  # the client went away while it was sending; nothing of the body was stored
+        except (ConnectionError, CutShort):
+            raise  # nothing can be said any more; of a body that was being sent nothing was stored
         except web.RequestPayloadError:
             reply = error_reply(BadRequest("Malformed request body"))
         except Exception:

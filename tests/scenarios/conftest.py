@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, TypeVar
 
@@ -100,6 +101,21 @@ class Edge:
         """Whether so many readers have joined shared fetches."""
         deck = self.gateway.engine.deck
         return lambda: sum(flight.riders for flight in deck._pending.values()) >= count
+
+    @asynccontextmanager
+    async def time_passing(self, step_s: float = 0.05) -> AsyncIterator[None]:
+        """Let the manual clock run, fast, while the test waits for what comes of it."""
+
+        async def run() -> None:
+            while True:
+                await asyncio.sleep(0.001)
+                self.clock.advance(step_s)
+
+        running = asyncio.create_task(run())
+        try:
+            yield
+        finally:
+            running.cancel()
 
     async def leave(self) -> None:
         for task in self._tasks:

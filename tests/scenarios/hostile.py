@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from tests.scenarios.wire import BOUND_S
+from tests.scenarios.wire import BOUND_S, fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,13 @@ METADATA = answer("200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset":
 class HostileOrigin:
     """Listens, and hands every request to `script`; HEAD is answered unless the script takes it."""
 
-    def __init__(self, script: Script, *, takes_head: bool = False) -> None:
+    def __init__(self, script: Script, *, takes_head: bool = False, metadata: bytes = METADATA) -> None:
         self.script = script
         self.asked: list[Asked] = []
         self.writers: list[asyncio.StreamWriter] = []
         self.url = ""
         self._takes_head = takes_head
+        self._metadata = metadata
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Condition()
 
@@ -83,13 +84,12 @@ class HostileOrigin:
             while True:
                 raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 method, target, _ = raw[0].split(" ")
-                headers = CIMultiDict(tuple(line.split(": ", 1)) for line in raw[1:] if line)  # type: ignore[misc]
-                asked = Asked(method, target, headers, number)
+                asked = Asked(method, target, fields_of(raw[1:]), number)
                 async with self._changed:
                     self.asked.append(asked)
                     self._changed.notify_all()
                 if method == "HEAD" and not self._takes_head:
-                    writer.write(METADATA)
+                    writer.write(self._metadata)
                 else:
                     await self.script(asked, writer)
                 await writer.drain()

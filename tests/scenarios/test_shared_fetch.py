@@ -8,6 +8,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
 from gateway.protocol.target import parse_target
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
 from tests.scenarios.hostile import Asked, answer, part_of_stream
@@ -48,8 +49,8 @@ async def test_followers_get_everything_although_the_leader_leaves_in_the_body(
     stall.release()
     assert await asyncio.gather(*(follower.body() for follower in followers)) == [LARGE] * 3
     # The followers came after the fetch was sent: they shared its bytes, and looked at the tail behind them themselves.
-    assert counters.body_bytes["catchup"] == len(LARGE)
-    assert counters.requests["catchup"] <= 1 + len(followers)
+    assert counters.body_bytes[Kind.CATCHUP] == len(LARGE)
+    assert counters.requests[Kind.CATCHUP] <= 1 + len(followers)
 
 
 async def test_readers_that_arrive_together_cost_one_request(edge: Edge, faults: Faults, counters: Counters) -> None:
@@ -63,8 +64,8 @@ async def test_readers_that_arrive_together_cost_one_request(edge: Edge, faults:
     answers = await asyncio.gather(first, *others)
     assert {(answer.status, answer.body) for answer in answers} == {(200, b"0123456789")}
     # The second request is the look at the tail by which those who came late learn that nothing was added meanwhile.
-    assert counters.requests["catchup"] == 2
-    assert counters.body_bytes["catchup"] == 10
+    assert counters.requests[Kind.CATCHUP] == 2
+    assert counters.body_bytes[Kind.CATCHUP] == 10
     assert all(answer.is_up_to_date for answer in answers)
 
 
@@ -82,7 +83,7 @@ async def test_the_last_reader_to_leave_takes_the_upstream_connection_along(
     await eventually(lambda: not edge.riders(2)())
     assert where.held == 1
     readers[1].reset()
-    await bounded(counters.until(lambda now: now.finished["catchup"] == now.requests["catchup"]))
+    await bounded(counters.until(lambda now: now.finished[Kind.CATCHUP] == now.requests[Kind.CATCHUP]))
     assert where.held == 0
     await edge.until_idle()
     where.release()

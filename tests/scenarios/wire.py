@@ -27,6 +27,15 @@ class Dropped(Exception):
         self.body = body
 
 
+def fields_of(lines: list[str]) -> CIMultiDict[str]:
+    """Header lines taken apart."""
+    fields: CIMultiDict[str] = CIMultiDict()
+    for line in filter(None, lines):
+        name, _, value = line.partition(": ")
+        fields.add(name, value)
+    return fields
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One whole answer."""
@@ -118,7 +127,7 @@ class Wire:
                 status = int(lines[0].split(" ")[1])
                 if status >= 200 or status == 101:
                     break
-        headers = CIMultiDict(tuple(line.split(": ", 1)) for line in lines[1:] if line)  # type: ignore[misc]
+        headers = fields_of(lines[1:])
         self._is_chunked = headers.get("Transfer-Encoding") == "chunked"
         self._left = int(headers["Content-Length"]) if "Content-Length" in headers else None
         self._is_over = method == "HEAD" or status in (204, 304) or (self._left == 0 and not self._is_chunked)

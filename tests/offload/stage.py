@@ -1,0 +1,183 @@
+"""What every case stands on: an origin that counts, a gateway before it, a writer at the origin, and a crowd.
+
+All run on one loop, so that what the origin has counted can be awaited.  The writer goes to the origin itself: an
+acknowledgement that passes through the gateway would tell it of the new tail, which other writers do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.clock import Clock, SystemClock
+from gateway.config import GatewayConfig
+from gateway.live.topic import Topic
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.origin.requests import Kind
+from tests.offload.crowd import BOUND_S, Client, Tally
+
+READS = (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD)
+LIVE = (Kind.LONGPOLL, Kind.SSE)
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+TEXT = "text/plain"
+
+_FILES = 8_192
+"""Two sockets a client, in one process."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table: what the clients asked, what the origin saw of it."""
+
+    case: str
+    clients: int
+    asked: int
+    """Requests that the clients sent."""
+    given_bytes: int
+    """Body bytes that the clients received."""
+    fetches: int
+    """Catch-up reads and HEADs at the origin."""
+    live_requests: int
+    """Long-polls and SSE requests at the origin."""
+    live_peak: int
+    """Live requests open at the origin at one time."""
+    connections: int
+    """TCP connections that the gateway opened."""
+    origin_bytes: int
+    """Body bytes that left the origin."""
+    stream_bytes: int
+    """Bytes of the streams that were read, each counted once."""
+
+    @property
+    def reads(self) -> int:
+        """All reads at the origin."""
+        return self.fetches + self.live_requests
+
+
+class Stage:
+    """One case's origin, gateway, writer and crowd."""
+
+    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client) -> None:
+        self.origin = origin
+        self.gateway = gateway
+        self.counters = origin.origin.counters
+        self.tally = Tally()
+        self._writer = writer
+        self._clients: list[Client] = []
+
+    async def create(self, path: str, content_type: str) -> None:
+        """A new empty stream at the origin."""
+        reply = await self._writer.send("PUT", path, {"Content-Type": content_type})
+        assert reply.status == 201, reply
+
+    async def append(self, path: str, content_type: str, body: bytes) -> str:
+        """Append at the origin; the new tail."""
+        reply = await self._writer.send("POST", path, {"Content-Type": content_type}, body)
+        assert reply.status in (200, 204), reply
+        return reply.next_offset
+
+    async def close_stream(self, path: str) -> None:
+        reply = await self._writer.send("POST", path, {"Stream-Closed": "true"})
+        assert reply.status == 204, reply
+
+    async def clients(self, count: int) -> list[Client]:
+        """So many new clients of the gateway."""
+        opened = await asyncio.gather(*(Client.open(self.gateway.gateway_url, self.tally) for _ in range(count)))
+        self._clients += opened
+        return opened
+
+    def topic(self, path: str) -> Topic | None:
+        """The live group of a stream's readers at the gateway."""
+        live = self.gateway.engine.live
+        return next((topic for topic in live._topics.values() if topic.stream.key.group.path == path), None)
+
+    async def waiting(self, path: str, readers: int) -> None:
+        """Wait until so many live readers stand at the stream's tail, and the follower at the origin with them."""
+
+        def all_wait() -> bool:
+            topic = self.topic(path)
+            return topic is not None and topic.readers == readers and topic.is_confirmed
+
+        await eventually(all_wait)
+        await bounded(self.counters.until(lambda counters: counters.parked >= 1))
+
+    def figure(self, case: str, stream_bytes: int) -> Figure:
+        """What has been counted so far."""
+        counted = self.counters
+        return Figure(
+            case,
+            len(self._clients),
+            self.tally.requests,
+            self.tally.body_bytes,
+            counted.requests[Kind.CATCHUP] + counted.requests[Kind.HEAD],
+            sum(counted.requests[kind] for kind in LIVE),
+            counted.live_peak,
+            counted.connections,
+            sum(counted.body_bytes[kind] for kind in READS),
+            stream_bytes,
+        )
+
+    def leave(self) -> None:
+        self._writer.close()
+        for client in self._clients:
+            client.close()
+
+
+async def bounded(work: Awaitable[T]) -> T:
+    """`work`, which on loopback takes no time worth the name."""
+    async with asyncio.timeout(BOUND_S):
+        return await work
+
+
+async def together(work: Iterable[Awaitable[T]]) -> Sequence[T]:
+    """All at once; the first that fails ends all."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_as_coroutine(one)) for one in work]
+    return [task.result() for task in tasks]
+
+
+async def _as_coroutine(work: Awaitable[T]) -> T:
+    return await work
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state inside the gateway that nothing announces."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def stage(
+    *, max_chunk_bytes: int = 1 << 20, clock: Clock | None = None, **gateway_settings: Any
+) -> AsyncIterator[Stage]:
+    """An origin and a gateway before it; `clock` is the gateway's."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < _FILES and hard > 0 else _FILES, hard))
+    origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes))
+    settings = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 2.0, **gateway_settings}
+    config = GatewayConfig.for_origin(origin.url, **settings)
+    gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
+    writer = await Client.open(origin.url, Tally())
+    # The writer's connection has been accepted by the time it has an answer; it is not the gateway's.
+    await writer.send("HEAD", "/")
+    origin.origin.counters.reset()
+    set_up = Stage(origin, gateway, writer)
+    try:
+        yield set_up
+    finally:
+        set_up.leave()
+        await gateway.stop()
+        await origin.stop(grace_s=0)
