@@ -55,6 +55,11 @@ class RunningGateway:
     def is_ready(self) -> bool:
         return self._listener is not None and not self.engine.drain.is_set
 
+    @property
+    def strict_connections(self) -> int:
+        """Client connections for which an aiohttp protocol exists."""
+        return len(self._server.connections)
+
     async def listen(self) -> Self:
         """Accept on both ports; OSError when one is taken."""
         loop = asyncio.get_running_loop()

@@ -37,6 +37,7 @@ class Door(asyncio.Protocol):
         "_paused",
         "_strict",
         "_timer",
+        "_unsent",
         "transport",
     )
 
@@ -50,6 +51,7 @@ class Door(asyncio.Protocol):
         self._paused = False
         self._has_spoken = False
         self._active_at = 0.0
+        self._unsent = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -104,6 +106,7 @@ class Door(asyncio.Protocol):
             self._strict.pause_writing()
         if self.is_idle:
             # A ready answer that the client does not take: nobody awaits it, so its deadline is kept here.
+            self._unsent = self._unsent_now()
             self._watch(self._keeper.limits.client_write_timeout_s)
 
     def resume_writing(self) -> None:
@@ -159,14 +162,21 @@ class Door(asyncio.Protocol):
             # Whoever is answering keeps the time; idleness begins to count when this looks again.
             self._watch(max(idle_s, 1.0))
         elif self._paused:
-            keeper.recorder.slow_consumer()
-            transport.abort()
+            unsent, self._unsent = self._unsent, self._unsent_now()
+            if self._unsent < unsent:
+                self._watch(keeper.limits.client_write_timeout_s)
+            else:
+                keeper.recorder.slow_consumer()
+                transport.abort()
         elif not self._has_spoken:
             transport.abort()
         elif (left := self._active_at + idle_s - keeper.loop.time()) > 0:
             self._timer = keeper.loop.call_later(left, self._look)
         else:
             transport.close()
+
+    def _unsent_now(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def close_if_idle(self) -> None:
         """Used when the gateway leaves: what is being answered is left to end."""

@@ -131,6 +131,8 @@ class ReadyAnswers:
         self._by_request: dict[bytes, Ready] = {}
         self._by_stream: dict[Stream, set[bytes]] = {}
         self._key_bytes = 0
+        self.served = 0
+        """Answers given."""
         credentials = {name.lower() for name in credential_headers}
         names = [name for name in (*_MEANINGLESS, "cookie") if name not in credentials]
         shape = rb"\r\n(?:" + b"|".join(re.escape(name.encode()) for name in names) + rb"):[\t\x20-\x7e]*(?=\r\n)"
@@ -147,6 +149,7 @@ class ReadyAnswers:
             ready = self._by_request.get(reduced) if reduced is not None else None
         if ready is None or not ready.holds(self._clock.now()):
             return None
+        self.served += 1
         return ready
 
     def render(self, ready: Ready) -> tuple[bytes, ...]:
