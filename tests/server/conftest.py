@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
@@ -117,6 +118,13 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
         return Response(status, headers, body)
 
 
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection and see it closed."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 async def ask(gateway: RunningGateway, *requests: bytes) -> list[Response]:
     """Requests one after the other on one connection, each sent when the one before is answered."""
     reader, writer = await connect(gateway)
@@ -127,4 +135,4 @@ async def ask(gateway: RunningGateway, *requests: bytes) -> list[Response]:
             responses.append(await read_response(reader))
         return responses
     finally:
-        writer.close()
+        await close(writer)

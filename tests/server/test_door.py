@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from gateway.app import RunningGateway
-from gateway.origin.counters import Kind
-from tests.server.conftest import BOUND_S, Pair, ask, connect, read_response, start_pair, stop_pair
+from gateway.origin.requests import Kind
+from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
 
 CHANGING = ("date", "age")
 
@@ -194,7 +194,7 @@ async def test_no_strict_protocol_exists_until_it_is_needed(pair: Pair) -> None:
             await read_response(reader)
         assert not pair.fast.strict_connections
     finally:
-        writer.close()
+        await close(writer)
 
 
 async def test_a_large_body_goes_out_from_the_tapes_own_pieces(pair: Pair) -> None:
@@ -226,7 +226,7 @@ async def test_a_client_that_never_speaks_is_let_go() -> None:
         reader, writer = await connect(pair.fast)
         async with asyncio.timeout(BOUND_S):
             assert await reader.read() == b""
-        writer.close()
+        await close(writer)
     except ConnectionResetError:
         pass
     finally:
@@ -242,7 +242,7 @@ async def test_an_idle_connection_is_let_go() -> None:
         await read_response(reader)
         async with asyncio.timeout(BOUND_S):
             assert await reader.read() == b""
-        writer.close()
+        await close(writer)
     finally:
         await stop_pair(pair)
 
@@ -263,6 +263,6 @@ async def test_a_client_that_does_not_take_its_ready_answer_is_let_go() -> None:
         transport.resume_reading()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await read_response(reader)
-        writer.close()
+        await close(writer)
     finally:
         await stop_pair(pair)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
-from tests.server.conftest import Pair, connect, start_pair, stop_pair
+from tests.server.conftest import Pair, close, connect, start_pair, stop_pair
 from tests.server.test_door import create_closed
 
 TARGETS = [
@@ -117,7 +117,7 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> bytes:
     except ConnectionError:
         pass
     finally:
-        writer.close()
+        await close(writer)
     return said
 
 
