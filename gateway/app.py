@@ -88,7 +88,7 @@ class RunningGateway:
         self.doors.close_idle()
         self._server.pre_shutdown()
         await self._server.shutdown(timeout_s * 0.9)
-        self.doors.abort()
+        await self.doors.abort()
         if self._listener is not None:
             await self._listener.wait_closed()
             self._listener = None

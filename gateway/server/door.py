@@ -20,6 +20,7 @@ from gateway.config import LimitsConfig
 from gateway.metrics_seam import Recorder
 from gateway.server.connection import ClientConnection, ClientServer
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
+from gateway.signals import Signal
 
 _HEAD_END = b"\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
@@ -200,6 +201,7 @@ class Doorkeeper:
         self.recorder = recorder
         self.loop = asyncio.get_running_loop()
         self._doors: set[Door] = set()
+        self._emptied = Signal()
 
     def __call__(self) -> Door:
         return Door(self)
@@ -216,6 +218,8 @@ class Doorkeeper:
 
     def leave(self, door: Door) -> None:
         self._doors.discard(door)
+        if not self._doors:
+            self._emptied.fire()
 
     def strict(self, door: Door) -> ClientConnection:
         """An aiohttp protocol for the door's connection."""
@@ -225,10 +229,12 @@ class Doorkeeper:
         for door in list(self._doors):
             door.close_if_idle()
 
-    def abort(self) -> None:
-        """Drop every connection that is left."""
+    async def abort(self) -> None:
+        """Drop every connection that is left, and see it go."""
         for door in list(self._doors):
             door.abort()
+        while self._doors:
+            await self._emptied.next()
 
 
 def _is_one_plain_get(data: bytes) -> bool:
