@@ -169,6 +169,9 @@ class LimitsConfig(_Model):
     """Bounds on memory, connections and patience with clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
+        default="s3-fifo", description="Which stream goes when that is spent; the default withstands scans."
+    )
     max_reply_bytes: Bytes = Field(
         default=4 * MIB,
         ge=KIB,

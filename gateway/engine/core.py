@@ -20,7 +20,7 @@ from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
-from gateway.tape.eviction import LeastRecentlyUsed
+from gateway.tape.eviction import POLICIES
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
@@ -42,7 +42,8 @@ class Engine:
         self.tasks = Tasks()
         self.drain = Drain()
         self.client = Client(limits.upstream_connections)
-        self.library = Library(limits.cache_bytes, LeastRecentlyUsed(), lambda: f"{rng.getrandbits(48):012x}", recorder)
+        eviction = POLICIES[limits.eviction]()
+        self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng)
         self.deck = FlightDeck(
             self.client,

@@ -66,6 +66,8 @@ class Stream:
     """None until a HEAD or a PUT told it: no answer is given without the origin before that."""
     contacted_at: float = 0.0
     """When the origin was last read or written (monotonic seconds): renews a sliding TTL there."""
+    used_at: float = 0.0
+    """When it was last used, as the `Library` counts uses (monotonic seconds)."""
     is_followed: bool = False
     """Whether a live read of it is open at the origin."""
     acked: str | None = None
