@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.engine.route import Route
+from gateway.protocol.coding import PLAIN, Wish
 from gateway.tape.stream import StreamKey
 from gateway.upstream.flight import Foreign
 from gateway.upstream.source import Source
@@ -22,6 +23,8 @@ class Read:
     if_none_match: str | None = None
     is_private: bool = False
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+    wish: Wish = PLAIN
+    """The content codings that the reader takes."""
 
 
 class Uncacheable(Exception):

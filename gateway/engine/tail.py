@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from gateway.clock import Clock, wait_until
-from gateway.engine.answer import Answer, Parts
+from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Read, Uncacheable
@@ -199,7 +199,7 @@ class Tail:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json)
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end))
 
     async def _nothing_new(self, read: Read, stream: Stream, topic: Topic, at: str) -> Answer:
         """The time is up: say so if the follower can vouch for it, else look."""

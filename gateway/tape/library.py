@@ -22,13 +22,15 @@ USE_S = 1.0
 
 
 class Library:
-    """Streams by key.  `budget_bytes` bounds the sum of their tapes' costs; `mint` names incarnations."""
+    """Streams by key.  `budget_bytes` bounds their tapes' costs and what is lent of it; `mint` names incarnations."""
 
     def __init__(
         self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], recorder: Recorder
     ) -> None:
         self.budget_bytes = budget_bytes
         self.cost = 0
+        self.lent = 0
+        """Bytes of the budget that are taken by what was made of tapes' bytes."""
         self._eviction = eviction
         self._mint = mint
         self._recorder = recorder
@@ -106,7 +108,7 @@ class Library:
         self.cost -= stream.tape.cost
         stream.tape.drop_all()
         self.on_forget(stream)
-        self._recorder.cache(self.cost, self._count)
+        self._recorder.cache(self.cost + self.lent, self._count)
 
     def purge(self, group: Group, why: End) -> list[Stream]:
         """End every stream of the group; those ended, whose live readers the caller ends."""
@@ -131,12 +133,37 @@ class Library:
         self._eviction.admit(stream.key)
         self._charge(stream, 0)
 
+    def lend(self, size: int, borrower: Stream) -> bool:
+        """Give `size` bytes of the budget to what was made of `borrower`'s bytes; others make room for it.
+
+        False, and nothing is lent, where only the borrower's own tape could.
+        """
+        if borrower.ended is not None or borrower.tape.cost + self.lent + size > self.budget_bytes:
+            return False
+        self.lent += size
+        self._make_room(borrower, may_shorten=False)
+        if self.cost + self.lent > self.budget_bytes:
+            self.lent -= size
+            return False
+        return True
+
+    def take_back(self, size: int) -> None:
+        """What `size` bytes were lent for is gone."""
+        self.lent -= size
+        self._recorder.cache(self.cost + self.lent, self._count)
+
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta
+        self._make_room(stream, may_shorten=True)
+
+    def _make_room(self, stream: Stream, *, may_shorten: bool) -> None:
+        """Keep to the budget: other streams go before bytes of `stream`, and those only if they may."""
         evicted = 0
-        while self.cost > self.budget_bytes:
+        while self.cost + self.lent > self.budget_bytes:
             key = self._eviction.victim(stream.key)
             if key is None:
+                if not may_shorten:
+                    break
                 freed = stream.tape.drop_oldest()
                 if not freed:
                     break
@@ -153,4 +180,4 @@ class Library:
             evicted += 1
         if evicted:
             self._recorder.eviction(evicted)
-        self._recorder.cache(self.cost, self._count)
+        self._recorder.cache(self.cost + self.lent, self._count)
