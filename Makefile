@@ -3,6 +3,8 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
+BENCH_OUT ?= build/bench
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test check lint types layers format lock clean conformance node
+.PHONY: help dev test bench check lint types layers format lock clean conformance node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +36,9 @@ test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
+
+bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look
+	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(BENCH_ARGS)
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -59,7 +64,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
