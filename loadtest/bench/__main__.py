@@ -43,8 +43,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description=__doc__)
     names = [benchmark.name for benchmark in _benchmarks()]
     environ = os.environ
-    parser.add_argument("--rounds", type=int, default=int(environ.get("BENCH_ROUNDS", "3")))
-    parser.add_argument("--seconds", type=float, default=float(environ.get("BENCH_SECONDS", "2")), help="per peer")
+    parser.add_argument("--rounds", type=int, default=environ.get("BENCH_ROUNDS", "3"))
+    parser.add_argument("--seconds", type=float, default=environ.get("BENCH_SECONDS", "2"), help="per peer")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder for bench.json and the charts")
     parser.add_argument("--only", nargs="+", choices=[*names, "growth"], metavar="NAME", help=", ".join(names))
     options = parser.parse_args()
