@@ -206,7 +206,7 @@ class Coder:
                 return None
             making = self._begin(job, work, size)
         # Not awaited itself: it belongs to everyone, and the one who leaves must not cancel it.
-        if not await wait_until(making, self._clock, PATIENCE_S) or making.cancelled() or making.exception():
+        if not await wait_until(making, self._clock, PATIENCE_S):
             return None
         data: bytes | None = making.result()
         return data
@@ -221,23 +221,27 @@ class Coder:
         return data
 
     def _begin(self, job: _Job, work: Callable[[], bytes | None], size: int) -> asyncio.Future[Any]:
-        making = self._making[job] = asyncio.get_running_loop().run_in_executor(self.executor, work)
+        loop = asyncio.get_running_loop()
+        making = self._making[job] = loop.create_future()
         self._queued_bytes += size
-        # The first of its callbacks, so that what is made is kept before anyone who waits for it goes on.
-        making.add_done_callback(partial(self._made, job, size))
+        loop.run_in_executor(self.executor, work).add_done_callback(partial(self._made, job, size, making))
         return making
 
-    def _made(self, job: _Job, size: int, making: asyncio.Future[Any]) -> None:
+    def _made(self, job: _Job, size: int, making: asyncio.Future[Any], work: asyncio.Future[bytes | None]) -> None:
+        """The thread is through with it: kept first, then given to those who wait."""
         self._queued_bytes -= size
         is_wanted = self._making.get(job) is making
         if is_wanted:
             del self._making[job]
-        if making.cancelled():
-            return
-        if (error := making.exception()) is not None:
-            _log.error("coding failed (%s)", job.coding, exc_info=error)
-        elif is_wanted:
-            self._keep(job, making.result(), size)
+        data: bytes | None = None
+        if not work.cancelled():
+            if (error := work.exception()) is not None:
+                _log.error("coding failed (%s)", job.coding, exc_info=error)
+            else:
+                data = work.result()
+                if is_wanted:
+                    self._keep(job, data, size)
+        making.set_result(data)
 
     # -- keeping
 
