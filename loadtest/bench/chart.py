@@ -17,6 +17,7 @@ from loadtest.bench.report import PEERS
 COLOURS: Final = {
     GATEWAY: "#d9480f",
     "fast path off": "#f4a27a",
+    "none stalled": "#f4a27a",
     "nginx": "#2b8a3e",
     "varnish": "#1971c2",
     "nchan": "#5c940d",
@@ -38,7 +39,7 @@ def bars(rows: Sequence[Row]) -> str:
     parts: list[str] = []
     y = 8
     for row in shown:
-        parts.append(_text(0, y + 12, f"{row.title.strip()}, {row.unit}", weight="600"))
+        parts.append(_text(0, y + 12, f"{row.title}, {row.unit}", weight="600"))
         if not row.is_rate:
             parts.append(_text(_WIDTH, y + 12, "shorter is better", anchor="end", size=10))
         y += 20

@@ -26,8 +26,11 @@ from loadtest.bench.stage import Benchmark, Stage
 
 NCHAN: Final = "nchan"
 DIRECT: Final = "direct"
+NONE_STALLED: Final = "none stalled"
+"""The gateway itself, with the same readers and nobody stalled."""
 
 SUBSCRIBERS: Final = 1_000
+STALLED: Final = 100
 WINDOW: Final = 128
 WAITERS: Final = 5_000
 IDLE: Final = 10_000
@@ -57,8 +60,12 @@ def _arguments(stage: Stage, peer: str, server: Child | None, mode: str) -> list
 
 def _run(stage: Stage, work: str, arguments: list[str]) -> dict[str, Any]:
     command = [str(stage.tools.live), work, *arguments, "--core", str(stage.cores.server)]
+    patience_s = _PATIENCE_S + stage.seconds
     with pinned(stage.cores.load):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S + stage.seconds, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"live {work} was not over after {patience_s:g} s") from error
     if done.returncode:
         raise BenchError(f"live {work}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
@@ -77,6 +84,17 @@ def _fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, S
         f"{prefix}-rate": Sample(rate, result["server_busy"], max(0.0, result["core_busy"] - result["server_busy"])),
         f"{prefix}-p99": Sample(result["p99_ms"]),
     }
+
+
+def _stalled(stage: Stage, peer: str) -> Mapping[str, Sample]:
+    """Messages large enough for the stalled ones' buffers to be full before counting begins."""
+    server = stage.peers.servers[GATEWAY if peer == NONE_STALLED else peer]
+    arguments = _arguments(stage, peer, server, "sse")
+    arguments += ["--subscribers", str(SUBSCRIBERS - STALLED), "--window", "1", "--gap-us", "10000"]
+    arguments += ["--message-bytes", "4096", "--warmup", "1.5", "--seconds", str(stage.seconds)]
+    arguments += ["--stalled", str(0 if peer == NONE_STALLED else STALLED)]
+    result = _run(stage, "fanout", arguments)
+    return {"stalled-p50": Sample(result["p50_ms"]), "stalled-p99": Sample(result["p99_ms"])}
 
 
 def _wake(stage: Stage, peer: str) -> Mapping[str, Sample]:
@@ -153,7 +171,14 @@ def benchmarks() -> list[Benchmark]:
                     "deliveries/s",
                     (Target(Relation.AT_LEAST_TIMES, 1.2, NCHAN),),
                 ),
-                Row("fanout-p99", "  delay, p99", "ms", (Target(Relation.BELOW, 1, NCHAN),), digits=2, is_rate=False),
+                Row(
+                    "fanout-p99",
+                    "SSE, spaced out: delay, p99",
+                    "ms",
+                    (Target(Relation.BELOW, 1, NCHAN),),
+                    digits=2,
+                    is_rate=False,
+                ),
             ),
             both,
             partial(_fanout, "fanout", 1),
@@ -167,10 +192,26 @@ def benchmarks() -> list[Benchmark]:
                     "deliveries/s",
                     (Target(Relation.AT_LEAST_TIMES, 5, NCHAN),),
                 ),
-                Row("saturation-p99", "  delay, p99", "ms", digits=1, is_rate=False),
+                Row("saturation-p99", "SSE, saturation: delay, p99", "ms", digits=1, is_rate=False),
             ),
             both,
             partial(_fanout, "saturation", WINDOW),
+        ),
+        Benchmark(
+            "stalled",
+            (
+                Row("stalled-p50", "SSE, 900 beside 100 stalled: delay, p50", "ms", digits=2, is_rate=False),
+                Row(
+                    "stalled-p99",
+                    "SSE, 900 beside 100 stalled: delay, p99",
+                    "ms",
+                    (Target(Relation.AT_MOST_TIMES, 1.2, NONE_STALLED),),
+                    digits=2,
+                    is_rate=False,
+                ),
+            ),
+            (GATEWAY, NONE_STALLED, NCHAN),
+            _stalled,
         ),
         Benchmark(
             "wake",
@@ -178,7 +219,7 @@ def benchmarks() -> list[Benchmark]:
                 Row("wake-first", "long-poll, 5,000 woken: first answer", "ms", digits=1, is_rate=False),
                 Row(
                     "wake-last",
-                    "  last answer",
+                    "long-poll, 5,000 woken: last answer",
                     "ms",
                     (Target(Relation.AT_MOST_TIMES, 1.2, NCHAN),),
                     digits=1,
@@ -186,7 +227,7 @@ def benchmarks() -> list[Benchmark]:
                 ),
                 Row(
                     "wake-upstream",
-                    "  live requests at the origin",
+                    "long-poll, 5,000 woken: live requests at the origin",
                     "requests",
                     (Target(Relation.AT_MOST, 1),),
                     is_rate=False,
@@ -224,7 +265,7 @@ def benchmarks() -> list[Benchmark]:
                     digits=3,
                     is_rate=False,
                 ),
-                Row("delay-p99", "  p99", "ms", digits=3, is_rate=False),
+                Row("delay-p99", "delay to 1 subscriber, p99", "ms", digits=3, is_rate=False),
             ),
             (GATEWAY, DIRECT),
             _delay,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from loadtest.bench.figures import GATEWAY, Growth, Row
 
-PEERS: Final = ("fast path off", "nginx", "varnish", "nchan", "bare", "direct")
+PEERS: Final = ("fast path off", "none stalled", "nginx", "varnish", "nchan", "bare", "direct")
 """Those beside the gateway, in the order of the table."""
 
 
@@ -47,7 +47,7 @@ def to_json(result: Result) -> bytes:
 def _row(row: Row) -> dict[str, Any]:
     return {
         "key": row.key,
-        "title": row.title.strip(),
+        "title": row.title,
         "unit": row.unit,
         "peers": {
             peer: {

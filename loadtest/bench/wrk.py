@@ -13,6 +13,7 @@ from loadtest.bench.machine import BenchError, pinned
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 
+_PATIENCE_S: Final = 60.0
 _HEADERS: Final = {"User-Agent": "bench", "Accept": "*/*"}
 _TIME_UNITS_MS: Final = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0}
 _SIZE_UNITS: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
@@ -59,7 +60,10 @@ def run(wrk: Path, port: int, load: Load, seconds: float, core: int) -> WrkRepor
         command += ["-s", str(SCRIPTS / load.script)]
     command += [f"http://127.0.0.1:{port}{load.path}", "--", *load.arguments]
     with pinned(core):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"wrk was not over {_PATIENCE_S:g} s after its time") from error
     if done.returncode:
         raise BenchError(f"wrk failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     report = parse(done.stdout)

@@ -5,6 +5,7 @@
  * fanout  opens N SSE connections and publishes so that at most --window events have not reached everybody and at least
  *         --gap-us lie between two.  A window of 1 spaces events out; a large one saturates the server.  Prints
  *         deliveries, seconds and the delay from publishing to arrival.
+ *         With --stalled, so many more connections are open that never read.
  * wake    has N long-polls wait, publishes one event, and prints when the first and the last answer were there; --rounds
  *         times on the same connections.
  * idle    opens N live readers (--mode sse|longpoll), prints a line, and holds them until its standard input ends.
@@ -19,6 +20,7 @@
 #include "histogram.h"
 #include "net.h"
 #include "origin.h"
+#include "ticks.h"
 
 #define MARK "{\"n\":"
 #define MARK_BYTES 5
@@ -26,7 +28,7 @@
 #define POSTS 4
 #define BATCH 256
 
-static int port, post_port, origin_port, subscribers = 1, window = 1, pid, core = -1, rounds = 3;
+static int port, post_port, origin_port, subscribers = 1, window = 1, pid, core = -1, rounds = 3, stalled;
 static int is_long_poll;
 static double seconds = 2, warmup = 0.5;
 static int64_t gap_ns;
@@ -93,7 +95,7 @@ static void open_posts(void) {
     if (!post_port) return;
     post_count = window < POSTS ? window : POSTS;
     for (int i = 0; i < post_count; i++) {
-        posts[i].fd = connect_to(post_port);
+        posts[i].fd = connect_to(post_port, 0);
         watch(epoll, EPOLL_CTL_ADD, posts[i].fd, EPOLLIN, &posts[i]);
     }
 }
@@ -214,47 +216,13 @@ static void step(int timeout_ms) {
     }
 }
 
-/* The server's processor time in ticks; 0 where no process was named. */
-static long busy_ticks(void) {
-    char name[64], text[1024];
-    if (!pid) return 0;
-    snprintf(name, sizeof name, "/proc/%d/stat", pid);
-    FILE *file = fopen(name, "r");
-    if (file == NULL) die("the server has gone");
-    size_t got = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[got] = 0;
-    const char *at = strrchr(text, ')');
-    long user = 0, kernel = 0;
-    if (at == NULL || sscanf(at + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld", &user, &kernel) != 2)
-        die("cannot read %s", name);
-    return user + kernel;
-}
-
-/* Processor time that the server's core has given to anybody, in ticks. */
-static long core_ticks(void) {
-    char line[256], name[16];
-    long sum = 0, ticks[8];
-    snprintf(name, sizeof name, "cpu%d ", core);
-    FILE *file = fopen("/proc/stat", "r");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, name, strlen(name)) != 0) continue;
-        int n = sscanf(line + strlen(name), "%ld %ld %ld %ld %ld %ld %ld %ld", &ticks[0], &ticks[1], &ticks[2], &ticks[3],
-                       &ticks[4], &ticks[5], &ticks[6], &ticks[7]);
-        for (int i = 0; i < n; i++)
-            if (i != 3 && i != 4) sum += ticks[i]; /* idle, and idle for a disk */
-    }
-    if (file != NULL) fclose(file);
-    return sum;
-}
-
 /* Waits until the server has had nothing to do for a while, which is when all readers wait. */
 static void settle(void) {
     int64_t began = now_ns(), still_since = began;
-    long ticks = busy_ticks();
+    long ticks = busy_ticks(pid);
     while (now_ns() - still_since < 250000000) {
         step(20);
-        long now = busy_ticks();
+        long now = busy_ticks(pid);
         if (now != ticks || (origin_port && !origin_is_followed())) still_since = now_ns();
         ticks = now;
         if (now_ns() - began > 20000000000) die("the server did not come to rest with %d readers", sent_count);
@@ -265,7 +233,7 @@ static void open_all(void) {
     all = calloc((size_t)subscribers, sizeof *all);
     for (int i = 0; i < subscribers; i++) strcpy(all[i].offset, "-1");
     for (int i = 0; i < subscribers; i++) {
-        all[i].fd = connect_to(port);
+        all[i].fd = connect_to(port, 0);
         watch(epoll, EPOLL_CTL_ADD, all[i].fd, EPOLLIN, &all[i]);
         request(&all[i]);
         if ((i + 1) % BATCH != 0 && i + 1 < subscribers) continue;
@@ -275,6 +243,11 @@ static void open_all(void) {
             step(5);
             if (now_ns() - began > 20000000000) die("only %d of %d readers were let in", open_count, subscribers);
         }
+    }
+    for (int i = 0; i < stalled; i++) {
+        struct subscriber unread = {.offset = "-1", .fd = connect_to(port, 4096)};
+        request(&unread);
+        step(0);
     }
     settle();
 }
@@ -290,8 +263,8 @@ static int work_fanout(void) {
             is_counting = 1;
             counted_from = now;
             published_before = published;
-            server = busy_ticks();
-            anybody = core_ticks();
+            server = busy_ticks(pid);
+            anybody = core_ticks(core);
         }
         if (is_counting && now - counted_from >= (int64_t)(seconds * 1e9)) break;
         if (published - complete >= (uint32_t)window || now < next || !can_publish()) {
@@ -304,7 +277,7 @@ static int work_fanout(void) {
     }
     double took = (double)(now_ns() - counted_from) / 1e9;
     double whole = (double)sysconf(_SC_CLK_TCK) * took;
-    double busy = (double)(busy_ticks() - server) / whole, core_busy = (double)(core_ticks() - anybody) / whole;
+    double busy = (double)(busy_ticks(pid) - server) / whole, core_busy = (double)(core_ticks(core) - anybody) / whole;
     printf("{\"deliveries\": %llu, \"seconds\": %.6f, \"events\": %u, \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f, "
            "\"server_busy\": %.3f, \"core_busy\": %.3f, \"upstream_live\": %lu}\n",
            (unsigned long long)deliveries, took, published - published_before, (double)histogram_at(&delays, .5) / 1e6,
@@ -355,7 +328,7 @@ int main(int argc, char **argv) {
         {"port", 1, 0, 'p'},   {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"window", 1, 0, 'w'},
         {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'W'}, {"gap-us", 1, 0, 'g'},  {"pid", 1, 0, 'P'},         {"rounds", 1, 0, 'r'},
-        {"core", 1, 0, 'c'},   {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {0, 0, 0, 0}};
     if (argc < 2) die("usage: live fanout|wake|idle --port PORT ...");
     const char *work = argv[1];
     optind = 2;
@@ -374,6 +347,7 @@ int main(int argc, char **argv) {
         case 'P': pid = atoi(optarg); break;
         case 'r': rounds = atoi(optarg); break;
         case 'c': core = atoi(optarg); break;
+        case 'S': stalled = atoi(optarg); break;
         case 'b': message_bytes = (size_t)atol(optarg); break;
         case 'm': is_long_poll = strcmp(optarg, "longpoll") == 0; break;
         default: return 2;

@@ -58,14 +58,16 @@ static inline int listen_on(int port) {
     return fd;
 }
 
-/* Connections are reset when they are closed: thousands in TIME_WAIT would use up the ports. */
-static inline int connect_to(int port) {
+/* Connections are reset when they are closed: thousands in TIME_WAIT would use up the ports.  `receive_bytes` is the
+ * size of the kernel's buffer, 0 for the usual. */
+static inline int connect_to(int port, int receive_bytes) {
     int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     if (fd < 0) die("cannot open a socket: %s", strerror(errno));
     struct sockaddr_in at = loopback(port);
     struct linger reset = {.l_onoff = 1, .l_linger = 0};
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (receive_bytes) setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof receive_bytes);
     if (connect(fd, (struct sockaddr *)&at, sizeof at) < 0)
         die("cannot connect to port %d: %s", port, strerror(errno));
     fcntl(fd, F_SETFL, O_NONBLOCK);

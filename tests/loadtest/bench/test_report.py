@@ -27,7 +27,7 @@ def result() -> Result:
     for value in (120_000.0, 118_000.0, 90_000.0):
         rate.add(GATEWAY, Sample(value, 0.98, 0.01))
     rate.add("nginx", Sample(60_000.0, 0.5, 0.1))
-    delay = Row("delay", "  delay, p99 & more", "ms", (Target(Relation.AT_MOST, 1),), digits=2, is_rate=False)
+    delay = Row("delay", "delay, p99 & more", "ms", (Target(Relation.AT_MOST, 1),), digits=2, is_rate=False)
     delay.add(GATEWAY, Sample(1.234))
     growth = Growth("streams", [GrowthPoint(10, 1000.0, 0.9, 40 * MIB), GrowthPoint(10_000, 900.0, 0.9, 80 * MIB)])
     return Result({"cores": 2}, {"nginx": "1.22"}, {"rounds": 3}, [rate, delay], [growth], ["nothing to note"])
