@@ -227,8 +227,8 @@ def benchmarks() -> list[Benchmark]:
                 ),
                 Row(
                     "wake-upstream",
-                    "long-poll, 5,000 woken: live requests at the origin",
-                    "requests",
+                    "long-poll, 5,000 woken: at the origin",
+                    "live requests",
                     (Target(Relation.AT_MOST, 1),),
                     is_rate=False,
                 ),

@@ -8,9 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 import orjson
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.bench.figures import GATEWAY, Growth, Row
 
@@ -77,33 +75,33 @@ def foreign_share(rows: Sequence[Row]) -> float | None:
     return median(shares) if shares else None
 
 
-def table(result: Result) -> Table:
-    """The one table: a line a peer, with what the gateway's figure is of it and what it must be."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.add_column("benchmark", no_wrap=True)
-    for title in ("median", "gateway's", "per cpu s", "must", "reached"):
-        drawn.add_column(title, justify="left" if title in ("must", "reached") else "right", no_wrap=True)
+def table(result: Result) -> str:
+    """The one table: under each benchmark a line a peer, with what the gateway's figure is of it and must be."""
+    lines = [_line("", "median", "gateway's", "per cpu s", "must", "reached")]
     for row in result.rows:
-        drawn.add_row(f"{row.title}, {row.unit}", style="bold")
-        for peer in (GATEWAY, *PEERS):
-            if peer in row.samples:
-                drawn.add_row(*cells(row, peer))
-    return drawn
+        lines += ["", f"{row.title}, {row.unit}"]
+        lines += [_line(*cells) for peer in (GATEWAY, *PEERS) if peer in row.samples for cells in _cells(row, peer)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def cells(row: Row, peer: str) -> tuple[str, ...]:
-    """A peer's line under a row's title."""
+def _line(peer: str, value: str, ratio: str, busy_ratio: str, must: str, reached: str) -> str:
+    return f"  {peer:<14}{value:>13}{ratio:>11}{busy_ratio:>11}   {must:<22} {reached}"
+
+
+def _cells(row: Row, peer: str) -> list[tuple[str, str, str, str, str, str]]:
+    """A peer's line under a row's title, and one more for each further target."""
     value = row.median_of(peer) or 0.0
     own = [target for target in row.targets if (target.reference or GATEWAY) == peer]
+    musts = [(target.text(), verdict(target.is_reached(row))) for target in own] or [("", "")]
     is_other = peer != GATEWAY
-    return (
-        f"    {peer}",
+    first = (
+        peer,
         f"{value:,.{row.digits}f}" + ("~" if row.is_load_bound(peer) else " "),
         _times(row.ratio_to(peer)) if is_other else "",
         _times(row.busy_ratio_to(peer)) if is_other else "",
-        "\n".join(target.text() for target in own),
-        "\n".join(verdict(target.is_reached(row)) for target in own),
+        *musts[0],
     )
+    return [first, *(("", "", "", "", *more) for more in musts[1:])]
 
 
 def _times(ratio: float | None) -> str:
@@ -119,7 +117,7 @@ def verdict(is_reached: bool | None) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the table, what its signs mean, growth, and the notes."""
-    console.print(table(result))
+    console.print(table(result), end="\n\n")
     console.print(
         "gateway's: the gateway's median as a multiple of the peer's; per cpu s: the same for each processor second "
         "that the server used.\n~: the load generator was the limit, not the server."
