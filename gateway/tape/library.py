@@ -143,7 +143,7 @@ class Library:
         self.lent += size
         self._make_room(borrower, may_shorten=False)
         if self.cost + self.lent > self.budget_bytes:
-            self.lent -= size
+            self.take_back(size)
             return False
         return True
 

@@ -47,6 +47,22 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
         self.library, self.recorder = new_library(4_500, self.policy)
         self.pinned: list[Stream] = []
         self.ended: list[Stream] = []
+        self.lent: dict[Stream, int] = {}
+        self.library.on_forget = self.take_back
+
+    def take_back(self, stream: Stream) -> None:
+        """What was made of dropped bytes goes with them."""
+        self.library.take_back(self.lent.pop(stream, 0))
+
+    @rule(key=keys, size=st.sampled_from([1, 700, 2_000]))
+    def lend(self, key: StreamKey, size: int) -> None:
+        stream = self.library.open(key, self.now)
+        before = stream.tape.size
+        if self.library.lend(size, stream):
+            self.lent[stream] = self.lent.get(stream, 0) + size
+            assert self.library.cost + self.library.lent <= self.library.budget_bytes
+        assert stream.tape.size == before
+        assert stream.ended is None
 
     @rule()
     def time_goes_by(self) -> None:
@@ -108,7 +124,12 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
     @invariant()
     def cost_is_the_sum_and_fits_the_budget_but_for_what_is_pinned(self) -> None:
         streams = list(self.library)
-        assert self.library.cost == sum(stream.tape.cost for stream in streams) == self.recorder.cache_bytes
+        assert self.library.cost == sum(stream.tape.cost for stream in streams)
+        assert self.library.lent == sum(self.lent.values())
+        assert self.recorder.cache_bytes == self.library.cost + self.library.lent
+        assert self.library.cost + self.library.lent <= self.library.budget_bytes or not any(
+            stream.tape.block_count for stream in streams
+        )
         assert len(self.library) == len(streams) == self.recorder.tapes
         assert all(stream.ended is None for stream in streams)
         held = sum(TAPE_COST for stream in streams if stream.pins)
