@@ -256,7 +256,8 @@ class SseSubscriber(User):
         leaves_at = time.monotonic() + random.uniform(0.5, 1.0) * _options(self.environment).sse_stay
         host = urlsplit(self.host or "")
         connection = HTTPConnection(host.hostname or "", host.port or 80, timeout=_TIMEOUT_S)
-        began, error, status, size = time.perf_counter(), None, 0, 0
+        began, status, size = time.perf_counter(), 0, 0
+        error: Exception | None = None
         try:
             connection.request("GET", f"{stream.path}?{reader.query('sse')}", headers={"Accept": "text/event-stream"})
             reply = connection.getresponse()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,16 +78,20 @@ def main() -> int:
 
 def run(locust: str, users: int, streams: int, seconds: int, out: Path) -> int:
     """One run; 0 when nothing was wrong, else 1.  Raises CouldNotRun."""
+    program = shutil.which(locust)
+    if program is None:
+        raise CouldNotRun(f"there is no {locust}")
+    out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     for name in ("report.html", "stats.json", "locust.log", "origin.json", "metrics.txt", "gateway.log"):
         (out / name).unlink(missing_ok=True)
     with gateway(out) as urls:
-        status = load(locust, users, streams, seconds, urls["gateway"], out)
+        status = load(Path(program).absolute(), users, streams, seconds, urls["gateway"], out)
         with urllib.request.urlopen(f"{urls['admin']}/metrics", timeout=10) as reply:
             (out / "metrics.txt").write_bytes(reply.read())
     lines = statistics(json.loads((out / "stats.json").read_text(encoding="utf-8")))
     origin = json.loads((out / "origin.json").read_text(encoding="utf-8"))
-    wrong = judged(status, lines)
+    wrong = judged(status, lines, origin["live_peak"], streams)
     show(lines, origin, streams, out)
     for text in wrong:
         print(f"WRONG {text}")
@@ -129,10 +134,10 @@ def gateway(out: Path) -> Iterator[dict[str, str]]:
             raise CouldNotRun(f"the gateway left with {status}: {out / 'gateway.log'}")
 
 
-def load(locust: str, users: int, streams: int, seconds: int, url: str, out: Path) -> int:
+def load(locust: Path, users: int, streams: int, seconds: int, url: str, out: Path) -> int:
     """Run locust; its exit status.  CouldNotRun when it cannot be started, hangs, or leaves no statistics."""
     command = [
-        locust, "--locustfile", str(ROOT / "loadtest" / "locustfile.py"), "--host", url, "--headless",
+        str(locust), "--locustfile", str(ROOT / "loadtest" / "locustfile.py"), "--host", url, "--headless",
         "--users", str(users), "--spawn-rate", str(max(1, users // 3)), "--run-time", f"{seconds}s",
         "--streams", str(streams), "--html", str(out / "report.html"), "--json-file", str(out / "stats"),
         "--only-summary", "--exit-code-on-error", "1",
@@ -187,11 +192,13 @@ def percentile(counts: Mapping[str, int], share: float) -> float:
     return 0.0
 
 
-def judged(status: int, lines: list[Line]) -> list[str]:
+def judged(status: int, lines: list[Line], live_peak: int, streams: int) -> list[str]:
     """What is wrong with a run."""
     done = {(line.kind, line.name): line for line in lines}
     wrong = [f"{line.kind} {line.name}: {line.failures} failed" for line in lines if line.failures]
     wrong += [f"{kind} {name}: none" for kind, name in WANTED if (kind, name) not in done]
+    if live_peak > streams:
+        wrong.append(f"{live_peak} live requests at the origin for {streams} streams")
     if status and not wrong:
         wrong.append(f"locust left with {status}")
     return wrong
