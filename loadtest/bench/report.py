@@ -127,6 +127,7 @@ def show(result: Result, console: Console) -> None:
         for point in growth.points:
             console.print(
                 f"  {point.count:>6,}  {point.requests_per_s:>10,.0f} requests/s  {point.busy:4.0%} busy  "
+                f"{point.requests_per_s / point.busy if point.busy else 0:>10,.0f} per cpu s  "
                 f"{point.pss_bytes / (1 << 20):>7,.1f} MiB"
             )
     for note in result.notes:
