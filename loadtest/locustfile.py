@@ -116,43 +116,6 @@ def delivered(environment: Environment, name: str, messages: Iterable[Message], 
             )
 
 
-class Writer(FastHttpUser):
-    """Appends one to three messages at a time, as an idempotent producer: what it does not know done, it repeats."""
-
-    weight = 2
-    wait_time = between(0.05, 0.3)
-    network_timeout = _TIMEOUT_S
-
-    @task
-    def append(self) -> None:
-        stream = random.choice(STREAMS)
-        with stream.turn:
-            count = random.choice((1, 1, 1, 2, 3))
-            size = _options(self.environment).message_bytes
-            batch = [Message(stream.written + index, time.time()).encode(size) for index in range(count)]
-            headers = {
-                "Content-Type": "application/json",
-                "Producer-Id": stream.producer,
-                "Producer-Epoch": "0",
-                "Producer-Seq": str(stream.posts),
-            }
-            for _ in range(5):
-                with self.client.post(
-                    stream.path,
-                    data=b"[" + b",".join(batch) + b"]",
-                    headers=headers,
-                    name="append",
-                    catch_response=True,
-                ) as reply:
-                    if reply.status_code in (200, 204):
-                        stream.posts += 1
-                        stream.written += count
-                        stream.acknowledged = stream.written - 1
-                        return
-                    reply.failure(f"append: {reply.status_code}")
-        raise StopUser
-
-
 class _HttpReader(FastHttpUser):
     abstract = True
     network_timeout = _TIMEOUT_S
@@ -182,6 +145,55 @@ class _HttpReader(FastHttpUser):
                 return
         fault = Fault(Kind.STALE, f"not up to date after {_MOST_PAGES} pages")
         report(self.environment, "catch-up", [fault])
+
+
+class Writer(_HttpReader):
+    """Appends one to three messages at a time, as an idempotent producer: what it does not know done, it repeats.
+
+    Every other time it reads at once what it has written: nobody can come sooner after an acknowledgement.
+    """
+
+    weight = 2
+    wait_time = between(0.05, 0.3)
+
+    @task
+    def append_and_read(self) -> None:
+        stream = random.choice(STREAMS)
+        self.append(stream)
+        if stream.marks:
+            self.read(stream, Reader(*stream.marks[-1]), None, "read-back")
+
+    @task
+    def append_only(self) -> None:
+        self.append(random.choice(STREAMS))
+
+    def append(self, stream: Stream) -> None:
+        """One POST, repeated until it is acknowledged."""
+        with stream.turn:
+            count = random.choice((1, 1, 1, 2, 3))
+            size = _options(self.environment).message_bytes
+            batch = [Message(stream.written + index, time.time()).encode(size) for index in range(count)]
+            headers = {
+                "Content-Type": "application/json",
+                "Producer-Id": stream.producer,
+                "Producer-Epoch": "0",
+                "Producer-Seq": str(stream.posts),
+            }
+            for _ in range(5):
+                with self.client.post(
+                    stream.path,
+                    data=b"[" + b",".join(batch) + b"]",
+                    headers=headers,
+                    name="append",
+                    catch_response=True,
+                ) as reply:
+                    if reply.status_code in (200, 204):
+                        stream.posts += 1
+                        stream.written += count
+                        stream.acknowledged = stream.written - 1
+                        return
+                    reply.failure(f"append: {reply.status_code}")
+        raise StopUser
 
 
 class CatchUpReader(_HttpReader):

@@ -34,8 +34,8 @@ SETTINGS = {
 }
 
 WANTED = (
-    ("POST", "append"), ("GET", "catch-up"), ("GET", "revalidate"), ("GET", "long-poll"), ("GET", "sse"),
-    ("deliver", "long-poll"), ("deliver", "sse"),
+    ("POST", "append"), ("GET", "read-back"), ("GET", "catch-up"), ("GET", "revalidate"),
+    ("GET", "long-poll"), ("GET", "sse"), ("deliver", "long-poll"), ("deliver", "sse"),
 )  # fmt: skip
 """What a run has to have done to mean anything."""
 
