@@ -205,6 +205,8 @@ class Coder:
             if self._queued_bytes + size > QUEUE_BYTES:
                 return None
             making = self._begin(job, work, size)
+            if making is None:
+                return None
         # Not awaited itself: it belongs to everyone, and the one who leaves must not cancel it.
         if not await wait_until(making, self._clock, PATIENCE_S):
             return None
@@ -220,11 +222,16 @@ class Coder:
         self._keep(job, data, size)
         return data
 
-    def _begin(self, job: _Job, work: Callable[[], bytes | None], size: int) -> asyncio.Future[Any]:
+    def _begin(self, job: _Job, work: Callable[[], bytes | None], size: int) -> asyncio.Future[Any] | None:
         loop = asyncio.get_running_loop()
+        try:
+            coded = loop.run_in_executor(self.executor, work)
+        except RuntimeError:
+            # No thread to be had, or no longer: the gateway is leaving.
+            return None
         making = self._making[job] = loop.create_future()
         self._queued_bytes += size
-        loop.run_in_executor(self.executor, work).add_done_callback(partial(self._made, job, size, making))
+        coded.add_done_callback(partial(self._made, job, size, making))
         return making
 
     def _made(self, job: _Job, size: int, making: asyncio.Future[Any], work: asyncio.Future[bytes | None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import count
 from random import Random
 from typing import Any
@@ -201,6 +201,17 @@ async def test_who_has_waited_long_enough_gets_plain_bytes() -> None:
     bench.gate.release()
     assert is_coded(await bench.code(stream, LARGE))
     assert bench.recorder.counts["coded", "gzip"] == 1
+
+
+async def test_a_gateway_that_leaves_codes_no_more() -> None:
+    bench = Bench()
+    bench.coder.executor = ThreadPoolExecutor(1)
+    bench.coder.close()
+    stream = bench.stream()
+    answer = await bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))
+    assert not is_coded(answer)
+    assert body_of(answer) == LARGE
+    assert not bench.coder.making
 
 
 async def test_when_too_much_waits_the_rest_goes_out_plain(monkeypatch: pytest.MonkeyPatch) -> None:
