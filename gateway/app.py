@@ -85,7 +85,7 @@ class RunningGateway:
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s / 2)
-        self.doors.close_idle()
+        self.doors.leave_in_order()
         self._server.pre_shutdown()
         await self._server.shutdown(timeout_s * 0.9)
         await self.doors.abort()

@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.clock import Clock, pause, wait_until
+from gateway.clock import Clock, pause
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.metrics_seam import Recorder
@@ -107,25 +107,25 @@ class FlightDeck:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
         while flight.head is None:
             left = flight.sent_at + patience_s - self._clock.now()
-            if left <= 0 or not await wait_until(flight.changed.next(), self._clock, left):
+            if left <= 0 or not await flight.changed.wait_within(self._clock, left):
                 return flight.head
         return flight.head
 
-    async def settle(self, stream: Stream, start: str, route: Route) -> bool:
-        """Wait for a flight that was sent for what lies after `start` before the caller came; whether there was one.
+    async def settle(self, stream: Stream, start: str, route: Route) -> Flight | None:
+        """Wait for a flight that was sent for what lies after `start` before the caller came; the flight, if any.
 
         What it brought may be used; that there is no more than this it cannot tell the caller.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
-            return False
+            return None
         flight.watch()
         try:
             if await self.head_within(flight, route.config.collapse_wait_s) is not None:
                 await flight.until_known()
         finally:
             flight.unwatch()
-        return True
+        return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
         """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
@@ -133,7 +133,10 @@ class FlightDeck:
 
         For those who want the fact or the laid bytes and not the body itself.
         """
-        await self.settle(stream, start, route)
+        stale = await self.settle(stream, start, route)
+        if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
+            # Its bytes are here: only what has come behind them since is still to be asked for.
+            start = stale.head.next_offset
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:
@@ -170,7 +173,9 @@ class FlightDeck:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        known = _Known(stream.tape.tail, stream.tape.closed_at, stream.tape.has_seen(flight.start))
+        has_seen = stream.tape.has_seen(flight.start)
+        is_token = flight.start not in (METADATA, NOW, START)
+        known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token)
         self._recorder.upstream_request(mode)
         try:
             async with await self._client.send(
@@ -179,6 +184,9 @@ class FlightDeck:
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classify(stream, flight, route, reply, known)
+                if isinstance(head, Refusal) and head.status == 400 and known.is_origins_own:
+                    # The origin does not know a token that it gave out itself: this is another stream.
+                    raise TailMovedBack
                 if not isinstance(head, StreamHead):
                     self._settle(stream, flight, head)
                     flight.announce(head)
@@ -328,3 +336,5 @@ class _Known:
     closed_at: str | None
     has_seen: bool
     """Whether the asked offset was one that the origin had named."""
+    is_origins_own: bool
+    """The same, for offsets that are no sentinel and no place of the gateway's own."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from gateway.clock import Clock, wait_until
+from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
@@ -72,7 +72,9 @@ class Tail:
             head = await fresh(stream, METADATA, read.route, read.source)
             if isinstance(head, Foreign) and stream.content_type is None:
                 head = await fresh(stream, read.start, read.route, read.source)
-            self._expect_stream(head)
+            # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
+            if not isinstance(head, Foreign) or stream.content_type is None:
+                self._expect_stream(head)
         elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
             self._expect_stream(await fresh(stream, stream.tape.tail or read.start, read.route, read.source))
         if read.start != NOW:
@@ -100,7 +102,7 @@ class Tail:
         topic = self._live.attach(
             stream,
             read.source,
-            lambda at: self._deck.fresh_head(stream, at, read.route, read.source),
+            lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, read.route, read.source),
             read.route.config.sse_lifetime_s,
         )
         topic.greet(read.cursor, self._clock.wall())
@@ -120,8 +122,8 @@ class Tail:
         if _is_furthest(tape, at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        has_settled = await self._deck.settle(stream, at, read.route)
-        if has_settled and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        stale = await self._deck.settle(stream, at, read.route)
+        if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
@@ -163,7 +165,8 @@ class Tail:
                     # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
                     head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
                     self._check_ended(stream)
-                    reading = tape.read(read.start, self._max_reply_bytes)
+                    # What was read before the look may have been evicted since; it is still true.
+                    reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
                     if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end:
                         return self._polled(read, stream, reading, Outcome.REVALIDATED, is_current=True)
                 return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))
@@ -175,7 +178,7 @@ class Tail:
             left = deadline - self._clock.now()
             if left <= 0 or self._drain.is_set:
                 return await self._nothing_new(read, stream, topic, reading.end)
-            await wait_until(topic.changed.next(), self._clock, left)
+            await topic.changed.wait_within(self._clock, left)
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -245,7 +248,7 @@ class Tail:
         deadline = self._clock.now() + _SETTLING_S
         while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self._clock.now()
-            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+            if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return
 
     async def events(self, read: Read, stream: Stream, topic: Topic, at: str) -> AsyncIterator[bytes]:
@@ -257,6 +260,8 @@ class Tail:
         began = clock.now()
         ends_at = began + max(_SHORTEST_SSE_S, config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER))
         is_leaving = False
+        # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
+        least_cursor = int(topic.cursor_for(read.cursor, clock.wall(), self._rng))
         told: str | None = None
         """The offset at which the client was last told that it is up to date."""
         at = tape.resolve(at)
@@ -266,7 +271,7 @@ class Tail:
                 return
             reading = tape.read(at, _EVENT_BYTES)
             is_closed = tape.is_closed_at(reading.end)
-            cursor = topic.cursor_for(read.cursor, clock.wall(), self._rng)
+            cursor = str(max(least_cursor, int(topic.cursor_for(None, clock.wall(), self._rng))))
             if reading.size:
                 is_current = topic.is_current(reading.end)
                 frame = topic.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)
@@ -296,7 +301,7 @@ class Tail:
                 ends_at = min(ends_at, leaves_at)
                 continue
             patience_s = min(config.heartbeat_s, ends_at - now)
-            if not await wait_until(topic.changed.next(), clock, patience_s) and clock.now() < ends_at:
+            if not await topic.changed.wait_within(clock, patience_s) and clock.now() < ends_at:
                 yield HEARTBEAT
 
 

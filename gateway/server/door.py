@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import cast
 
 from gateway.config import LimitsConfig
@@ -23,6 +24,7 @@ from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
 from gateway.signals import Signal
 
 _HEAD_END = b"\r\n\r\n"
+_ABORT_S = 1.0
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
 
 
@@ -33,6 +35,7 @@ class Door(asyncio.Protocol):
         "_active_at",
         "_candidate",
         "_has_spoken",
+        "_held",
         "_is_clean",
         "_keeper",
         "_paused",
@@ -49,6 +52,8 @@ class Door(asyncio.Protocol):
         self._is_clean = True
         """Whether the strict protocol's parser holds nothing: all it was given were whole requests without bodies."""
         self._candidate: bytes | None = None
+        self._held = b""
+        """What came while the strict protocol was settling."""
         self._paused = False
         self._has_spoken = False
         self._active_at = 0.0
@@ -79,6 +84,13 @@ class Door(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         strict = self._strict
+        if self._held or (self._is_clean and strict is not None and strict.is_settling):
+            # A quick client answers a response before its writer is done with it: wait those two turns of the loop, or
+            # no request on a busy connection would ever find this door free.
+            if not self._held:
+                self._keeper.loop.call_soon(self._take_held)
+            self._held += data
+            return
         self._candidate = None
         self._has_spoken = True
         if self._is_clean and (strict is None or strict.is_idle):
@@ -125,6 +137,11 @@ class Door(asyncio.Protocol):
         if strict is not None:
             strict.connection_lost(exc)
         self.transport = None
+
+    def _take_held(self) -> None:
+        held, self._held = self._held, b""
+        if self.transport is not None:
+            self.data_received(held)
 
     # -- answers
 
@@ -200,18 +217,24 @@ class Doorkeeper:
         self.ready = ready
         self.recorder = recorder
         self.loop = asyncio.get_running_loop()
+        self.is_leaving = False
+        self._coming = 0
+        """Connections that are accepted and have not been made yet."""
         self._doors: set[Door] = set()
         self._emptied = Signal()
 
     def __call__(self) -> Door:
+        self._coming += 1
         return Door(self)
 
     def __len__(self) -> int:
         return len(self._doors)
 
     def admit(self, door: Door) -> bool:
-        """Take note of a new connection; False when there are too many."""
-        if len(self._doors) >= self.limits.max_connections:
+        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
+        self._coming -= 1
+        if self.is_leaving or len(self._doors) >= self.limits.max_connections:
+            self._emptied.fire()
             return False
         self._doors.add(door)
         return True
@@ -225,7 +248,9 @@ class Doorkeeper:
         """An aiohttp protocol for the door's connection."""
         return self._server.connect(door)
 
-    def close_idle(self) -> None:
+    def leave_in_order(self) -> None:
+        """Close idle connections now; the strict protocol closes the others as they become idle."""
+        self.is_leaving = True
         for door in list(self._doors):
             door.close_if_idle()
 
@@ -233,8 +258,12 @@ class Doorkeeper:
         """Drop every connection that is left, and see it go."""
         for door in list(self._doors):
             door.abort()
-        while self._doors:
-            await self._emptied.next()
+        # What the loop has accepted already becomes a door in its next turn.
+        await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_S):
+                while self._doors or self._coming:
+                    await self._emptied.wait()
 
 
 def _is_one_plain_get(data: bytes) -> bool:

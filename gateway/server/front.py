@@ -237,12 +237,13 @@ class Front:
     ) -> web.StreamResponse:
         request, delivery = exchange.request, exchange.delivery
         assert delivery is not None
+        # Before the client is told to go on: a body that is announced as too large need not be sent.
+        upload = Upload(request, self._limits) if request.can_read_body else None
         expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
         if expects and request.can_read_body and request.version != HttpVersion10:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             # That was no part of the response: an error may still be answered properly.
             request.writer.output_size = 0
-        upload = Upload(request, self._limits) if request.can_read_body else None
         headers = request_headers_for_origin(
             request.headers,
             node=self._node,
@@ -290,21 +291,30 @@ class Front:
     async def _send(self, passed: Passed) -> Reply:
         """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
         what it changed is recorded all the same."""
-        task = self._engine.tasks.start(self._engine.relay.send(passed), f"{passed.method} {passed.path}")
+        task = self._engine.tasks.start(self._relayed(passed), f"{passed.method} {passed.path}")
         try:
-            reply: Reply = await asyncio.shield(task)
+            reply: Reply | GatewayError = await asyncio.shield(task)
         except asyncio.CancelledError:
             if passed.mode in (Mode.CREATE, Mode.APPEND, Mode.DELETE):
                 task.add_done_callback(_close_unwanted)
             else:
                 task.cancel()
             raise
+        if isinstance(reply, GatewayError):
+            raise reply
         return reply
 
+    async def _relayed(self, passed: Passed) -> Reply | GatewayError:
+        """An origin's failure is this task's result: it is told to the client, and no reason for a line in the log."""
+        try:
+            return await self._engine.relay.send(passed)
+        except GatewayError as error:
+            return error
 
-def _close_unwanted(task: asyncio.Task[Reply]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
+
+def _close_unwanted(task: asyncio.Task[Reply | GatewayError]) -> None:
+    if not task.cancelled() and task.exception() is None and isinstance(reply := task.result(), Reply):
+        reply.close()
 
 
 def _mode(method: str, target: Target) -> Mode:

@@ -1,0 +1,187 @@
+"""Courses of events that once went wrong, each as short as it can be; `World` judges every answer."""
+
+import asyncio
+
+import pytest
+
+from tests.invariant.conftest import Begin, followed
+from tests.invariant.world import PollReader, Reader, SseReader, ignoring_result
+
+
+@pytest.mark.parametrize("reader", [PollReader, SseReader])
+def test_a_stream_re_created_at_the_origin_with_other_offsets_is_read_live_from_its_start(
+    begin: Begin, reader: type[Reader]
+) -> None:
+    """The tail that is known is no offset of the new stream, and it is not the client who asked for it."""
+    world = begin(trust_s=0.0)
+    world.run(world.create(messages=1))
+    world.run(world.delete(is_direct=True))
+    world.run(world.create(messages=2, is_direct=True))
+    follower = reader(world, "-1")
+    world.run(world.settle())
+    assert follower.at != "-1"
+
+
+def test_a_cache_of_nothing_streams_all_the_same(begin: Begin) -> None:
+    world = begin(cache_bytes=0, max_chunk_bytes=1 << 22)
+    world.run(world.create(messages=100_000))
+    assert world.run(world.catch_up(None)).is_up_to_date
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
+def test_the_cursor_of_an_sse_connection_never_goes_back(begin: Begin, cache_bytes: int) -> None:
+    """Also for a client whose own is so high that the next one is drawn at random; by the gateway or by the origin."""
+    world = begin("application/json", cache_bytes=cache_bytes)
+    world.run(world.create(messages=1))
+    reader = SseReader(world, "-1")
+    reader.cursor = "99999999"
+    for _ in range(20):
+        world.run(world.append(1))
+        world.run(world.settle())
+    assert int(reader.cursor) > 99_999_999
+
+
+@pytest.mark.parametrize("is_closing", [True, False])
+def test_a_writes_answer_that_comes_late_says_nothing_of_the_stream_that_was_created_since(
+    begin: Begin, is_closing: bool
+) -> None:
+    """Its offset may be one of the new stream as well, and there the stream is neither closed nor at its tail."""
+    world = begin("application/json", is_nameless=True)
+    world.run(world.create(messages=1))
+    late = world.origin.faults.hold(kind="append", when="reply", times=1)
+    world.holds.append(late)
+    writing = world.spawn(ignoring_result(world.append(1, is_closing=is_closing)))
+    world.run(late.waiting(1))
+    world.run(world.delete())
+    world.run(world.create(messages=1))
+    reader = SseReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(writing, 5))
+    world.run(world.append(1))
+    assert world.run(world.catch_up(None)).is_up_to_date
+    world.run(world.settle())
+    assert reader.alive is world.log.alive
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+def test_a_read_in_the_air_across_delete_and_create_is_not_laid_on_what_was_created(begin: Begin) -> None:
+    world = begin(is_nameless=True, max_chunk_bytes=20)
+    world.run(world.create(messages=2))
+    held = world.origin.faults.hold(kind="catchup", when="reply", times=1)
+    world.holds.append(held)
+    reading = world.spawn(ignoring_result(world.catch_up(None)))
+    world.run(held.waiting(1))
+    world.run(world.delete())
+    world.run(world.create(messages=2))
+    held.release()
+    world.run(asyncio.wait_for(reading, 5))
+    offset: str | None = None
+    while not (answer := world.run(world.catch_up(offset))).is_up_to_date:
+        offset = answer.end
+
+
+@pytest.mark.parametrize("kind", ["delete", "create"])
+def test_a_late_answer_to_delete_or_create_does_not_send_off_readers_of_what_was_created_since(
+    begin: Begin, kind: str
+) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    if kind == "create":
+        world.run(world.delete())
+    late = world.origin.faults.hold(kind=kind, when="reply", times=1)
+    world.holds.append(late)
+    writing = world.spawn(ignoring_result(world.delete() if kind == "delete" else world.create(messages=1)))
+    world.run(late.waiting(1))
+    if kind == "create":
+        world.run(world.delete())
+    world.run(world.create(messages=1))
+    reader = PollReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(writing, 5))
+    world.run(world.append(1))
+    world.run(world.settle())
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_the_tail(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=3))
+    world.run(world.catch_up(None))
+    faults = world.origin.faults
+    world.holds += [unconfirmed := faults.hold(kind="sse"), look := faults.hold(kind="catchup")]
+    polling = world.spawn(ignoring_result(world.long_poll("-1")))
+    world.run(look.waiting(1))
+    library = world.gateway.engine.library
+    for stream in library:
+        library.forget_bytes(stream)
+    look.release()
+    world.run(asyncio.wait_for(polling, 5))
+    assert not unconfirmed.gate.is_open
+
+
+def test_a_late_404_to_a_writer_does_not_send_off_readers_of_what_was_created_since(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    world.run(world.delete())
+    late = world.origin.faults.hold(kind="delete", when="reply", times=1)
+    world.holds.append(late)
+    deleting = world.spawn(ignoring_result(world.delete()))
+    world.run(late.waiting(1))
+    world.run(world.create(messages=1, is_direct=True))
+    reader = PollReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(deleting, 5))
+    world.run(world.append(1))
+    world.run(world.settle())
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+@pytest.mark.parametrize("how", ["length", "chunked", "reset"])
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream"])
+def test_a_large_body_that_the_origin_cuts_short_is_never_ended_in_order(
+    begin: Begin, content_type: str, how: str
+) -> None:
+    """Too large to be waited for: the head is out by then, and with it the offset behind bytes that never come."""
+    world = begin(content_type, max_chunk_bytes=1 << 22)
+    world.run(world.create(messages=30_000))
+    world.cause_trouble()
+    faults = world.origin.faults
+    if how == "reset":
+        faults.drop(150_000, kind="catchup")
+    else:
+        faults.truncate(150_000, is_chunked=how == "chunked", kind="catchup")
+    assert world.run(world.catch_up(None)).status is None
+    world.run(world.settle())
+    assert world.run(world.catch_up(None)).is_up_to_date
+
+
+def test_a_follower_that_was_lost_vouches_for_nothing(begin: Begin) -> None:
+    """It knew the tail when it was connected; what was written since, it has not heard of."""
+    world, old_tail = followed(begin)
+    gone = world.origin.faults.refuse(kind="sse", times=None)
+    world.run(world.restart_origin())
+    world.run(world.append(1, is_direct=True))
+    reader = SseReader(world, old_tail)
+    world.run(world.rest())
+    assert gone.hits
+    world.run(world.settle())
+    assert old_tail not in reader.told
+    assert world.log.alive is not None
+    assert reader.told == [world.log.alive.tail.token]
+
+
+def test_a_replay_that_was_encoded_before_the_stream_was_closed_says_so_afterwards(begin: Begin) -> None:
+    world = begin("application/json")
+    world.run(world.create(messages=1))
+    first = SseReader(world, "-1")
+    world.run(world.settle())
+    world.run(world.append(0, is_closing=True))
+    second = SseReader(world, "-1")
+    world.run(world.settle())
+    assert first.requests == second.requests == 1
