@@ -176,6 +176,9 @@ class _Attempt:
                         self._at = head.next_offset
                         self._has_ridden = True
                         return None
+                elif isinstance(head, Foreign):
+                    # That it may not be shared is no statement about the tail: all who wait go on alone, in parallel.
+                    raise Uncacheable(head)
                 elif head is not None:
                     await flight.until_over()
                     return None

@@ -170,7 +170,9 @@ class FlightDeck:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        known = _Known(stream.tape.tail, stream.tape.closed_at, stream.tape.has_seen(flight.start))
+        has_seen = stream.tape.has_seen(flight.start)
+        is_token = flight.start not in (METADATA, NOW, START)
+        known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token)
         self._recorder.upstream_request(mode)
         try:
             async with await self._client.send(
@@ -179,6 +181,9 @@ class FlightDeck:
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classify(stream, flight, route, reply, known)
+                if isinstance(head, Refusal) and head.status == 400 and known.is_origins_own:
+                    # The origin does not know a token that it gave out itself: this is another stream.
+                    raise TailMovedBack
                 if not isinstance(head, StreamHead):
                     self._settle(stream, flight, head)
                     flight.announce(head)
@@ -325,3 +330,5 @@ class _Known:
     closed_at: str | None
     has_seen: bool
     """Whether the asked offset was one that the origin had named."""
+    is_origins_own: bool
+    """The same, for offsets that are no sentinel and no place of the gateway's own."""

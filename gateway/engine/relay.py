@@ -85,6 +85,8 @@ class Relay:
             is_known = reply.status < 500
             if is_write and is_known:
                 self._record(passed, reply)
+            elif passed.mode is Mode.HEAD:
+                self._lost(passed, reply.status)
             return reply
         finally:
             if is_write and not is_known:
@@ -109,7 +111,7 @@ class Relay:
             self._live.end(stream, why)
 
     def _lost(self, passed: Passed, status: int) -> None:
-        """The origin told this writer that there is no such stream; others may still see it."""
+        """The origin told this client that there is no such stream; others may still see it."""
         stream = self._library.find(passed.own) if passed.own is not None else None
         if stream is not None and status in (404, 410):
             self._live.drop(stream, End.GONE if status == 410 else End.DELETED)

@@ -100,7 +100,7 @@ class Tail:
         topic = self._live.attach(
             stream,
             read.source,
-            lambda at: self._deck.fresh_head(stream, at, read.route, read.source),
+            lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, read.route, read.source),
             read.route.config.sse_lifetime_s,
         )
         topic.greet(read.cursor, self._clock.wall())
@@ -257,6 +257,8 @@ class Tail:
         began = clock.now()
         ends_at = began + max(_SHORTEST_SSE_S, config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER))
         is_leaving = False
+        # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
+        least_cursor = int(topic.cursor_for(read.cursor, clock.wall(), self._rng))
         told: str | None = None
         """The offset at which the client was last told that it is up to date."""
         at = tape.resolve(at)
@@ -266,7 +268,7 @@ class Tail:
                 return
             reading = tape.read(at, _EVENT_BYTES)
             is_closed = tape.is_closed_at(reading.end)
-            cursor = topic.cursor_for(read.cursor, clock.wall(), self._rng)
+            cursor = str(max(least_cursor, int(topic.cursor_for(None, clock.wall(), self._rng))))
             if reading.size:
                 is_current = topic.is_current(reading.end)
                 frame = topic.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)

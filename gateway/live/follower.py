@@ -2,7 +2,8 @@
 
 It stands at the tape's tail, lays what it receives there and moves the topic.  JSON and binary streams are followed
 by SSE.  Text cannot be: SSE loses the difference between CR, LF and CRLF, so text is followed by long-poll, as is
-everything at an origin that does not speak SSE.  A data event counts only with the control event behind it; what a
+everything at an origin that does not speak SSE, and a binary stream while its events are large: base64 adds a third to
+them, a long-poll only two heads.  A data event counts only with the control event behind it; what a
 dying connection left half-sent is dropped and asked for again.
 
 An origin may keep an SSE connection open for ever, even that of a deleted stream, so each has a lifetime here.  When
@@ -22,6 +23,7 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, Upstream
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
+from gateway.protocol.etag import stream_identity
 from gateway.protocol.json_array import NotAnArray, unwrap
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
@@ -53,6 +55,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
+_BULK_BYTES = 1 << 13
+"""A third of this is what two heads of HTTP come to, several times over: larger binary events are long-polled."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
@@ -84,27 +88,36 @@ class Follower:
         self._recorder = recorder
         self._rng = rng
         self._cursor: str | None = None
+        self._is_new = topic.position is None and not topic.stream.tape.block_count
+        """Whether nothing was known of the stream before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
+        self._is_bulk = False
+        self._may_poll = True
+        """Whether bulk may be long-polled: until an origin proves not to speak that."""
 
     async def run(self) -> End | None:
         """Follow until the stream is closed (None) or gone (why)."""
         failures = 0
         while True:
             trouble: GatewayError | None = None
-            began, came_from = self._clock.now(), self._topic.position
+            began, came_from, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
             try:
-                await (self._by_sse() if self._speaks_sse else self._by_long_poll())
+                await (self._by_sse() if self._speaks_sse and not was_bulk else self._by_long_poll())
             except Ended as ended:
                 return ended.why
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
                 trouble = error
+                self._is_bulk = False
+                self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
                 self._topic.lost(self._clock.now(), trouble)
             if self._is_closed_here():
                 return None
+            if trouble is None and self._is_bulk is not was_bulk:
+                continue  # changing over from one mode to the other is no failure
             # A connection that brought something or lived for a while was a good one, however it ended.
             if self._topic.position != came_from or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
@@ -124,7 +137,8 @@ class Follower:
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """One long-poll after the other, until the lifetime is over; each starts where the last one ended."""
+        """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
+        ends_at = self._clock.now() + self._topic.lifetime_s
         head = await self._topic.look(self._place)
         if isinstance(head, Refusal):
             self._refused(head.status)
@@ -139,6 +153,9 @@ class Follower:
             asked_at = self._clock.now()
             async with await self._ask(at, LIVE_LONG_POLL, self._topic.source.live_bounds) as reply:
                 is_empty = await self._take_poll(at, reply)
+            if self._is_bulk and (is_empty or self._clock.now() >= ends_at):
+                self._is_bulk = False
+                return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # An origin that does not hold its long-polls is not to be asked in a tight loop.
                 await pause(self._clock, _FIRST_PAUSE_S)
@@ -158,6 +175,8 @@ class Follower:
             body = b"".join(chunks)
             if self._stream.tape.is_json:
                 body = _inside(body)
+        if not self._stream.learn_identity(stream_identity(reply.headers.get("ETag"), at, end)):
+            raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
         up_to_date = is_closed or reply.status == 204 or is_true(reply.headers.get(STREAM_UP_TO_DATE))
         self._take(at, Control(end, None, up_to_date, is_closed), [body] if body else [])
@@ -178,11 +197,27 @@ class Follower:
             if reply.status != 200:
                 self._refused(reply.status)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
+            await self._recognise()
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
                 # The planned end of this connection: what was half-sent on it is asked for again.
                 return
+
+    async def _recognise(self) -> None:
+        """Make sure that the events of a connection just opened are of the stream that is remembered.
+
+        Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
+        the connection was opened is what the connection is of.
+        """
+        if self._is_new:
+            self._is_new = False
+            return
+        head = await self._topic.look(None)
+        if isinstance(head, Refusal):
+            self._refused(head.status)
+        if isinstance(head, GatewayError):
+            raise head
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
         parser = SseParser()
@@ -195,6 +230,7 @@ class Follower:
                 raise UpstreamBroken from error
             for event in events:
                 if event.name == EVENT_DATA:
+                    self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(self._decode(event.data, is_base64))
                 elif event.name == EVENT_CONTROL:
                     try:
@@ -206,6 +242,8 @@ class Follower:
                     waiting = []
                     if control.is_closed:
                         return
+            if self._is_bulk and not waiting:
+                return
 
     def _decode(self, data: bytes, is_base64: bool) -> bytes:
         if is_base64:

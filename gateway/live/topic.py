@@ -27,8 +27,8 @@ from gateway.tape.tape import Reading
 from gateway.upstream.flight import Head
 from gateway.upstream.source import Source
 
-Look = Callable[[str], Awaitable[Head]]
-"""A fresh catch-up look at an offset; what it brings is on the tape when it returns."""
+Look = Callable[[str | None], Awaitable[Head]]
+"""A fresh catch-up look at an offset, or at the metadata alone; what it brings is on the tape when it returns."""
 
 _FRAMES: Final = 64
 _CURSOR_REACH: Final = 1_000

@@ -101,6 +101,8 @@ class LiveReaders:
             if at is not None:
                 stream.locate(at)  # what is wrong with the offset is said before the stream of events begins
             await delivery.open(200, headers)
+            # Drawn once: another draw might lie before one that was sent, and a cursor never goes back.
+            least_cursor = int(self.cursor(order.cursor))
             say_anyway = True
             was_closed = False
             while not was_closed:
@@ -111,7 +113,7 @@ class LiveReaders:
                     return  # deleted, expired or trimmed under the reader: the next request learns why
                 if found.pieces or say_anyway or stream.is_closed:
                     was_closed = stream.is_closed and found.up_to_date
-                    cursor = self.cursor(order.cursor)
+                    cursor = str(max(least_cursor, int(self.cursor(None))))
                     at = found.end
                     await delivery.write(sse.batch(found, cursor, is_text=stream.is_text, is_closed=stream.is_closed))
                     say_anyway = False

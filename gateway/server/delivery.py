@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Generator
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -66,10 +68,14 @@ class Delivery:
         await self._bounded(response.write_eof())
         return response
 
-    async def _bounded(self, write: object) -> None:
+    async def _bounded(self, write: Coroutine[Any, Any, object]) -> None:
         try:
+            # Nearly every write finds room and ends at its first step; a timer for it would cost as much as itself.
+            waited_for = write.send(None)
             async with asyncio.timeout(self._write_timeout_s):
-                await write  # type: ignore[misc]
+                await _Rest(write, waited_for)
+        except StopIteration:
+            return
         except TimeoutError as error:
             self._recorder.slow_consumer()
             raise self.abort() from error
@@ -82,3 +88,27 @@ class Delivery:
         if transport is not None:
             transport.abort()
         return Aborted("connection dropped")
+
+
+class _Rest:
+    """What is left of a coroutine that has been run up to its first wait."""
+
+    __slots__ = ("_coroutine", "_waited_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, object], waited_for: object) -> None:
+        self._coroutine = coroutine
+        self._waited_for = waited_for
+
+    def __await__(self) -> Generator[object, Any, None]:
+        waited_for = self._waited_for
+        while True:
+            try:
+                value = yield waited_for
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, value)
+            try:
+                waited_for = step()
+            except StopIteration:
+                return

@@ -9,7 +9,7 @@ byte.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -166,9 +166,20 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = None if bounds.total_s is None else loop.time() + bounds.total_s
         # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that phase.
-        bound = bounds.first_byte_s if body is None or isinstance(body, bytes) else bounds.total_s
+        is_streamed = body is not None and not isinstance(body, bytes)
+        bound = asyncio.timeout(bounds.total_s if is_streamed else bounds.first_byte_s)
+        is_waiting = True
+
+        def await_first_byte() -> None:
+            # An answer may come before the body's end; there is nothing left to bound then.
+            if is_waiting:
+                limit = loop.time() + bounds.first_byte_s
+                bound.reschedule(limit if deadline is None else min(limit, deadline))
+
+        if body is not None and not isinstance(body, bytes):
+            body = _then(body, await_first_byte)
         try:
-            async with asyncio.timeout(bound):
+            async with bound:
                 session = self._live if is_live else self._brief
                 response = await session.request(
                     method,
@@ -186,6 +197,8 @@ class Client:
             raise UpstreamUnreachable from error
         except (aiohttp.ClientError, ValueError, OSError) as error:
             raise UpstreamBroken from error
+        finally:
+            is_waiting = False
         if response.status < 200:
             response.close()
             raise UpstreamBroken
@@ -208,3 +221,10 @@ def _session(connections: int) -> aiohttp.ClientSession:
         max_field_size=16_384,
         version=HttpVersion11,
     )
+
+
+async def _then(body: AsyncIterator[bytes], do: Callable[[], object]) -> AsyncIterator[bytes]:
+    """The body, and `do` once all of it has been taken."""
+    async for chunk in body:
+        yield chunk
+    do()

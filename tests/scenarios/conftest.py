@@ -75,7 +75,13 @@ class Edge:
         self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
         """One request on a connection of its own."""
-        wire = await Wire.open(self.url)
+        return await self.send_to(self.url, method, target, headers, body)
+
+    async def send_to(
+        self, url: str, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Answer:
+        """One request to whoever listens at `url`: the origin's, behind the gateway's back."""
+        wire = await Wire.open(url)
         try:
             await wire.ask(target, headers, method, body)
             return await wire.answer(method)

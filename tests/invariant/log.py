@@ -1,0 +1,144 @@
+"""What really happened at the origin: every incarnation of one stream, and when it lived.
+
+The origin's own stream objects are the log; they outlive their deletion here.  `tick` orders what happened.  A death is
+known to the gateway when a DELETE or a creation that passed through it was answered (`known_dead_at`); before that, a
+read may still be given old bytes, but never be told that they are up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.origin.positions import ZERO, Position, parse_token
+from gateway.origin.refusals import Refused
+from gateway.origin.store import Store
+from gateway.origin.streams import Stream
+
+_ALL = 1 << 40
+
+
+@dataclass(eq=False)
+class Incarnation:
+    """One life of the stream."""
+
+    stream: Stream
+    born_at: int
+    died_at: int | None = None
+    known_dead_at: int | None = None
+    acked: Position = ZERO
+    """The furthest tail whose write was acknowledged through the gateway."""
+    is_close_acked: bool = False
+
+    @property
+    def tail(self) -> Position:
+        return self.stream.tail
+
+    @property
+    def is_closed(self) -> bool:
+        return self.stream.is_closed
+
+    def place(self, token: str | None) -> Position | None:
+        """Where the token lies in this incarnation as it is now; None when nowhere."""
+        if token is None or token == "-1":
+            return ZERO
+        position = parse_token(token)
+        if position is None or position > self.tail:
+            return None
+        if position == self.tail:
+            return position
+        try:
+            self.stream.locate(position)
+        except Refused:
+            return None
+        return position
+
+    def between(self, start: Position, end: Position) -> bytes:
+        """The bytes from `start` to `end`; for JSON the messages joined by commas."""
+        after_start, after_end = self._after(start), self._after(end)
+        assert after_start.endswith(after_end)
+        text = after_start[: len(after_start) - len(after_end)]
+        return text.removesuffix(b",") if after_end and self.stream.is_json else text
+
+    def _after(self, position: Position) -> bytes:
+        body = self.stream.read(None if position == ZERO else position, _ALL).body()
+        return body[1:-1] if self.stream.is_json else body
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state of things when a request was sent."""
+
+    tick: int
+    tails: dict[Incarnation, Position]
+    closed: frozenset[Incarnation]
+    acked: dict[Incarnation, Position]
+    close_acked: frozenset[Incarnation]
+    alive: Incarnation | None
+
+
+@dataclass
+class Log:
+    """All incarnations of the stream at `path`, oldest first."""
+
+    store: Store
+    path: str
+    incarnations: list[Incarnation] = field(default_factory=list)
+    tick: int = 0
+
+    def __post_init__(self) -> None:
+        self._watch("create", self._created)
+        self._watch("delete", self._deleted)
+
+    def _watch(self, name: str, then: Callable[[Any], None]) -> None:
+        original = getattr(self.store, name)
+
+        def watched(path: str, *arguments: Any) -> Any:
+            result = original(path, *arguments)
+            if path == self.path:
+                then(result)
+            return result
+
+        setattr(self.store, name, watched)
+
+    def _created(self, result: tuple[Stream, bool]) -> None:
+        stream, is_new = result
+        self.tick += 1
+        if is_new:
+            self.incarnations.append(Incarnation(stream, self.tick))
+
+    def _deleted(self, _: None) -> None:
+        self.tick += 1
+        self.incarnations[-1].died_at = self.tick
+
+    @property
+    def alive(self) -> Incarnation | None:
+        last = self.incarnations[-1] if self.incarnations else None
+        return last if last is not None and last.died_at is None else None
+
+    def moment(self) -> Moment:
+        self.tick += 1
+        return Moment(
+            self.tick,
+            {one: one.tail for one in self.incarnations},
+            frozenset(one for one in self.incarnations if one.is_closed),
+            {one: one.acked for one in self.incarnations},
+            frozenset(one for one in self.incarnations if one.is_close_acked),
+            self.alive,
+        )
+
+    def bury(self) -> None:
+        """The gateway has answered a DELETE or a creation: whatever is dead now, it knows to be dead."""
+        self.tick += 1
+        for one in self.incarnations:
+            if one.died_at is not None and one.known_dead_at is None:
+                one.known_dead_at = self.tick
+
+    def was_alive_throughout(self, since: Moment) -> bool:
+        """Whether one incarnation was alive from the moment until now."""
+        return since.alive is not None and since.alive.died_at is None
+
+    def believable(self, since: Moment) -> list[Incarnation]:
+        """Those that an answer to a request sent at that moment may come from."""
+        return [one for one in self.incarnations if one.known_dead_at is None or one.known_dead_at >= since.tick]

@@ -1,0 +1,82 @@
+"""Courses of events that once went wrong, each as short as it can be; `World` judges every answer."""
+
+import asyncio
+
+import pytest
+
+from tests.invariant.conftest import Begin
+from tests.invariant.world import PollReader, Reader, SseReader, ignoring_result
+
+
+@pytest.mark.parametrize("reader", [PollReader, SseReader])
+def test_a_stream_re_created_at_the_origin_with_other_offsets_is_read_live_from_its_start(
+    begin: Begin, reader: type[Reader]
+) -> None:
+    """The tail that is known is no offset of the new stream, and it is not the client who asked for it."""
+    world = begin(trust_s=0.0)
+    world.run(world.create(messages=1))
+    world.run(world.delete(is_direct=True))
+    world.run(world.create(messages=2, is_direct=True))
+    follower = reader(world, "-1")
+    world.run(world.settle())
+    assert follower.at != "-1"
+
+
+def test_a_cache_of_nothing_streams_all_the_same(begin: Begin) -> None:
+    world = begin(cache_bytes=0, max_chunk_bytes=1 << 22)
+    world.run(world.create(messages=100_000))
+    assert world.run(world.catch_up(None)).is_up_to_date
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
+def test_the_cursor_of_an_sse_connection_never_goes_back(begin: Begin, cache_bytes: int) -> None:
+    """Also for a client whose own is so high that the next one is drawn at random; by the gateway or by the origin."""
+    world = begin("application/json", cache_bytes=cache_bytes)
+    world.run(world.create(messages=1))
+    reader = SseReader(world, "-1")
+    reader.cursor = "99999999"
+    for _ in range(20):
+        world.run(world.append(1))
+        world.run(world.settle())
+    assert int(reader.cursor) > 99_999_999
+
+
+@pytest.mark.parametrize("is_closing", [True, False])
+def test_a_writes_answer_that_comes_late_says_nothing_of_the_stream_that_was_created_since(
+    begin: Begin, is_closing: bool
+) -> None:
+    """Its offset may be one of the new stream as well, and there the stream is neither closed nor at its tail."""
+    world = begin("application/json", is_nameless=True)
+    world.run(world.create(messages=1))
+    late = world.origin.faults.hold(kind="append", when="reply", times=1)
+    world.holds.append(late)
+    writing = world.spawn(ignoring_result(world.append(1, is_closing=is_closing)))
+    world.run(late.waiting(1))
+    world.run(world.delete())
+    world.run(world.create(messages=1))
+    reader = SseReader(world, "-1")
+    world.run(world.settle())
+    late.release()
+    world.run(asyncio.wait_for(writing, 5))
+    world.run(world.append(1))
+    assert world.run(world.catch_up(None)).is_up_to_date
+    world.run(world.settle())
+    assert reader.alive is world.log.alive
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+def test_a_read_in_the_air_across_delete_and_create_is_not_laid_on_what_was_created(begin: Begin) -> None:
+    world = begin(is_nameless=True, max_chunk_bytes=20)
+    world.run(world.create(messages=2))
+    held = world.origin.faults.hold(kind="catchup", when="reply", times=1)
+    world.holds.append(held)
+    reading = world.spawn(ignoring_result(world.catch_up(None)))
+    world.run(held.waiting(1))
+    world.run(world.delete())
+    world.run(world.create(messages=2))
+    held.release()
+    world.run(asyncio.wait_for(reading, 5))
+    offset: str | None = None
+    while not (answer := world.run(world.catch_up(offset))).is_up_to_date:
+        offset = answer.end
