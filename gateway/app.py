@@ -85,9 +85,11 @@ class RunningGateway:
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s / 2)
-        self.doors.close_idle()
+        self.doors.leave_in_order()
         self._server.pre_shutdown()
+        ends_at = asyncio.get_running_loop().time() + timeout_s * 0.9
         await self._server.shutdown(timeout_s * 0.9)
+        await self.doors.emptied(max(0.0, ends_at - asyncio.get_running_loop().time()))
         await self.doors.abort()
         if self._listener is not None:
             await self._listener.wait_closed()

@@ -130,6 +130,14 @@ class Answer:
     stream: Stream | None = None
     """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
 
+    def whole(self) -> bytes:
+        """The body of an answer that is made of bytes alone."""
+        if self.parts is None:
+            return self.body
+        held = self.parts.held(self.is_json)
+        assert held is not None, "part of the answer is still in the air"
+        return b"".join(held)
+
     def close(self) -> None:
         if self.parts is not None:
             self.parts.close()

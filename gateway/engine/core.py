@@ -13,9 +13,9 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.deck import FlightDeck
 from gateway.engine.relay import Relay
 from gateway.engine.replies import refusal_answer
-from gateway.engine.request import Drain, Read, Uncacheable
+from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import Ended, Subscription, Tail
+from gateway.engine.tail import Subscription, Tail, Waiting
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
@@ -56,14 +56,14 @@ class Engine:
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
-        self._tail = Tail(self.deck, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        self._tail = Tail(self.deck, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes)
 
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
         return await self._on_stream(read, lambda stream: self._catch_up.answer(read, stream))
 
-    async def long_poll(self, read: Read) -> Answer:
-        """Answer a long-poll; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
+    async def long_poll(self, read: Read) -> Answer | Waiting:
+        """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
         return await self._on_stream(read, lambda stream: self._tail.long_poll(read, stream))
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
@@ -111,7 +111,7 @@ class Engine:
     def begin_drain(self, spread_s: float) -> None:
         """Send live readers off, spread over `spread_s` seconds."""
         self.drain.start(spread_s)
-        self.live.wake()
+        self.live.leave(spread_s)
 
     async def close(self) -> None:
         self.live.close()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from gateway.engine.route import Route
 from gateway.tape.stream import StreamKey
-from gateway.upstream.flight import Foreign
+from gateway.upstream.flight import Foreign, Refusal
 from gateway.upstream.source import Source
 
 
@@ -42,3 +43,18 @@ class Drain:
     def start(self, spread_s: float) -> None:
         self.is_set = True
         self.spread_s = spread_s
+
+
+class Ended(Exception):
+    """The stream ended under its reader."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+class Poll(Enum):
+    """Why a long-poll cannot be answered at once."""
+
+    WAIT = "nothing there"
+    LOOK = "the origin has to be asked"

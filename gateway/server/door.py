@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import cast
+from contextlib import suppress
+from typing import Protocol, cast
 
 from gateway.config import LimitsConfig
 from gateway.metrics_seam import Recorder
@@ -23,7 +24,18 @@ from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
 from gateway.signals import Signal
 
 _HEAD_END = b"\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
+
+
+class LiveReader(Protocol):
+    """Who writes to a connection without the strict protocol."""
+
+    def pump(self) -> None:
+        """The connection has room again."""
+
+    def gone(self) -> None:
+        """The client has gone."""
 
 
 class Door(asyncio.Protocol):
@@ -33,8 +45,12 @@ class Door(asyncio.Protocol):
         "_active_at",
         "_candidate",
         "_has_spoken",
+        "_held",
+        "_is_chunked",
         "_is_clean",
         "_keeper",
+        "_keeps",
+        "_live",
         "_paused",
         "_strict",
         "_timer",
@@ -49,6 +65,13 @@ class Door(asyncio.Protocol):
         self._is_clean = True
         """Whether the strict protocol's parser holds nothing: all it was given were whole requests without bodies."""
         self._candidate: bytes | None = None
+        self._live: LiveReader | None = None
+        """Who is being answered without the strict protocol."""
+        self._held = b""
+        """What the client sent while a live answer is under way."""
+        self._is_chunked = True
+        self._keeps = True
+        """Whether the connection is kept after the live answer."""
         self._paused = False
         self._has_spoken = False
         self._active_at = 0.0
@@ -58,7 +81,12 @@ class Door(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being answered."""
-        return self._strict is None or self._strict.is_idle
+        return self._live is None and (self._strict is None or self._strict.is_idle)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more is to be written."""
+        return self._paused
 
     # -- asyncio's side
 
@@ -78,6 +106,9 @@ class Door(asyncio.Protocol):
         self._watch(keeper.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
+        if self._live is not None:
+            self._hold(data)
+            return
         strict = self._strict
         self._candidate = None
         self._has_spoken = True
@@ -105,7 +136,7 @@ class Door(asyncio.Protocol):
         self._paused = True
         if self._strict is not None:
             self._strict.pause_writing()
-        if self.is_idle:
+        if self.is_idle or self._live is not None:
             # A ready answer that the client does not take: nobody awaits it, so its deadline is kept here.
             self._unsent = self._unsent_now()
             self._watch(self._keeper.limits.client_write_timeout_s)
@@ -114,17 +145,22 @@ class Door(asyncio.Protocol):
         self._paused = False
         if self._strict is not None:
             self._strict.resume_writing()
-        self._watch(self._keeper.limits.keepalive_timeout_s)
+        if self._live is None:
+            self._watch(self._keeper.limits.keepalive_timeout_s)
+        else:
+            self._unwatch()
+            self._live.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._keeper.leave(self)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unwatch()
+        self.transport = None
         strict, self._strict = self._strict, None
         if strict is not None:
             strict.connection_lost(exc)
-        self.transport = None
+        live, self._live = self._live, None
+        if live is not None:
+            live.gone()
 
     # -- answers
 
@@ -144,11 +180,85 @@ class Door(asyncio.Protocol):
         if self._candidate is not None and self._keeper.ready is not None:
             self._keeper.ready.remember(self._candidate, answer)
 
+    # -- live answers
+
+    def take_over(self, live: LiveReader, *, keeps: bool, is_chunked: bool) -> None:
+        """Answer without the strict protocol from here on, until `finish` or `reply`; it is not kept for that long."""
+        self._live = live
+        self._keeps = keeps
+        self._is_chunked = is_chunked
+        self._unwatch()
+        self._keeper.loop.call_soon(self._retire)
+
+    def _retire(self) -> None:
+        """Take the strict protocol down without the transport, which is no longer its own."""
+        strict, self._strict = self._strict, None
+        if strict is not None:
+            strict.transport = None
+            strict.connection_lost(None)
+        if self._live is None:
+            self._resume()
+
+    def write_head(self, head: bytes) -> None:
+        """Write the head of a response."""
+        if self.transport is not None:
+            self.transport.write(head)
+
+    def send(self, chunk: bytes) -> None:
+        """Write a part of the body, framed as a chunk."""
+        if self.transport is None:
+            return
+        if not self._is_chunked:
+            chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
+        self.transport.write(chunk)
+        self._keeper.recorder.downstream_bytes(len(chunk))
+
+    def finish(self) -> None:
+        """The live body is whole."""
+        if self._is_chunked and self.transport is not None:
+            self.transport.write(_LAST_CHUNK)
+        self._over()
+
+    def reply(self, response: bytes, body_bytes: int) -> None:
+        """Write a whole response."""
+        if self.transport is not None:
+            self.transport.write(response)
+            self._keeper.recorder.downstream_bytes(body_bytes)
+        self._over()
+
+    def _over(self) -> None:
+        """A live answer has ended: the connection is free for the next request, or goes."""
+        self._live = None
+        if self.transport is None:
+            return
+        if not self._keeps or self._keeper.is_leaving:
+            self.transport.close()
+        elif self._strict is None:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._is_clean = True
+        self._watch(self._keeper.limits.keepalive_timeout_s)
+        held, self._held = self._held, b""
+        if held and self.transport is not None:
+            self.transport.resume_reading()
+            self.data_received(held)
+
+    def _hold(self, data: bytes) -> None:
+        """What comes while a live answer is under way is the next request's; it is not read beyond a bound."""
+        self._held += data
+        if len(self._held) > MAX_REQUEST_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+
     # -- time
 
-    def _watch(self, delay_s: float) -> None:
+    def _unwatch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _watch(self, delay_s: float) -> None:
+        self._unwatch()
         self._active_at = self._keeper.loop.time()
         self._timer = self._keeper.loop.call_later(delay_s, self._look)
 
@@ -159,7 +269,7 @@ class Door(asyncio.Protocol):
         if transport is None:
             return
         idle_s = keeper.limits.keepalive_timeout_s
-        if not self.is_idle:
+        if not self.is_idle and self._live is None:
             # Whoever is answering keeps the time; idleness begins to count when this looks again.
             self._watch(max(idle_s, 1.0))
         elif self._paused:
@@ -169,6 +279,8 @@ class Door(asyncio.Protocol):
             else:
                 keeper.recorder.slow_consumer()
                 transport.abort()
+        elif self._live is not None:
+            return
         elif not self._has_spoken:
             transport.abort()
         elif (left := self._active_at + idle_s - keeper.loop.time()) > 0:
@@ -200,6 +312,7 @@ class Doorkeeper:
         self.ready = ready
         self.recorder = recorder
         self.loop = asyncio.get_running_loop()
+        self.is_leaving = False
         self._doors: set[Door] = set()
         self._emptied = Signal()
 
@@ -216,6 +329,13 @@ class Doorkeeper:
         self._doors.add(door)
         return True
 
+    async def emptied(self, timeout_s: float) -> None:
+        """Wait until no connection is left, for at most `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._doors:
+                    await self._emptied.next()
+
     def leave(self, door: Door) -> None:
         self._doors.discard(door)
         if not self._doors:
@@ -225,7 +345,9 @@ class Doorkeeper:
         """An aiohttp protocol for the door's connection."""
         return self._server.connect(door)
 
-    def close_idle(self) -> None:
+    def leave_in_order(self) -> None:
+        """Close idle connections now, and the others as they become idle."""
+        self.is_leaving = True
         for door in list(self._doors):
             door.close_if_idle()
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from email.utils import formatdate
 from typing import Final
 
 from multidict import CIMultiDict
@@ -24,6 +23,7 @@ from multidict import CIMultiDict
 from gateway.clock import Clock
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.server.head import date_line, field_lines, status_line
 from gateway.tape.stream import Stream
 
 MAX_REQUEST_BYTES: Final = 4_096
@@ -81,7 +81,7 @@ class Ready:
         trust_s: float,
         mode: Mode,
         outcome: Outcome,
-        status_line: bytes,
+        status: int,
         headers: CIMultiDict[str],
         body: Sequence[bytes],
         laid_at: float | None,
@@ -92,8 +92,9 @@ class Ready:
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
         self.is_forgotten = False
-        lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in ("age", "date")]
-        self._head = status_line + "".join(lines).encode("utf-8", "surrogateescape")
+        for name in ("Age", "Date"):
+            headers.popall(name, None)
+        self._head = status_line(status) + field_lines(headers)
         self._body = tuple(body) if self.body_bytes > _JOINED_BYTES else (b"".join(body),)
         self._laid_at = laid_at
         self._second = -1
@@ -113,8 +114,7 @@ class Ready:
         second = int(wall)
         if second != self._second:
             age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
-            date = formatdate(second, usegmt=True).encode()
-            head = self._head + age + b"Date: " + date + b"\r\n\r\n"
+            head = self._head + age + date_line(second) + b"\r\n"
             self._joined = (head + self._body[0],) if self.body_bytes <= _JOINED_BYTES else (head, *self._body)
             self._second = second
         return self._joined
