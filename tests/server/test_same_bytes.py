@@ -114,7 +114,8 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> bytes:
         async with asyncio.timeout(10):
             while data := await reader.read(65_536):
                 said += data
-    except ConnectionError:
+    except (ConnectionError, RuntimeError):
+        # The gateway had heard enough; uvloop says that in a RuntimeError.
         pass
     finally:
         await close(writer)
