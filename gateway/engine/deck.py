@@ -111,21 +111,21 @@ class FlightDeck:
                 return flight.head
         return flight.head
 
-    async def settle(self, stream: Stream, start: str, route: Route) -> bool:
-        """Wait for a flight that was sent for what lies after `start` before the caller came; whether there was one.
+    async def settle(self, stream: Stream, start: str, route: Route) -> Flight | None:
+        """Wait for a flight that was sent for what lies after `start` before the caller came; the flight, if any.
 
         What it brought may be used; that there is no more than this it cannot tell the caller.
         """
         flight = self.pending(stream, start)
         if flight is None or not flight.is_sent:
-            return False
+            return None
         flight.watch()
         try:
             if await self.head_within(flight, route.config.collapse_wait_s) is not None:
                 await flight.until_known()
         finally:
             flight.unwatch()
-        return True
+        return flight
 
     async def fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> Head:
         """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
@@ -133,7 +133,10 @@ class FlightDeck:
 
         For those who want the fact or the laid bytes and not the body itself.
         """
-        await self.settle(stream, start, route)
+        stale = await self.settle(stream, start, route)
+        if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
+            # Its bytes are here: only what has come behind them since is still to be asked for.
+            start = stale.head.next_offset
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:

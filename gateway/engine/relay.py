@@ -54,6 +54,15 @@ class Passed:
     body: AsyncIterator[bytes] | None
 
 
+class _Write:
+    """One write on its way; `is_overtaken` when the stream was deleted or created since it was sent."""
+
+    __slots__ = ("is_overtaken",)
+
+    def __init__(self) -> None:
+        self.is_overtaken = False
+
+
 class Relay:
     """Relays requests and records what writes change."""
 
@@ -63,6 +72,8 @@ class Relay:
         self._live = live
         self._clock = clock
         self._recorder = recorder
+        self._writes: dict[Group, set[_Write]] = {}
+        """Writes that have been sent and not answered."""
 
     async def send(self, passed: Passed) -> Reply:
         """Relay; the reply's head is here when this returns, and what it changed is recorded."""
@@ -78,13 +89,16 @@ class Relay:
         self._recorder.upstream_request(passed.mode)
         is_write = passed.mode in WRITES
         is_known = False
+        write = _Write()
+        if is_write:
+            self._writes.setdefault(passed.group, set()).add(write)
         try:
             reply = await self._client.send(
                 passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body, is_live=is_live
             )
             is_known = reply.status < 500
             if is_write and is_known:
-                self._record(passed, reply)
+                self._record(passed, reply, write)
             elif passed.mode is Mode.HEAD:
                 self._lost(passed, reply.status)
             return reply
@@ -92,9 +106,20 @@ class Relay:
             if is_write and not is_known:
                 # Nobody can tell whether the origin did it, or will: believe nothing that the write could undo.
                 self._doubt(passed)
+            if is_write:
+                self._forget(passed.group, write)
 
-    def _record(self, passed: Passed, reply: Reply) -> None:
-        if passed.mode is Mode.DELETE:
+    def _forget(self, group: Group, write: _Write) -> None:
+        writes = self._writes[group]
+        writes.discard(write)
+        if not writes:
+            del self._writes[group]
+
+    def _record(self, passed: Passed, reply: Reply, write: _Write) -> None:
+        if write.is_overtaken:
+            # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
+            self._doubt(passed)
+        elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
             self._lost(passed, reply.status)
@@ -107,6 +132,8 @@ class Relay:
             self._lost(passed, reply.status)
 
     def _end_group(self, passed: Passed, why: End) -> None:
+        for write in self._writes[passed.group]:
+            write.is_overtaken = True
         for stream in self._library.purge(passed.group, why):
             self._live.end(stream, why)
 

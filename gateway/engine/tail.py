@@ -118,8 +118,8 @@ class Tail:
         if not topic.is_missing(at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        has_settled = await self._deck.settle(stream, at, read.route)
-        if has_settled and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        stale = await self._deck.settle(stream, at, read.route)
+        if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
@@ -181,7 +181,8 @@ class Tail:
         # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
         head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
         self._check_ended(stream)
-        reading = tape.read(read.start, self._max_reply_bytes)
+        # What was read before the look may have been evicted since; it is still true.
+        reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         outcome = Outcome.REVALIDATED if is_current else Outcome.HIT
         return self._polled(read, stream, reading, outcome, is_current=is_current or topic.is_current(reading.end))

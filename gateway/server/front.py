@@ -343,16 +343,25 @@ class Front:
     async def _send(self, passed: Passed) -> Reply:
         """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
         what it changed is recorded all the same."""
-        task = self._engine.tasks.start(self._engine.relay.send(passed), f"{passed.method} {passed.path}")
+        task = self._engine.tasks.start(self._relayed(passed), f"{passed.method} {passed.path}")
         try:
-            reply: Reply = await asyncio.shield(task)
+            reply: Reply | GatewayError = await asyncio.shield(task)
         except asyncio.CancelledError:
             if passed.mode in (Mode.CREATE, Mode.APPEND, Mode.DELETE):
                 task.add_done_callback(_close_unwanted)
             else:
                 task.cancel()
             raise
+        if isinstance(reply, GatewayError):
+            raise reply
         return reply
+
+    async def _relayed(self, passed: Passed) -> Reply | GatewayError:
+        """An origin's failure is this task's result: it is told to the client, and no reason for a line in the log."""
+        try:
+            return await self._engine.relay.send(passed)
+        except GatewayError as error:
+            return error
 
 
 class Parked(web.StreamResponse):
@@ -375,9 +384,9 @@ def _door(request: web.BaseRequest) -> Door:
     return connection.door
 
 
-def _close_unwanted(task: asyncio.Task[Reply]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
+def _close_unwanted(task: asyncio.Task[Reply | GatewayError]) -> None:
+    if not task.cancelled() and task.exception() is None and isinstance(reply := task.result(), Reply):
+        reply.close()
 
 
 def _mode(method: str, target: Target) -> Mode:

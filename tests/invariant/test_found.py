@@ -55,7 +55,7 @@ def test_a_writes_answer_that_comes_late_says_nothing_of_the_stream_that_was_cre
     world.run(world.delete())
     world.run(world.create(messages=1))
     reader = SseReader(world, "-1")
-    world.run(world.settle())
+    world.run(world.until(lambda: reader.has_arrived))
     late.release()
     world.run(asyncio.wait_for(writing, 5))
     world.run(world.append(1))
@@ -80,3 +80,44 @@ def test_a_read_in_the_air_across_delete_and_create_is_not_laid_on_what_was_crea
     offset: str | None = None
     while not (answer := world.run(world.catch_up(offset))).is_up_to_date:
         offset = answer.end
+
+
+@pytest.mark.parametrize("kind", ["delete", "create"])
+def test_a_late_answer_to_delete_or_create_does_not_send_off_readers_of_what_was_created_since(
+    begin: Begin, kind: str
+) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    if kind == "create":
+        world.run(world.delete())
+    late = world.origin.faults.hold(kind=kind, when="reply", times=1)
+    world.holds.append(late)
+    writing = world.spawn(ignoring_result(world.delete() if kind == "delete" else world.create(messages=1)))
+    world.run(late.waiting(1))
+    if kind == "create":
+        world.run(world.delete())
+    world.run(world.create(messages=1))
+    reader = PollReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(writing, 5))
+    world.run(world.append(1))
+    world.run(world.settle())
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_the_tail(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=3))
+    world.run(world.catch_up(None))
+    faults = world.origin.faults
+    world.holds += [unconfirmed := faults.hold(kind="sse"), look := faults.hold(kind="catchup")]
+    polling = world.spawn(ignoring_result(world.long_poll("-1")))
+    world.run(look.waiting(1))
+    library = world.gateway.engine.library
+    for stream in library:
+        library.forget_bytes(stream)
+    look.release()
+    world.run(asyncio.wait_for(polling, 5))
+    assert not unconfirmed.gate.is_open

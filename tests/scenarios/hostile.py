@@ -45,15 +45,21 @@ METADATA = answer("200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset":
 
 
 class HostileOrigin:
-    """Listens, and hands every request to `script`; HEAD is answered unless the script takes it."""
+    """Listens, and hands every request to `script`; HEAD is answered unless the script takes it.
 
-    def __init__(self, script: Script, *, takes_head: bool = False, metadata: bytes = METADATA) -> None:
+    Bodies are read before the script is asked, except by one that `leaves_bodies` in the connection.
+    """
+
+    def __init__(
+        self, script: Script, *, takes_head: bool = False, metadata: bytes = METADATA, leaves_bodies: bool = False
+    ) -> None:
         self.script = script
         self.asked: list[Asked] = []
         self.writers: list[asyncio.StreamWriter] = []
         self.url = ""
         self._takes_head = takes_head
         self._metadata = metadata
+        self._leaves_bodies = leaves_bodies
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Condition()
 
@@ -77,6 +83,14 @@ class HostileOrigin:
         async with asyncio.timeout(BOUND_S), self._changed:
             await self._changed.wait_for(condition)
 
+    @staticmethod
+    async def _skip_body(reader: asyncio.StreamReader, headers: CIMultiDict[str]) -> None:
+        await reader.readexactly(int(headers.get("Content-Length", 0)))
+        if headers.get("Transfer-Encoding") == "chunked":
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                await reader.readexactly(size + 2)
+            await reader.readexactly(2)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = len(self.writers)
         self.writers.append(writer)
@@ -84,7 +98,10 @@ class HostileOrigin:
             while True:
                 raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 method, target, _ = raw[0].split(" ")
-                asked = Asked(method, target, fields_of(raw[1:]), number)
+                headers = fields_of(raw[1:])
+                asked = Asked(method, target, headers, number)
+                if not self._leaves_bodies:
+                    await self._skip_body(reader, headers)
                 async with self._changed:
                     self.asked.append(asked)
                     self._changed.notify_all()

@@ -22,7 +22,9 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-async def test_an_origin_that_refuses_connections_is_a_502(edge: Edge, origin: RunningOrigin, target: str) -> None:
+async def test_an_origin_that_refuses_connections_is_a_502(
+    edge: Edge, origin: RunningOrigin, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await origin.stop(grace_s=0)
     refused = await edge.get(target)
     assert (refused.status, refused.is_one_line_of_text) == (502, True)
@@ -31,6 +33,7 @@ async def test_an_origin_that_refuses_connections_is_a_502(edge: Edge, origin: R
     for method in ("PUT", "POST", "DELETE", "HEAD"):
         refused = await edge.send(method, "/s", {"Content-Type": "text/plain"}, None if method == "HEAD" else b"x")
         assert refused.status == 502
+    assert not caplog.records, "an origin's failure is no failure of the gateway's"
 
 
 @pytest.mark.parametrize("target", TARGETS)

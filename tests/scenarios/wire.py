@@ -92,7 +92,7 @@ class Wire:
         parts = urlsplit(url)
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
-        limit = 1 << 16
+        limit = 1 << 20
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             limit = receive_bytes
@@ -151,12 +151,12 @@ class Wire:
                     await self.reader.readexactly(2)
                     self._is_over = True
                     return b""
-            data = await self.reader.read(min(self._left, 1 << 16))
+            data = await self.reader.read(min(self._left, 1 << 18))
             self._left -= len(data)
             if data and not self._left:
                 await self.reader.readexactly(2)
         else:
-            data = await self.reader.read(1 << 16 if self._left is None else min(self._left, 1 << 16))
+            data = await self.reader.read(1 << 18 if self._left is None else min(self._left, 1 << 18))
             if self._left is None:
                 self._is_over = not data
                 return data

@@ -1,0 +1,131 @@
+"""Streams that expire: a tape never outlives its stream, and a stream with live readers does not expire."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.clock import ManualClock
+from gateway.origin.app import OriginSettings, RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.requests import Kind
+from tests.scenarios.conftest import Edge, bounded, eventually
+
+TEXT = {"Content-Type": "text/plain"}
+
+
+@pytest.fixture
+def origin_settings() -> OriginSettings:
+    """Chunks of 10 bytes: a first part short of the tail is a plain hit, the answer that could outlive its stream."""
+    return OriginSettings(max_chunk_bytes=10)
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return {"trust_s": 3600, "live_linger_s": 5}
+
+
+async def create(edge: Edge, origin: RunningOrigin, through: str, **headers: str) -> None:
+    url = edge.url if through == "gateway" else origin.url
+    fields = {**TEXT, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    assert (await edge.send_to(url, "PUT", "/s", fields, b"0123456789abcdef")).status == 201
+
+
+def instant(clock: ManualClock, after_s: float) -> str:
+    return datetime.fromtimestamp(clock.wall() + after_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+@pytest.mark.parametrize("through", ["gateway", "origin"])
+async def test_hits_do_not_outlive_an_absolute_expiry(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock, through: str
+) -> None:
+    await create(edge, origin, through, Stream_Expires_At=instant(clock, 100))
+    assert (await edge.get("/s")).body == b"0123456789"
+    clock.advance(99)
+    hit = await edge.get("/s")
+    assert hit.body == b"0123456789"
+    assert "; hit" in hit.headers["Cache-Status"]
+    clock.advance(1)
+    for target in ("/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"):
+        assert (await edge.get(target)).status == 404
+    assert (await edge.get("/s", {"If-None-Match": hit.headers["ETag"]})).status == 404
+
+
+@pytest.mark.parametrize("through", ["gateway", "origin"])
+async def test_hits_do_not_outlive_a_sliding_ttl(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock, through: str
+) -> None:
+    await create(edge, origin, through, Stream_TTL="100")
+    assert (await edge.get("/s")).body == b"0123456789"
+    clock.advance(40)
+    reads = counters.requests[Kind.CATCHUP]
+    hit = await edge.get("/s")
+    assert (hit.body, "; hit" in hit.headers["Cache-Status"]) == (b"0123456789", True)
+    assert counters.requests[Kind.CATCHUP] == reads
+    # Hits renewed nothing at the origin: from the read at 0 s on, 100 s without another.
+    clock.advance(60)
+    for target in ("/s", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"):
+        assert (await edge.get(target)).status == 404
+
+
+async def test_a_stream_that_is_read_all_the_time_does_not_expire_behind_the_hits(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock
+) -> None:
+    await create(edge, origin, "origin", Stream_TTL="100")
+    for _ in range(20):
+        assert (await edge.get("/s")).body == b"0123456789"
+        clock.advance(30)
+    assert counters.requests[Kind.CATCHUP] < 20
+    assert (await edge.send_to(origin.url, "HEAD", "/s")).status == 200
+
+
+async def test_a_sliding_ttl_renewed_by_others_is_the_origins_to_judge(
+    edge: Edge, origin: RunningOrigin, clock: ManualClock
+) -> None:
+    await create(edge, origin, "gateway", Stream_TTL="100")
+    assert (await edge.get("/s")).status == 200
+    clock.advance(60)
+    await edge.send_to(origin.url, "GET", "/s")
+    clock.advance(60)
+    assert (await edge.get("/s")).body == b"0123456789"
+
+
+@pytest.mark.parametrize("mode", ["sse", "long-poll"])
+@pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream"])
+async def test_a_stream_with_live_readers_does_not_expire(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock, mode: str, content_type: str
+) -> None:
+    await edge.put("/s", b"01234", content_type, Stream_TTL="40")
+    tail = (await edge.get("/s")).next_offset
+    topics = edge.gateway.engine.live._topics
+    for _ in range(5):
+        reader = await edge.begin(f"/s?offset={tail}&live={mode}")
+        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 1)
+        await bounded(counters.parked_is(1))
+        clock.advance(20)
+        # A follower may be between two connections; what it takes to come back is no time for a TTL.
+        async with edge.time_passing(0.001):
+            await bounded(counters.parked_is(1))
+        clock.advance(5.0)
+        if mode == "long-poll":
+            assert (await reader.answer()).status == 204
+        reader.leave()
+        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 0)
+    assert (await edge.get("/s")).body == b"01234"
+
+
+async def test_live_readers_of_an_expired_stream_are_ended(
+    edge: Edge, origin: RunningOrigin, counters: Counters, clock: ManualClock
+) -> None:
+    await create(edge, origin, "gateway", Stream_Expires_At=instant(clock, 20))
+    tail = (await edge.send_to(origin.url, "HEAD", "/s")).next_offset
+    events = await edge.begin(f"/s?offset={tail}&live=sse")
+    assert (await events.head()).status == 200
+    polling = await edge.begin(f"/s?offset={tail}&live=long-poll")
+    await bounded(counters.parked_is(1))
+    clock.advance(20)
+    async with edge.time_passing():
+        while await events.event() is not None:
+            pass
+        assert (await polling.answer()).status == 404
+    assert (await edge.get("/s")).status == 404

@@ -1,0 +1,71 @@
+"""Connections to origins are used again; what an origin left on one of them is never read as an answer."""
+
+import asyncio
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from tests.scenarios.conftest import Edge, Hostile, Start, eventually
+from tests.scenarios.hostile import Asked, part_of_stream
+
+EVIL = part_of_stream(b"evil", "0666")
+
+
+async def test_an_unsolicited_reply_on_an_idle_connection_answers_nobody(hostile: Hostile, start: Start) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        path = asked.target.partition("?")[0]
+        writer.write(part_of_stream(f"of {path}".encode(), "0001"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    connector = edge.gateway.engine.client._brief.connector
+    assert connector is not None
+    for number in range(10):
+        assert (await edge.get(f"/s{number}")).body == f"of /s{number}".encode()
+        await edge.until_idle()
+        idle = [writer for writer in origin.writers if not writer.is_closing()]
+        assert idle, "the pool keeps connections, or this test shows nothing"
+        for writer in idle:
+            writer.write(EVIL)
+            await writer.drain()
+        # Until the bytes are there, nobody could know of them.
+        await eventually(
+            lambda: all(protocol.should_close for waiting in connector._conns.values() for protocol, _ in waiting)
+        )
+    assert len({asked.connection for asked in origin.asked}) > 5
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE", "HEAD", "PUT"])
+async def test_bytes_behind_a_whole_answer_answer_nobody(
+    edge: Edge, faults: Faults, counters: Counters, method: str
+) -> None:
+    await edge.put("/s", b"0123456789")
+    faults.unsolicited(EVIL, times=None)
+    for number in range(5):
+        await edge.send(method, "/other", {"Content-Type": "text/plain"}, None if method == "HEAD" else b"x")
+        assert (await edge.get(f"/s?x={number}")).body == b"0123456789"
+    faults.clear()
+
+
+async def test_connections_are_used_again(edge: Edge, origin: RunningOrigin, counters: Counters) -> None:
+    await edge.put("/s", b"0123456789")
+    for _ in range(20):
+        await edge.post("/s", b"x")
+        assert (await edge.get("/s")).status == 200
+    assert counters.connections <= 3
+
+
+async def test_a_connection_that_the_origin_closed_while_idle_costs_no_reader_an_error(
+    hostile: Hostile, start: Start
+) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"good", "0001"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    for number in range(5):
+        assert (await edge.get(f"/s{number}")).body == b"good"
+        for writer in origin.writers:
+            writer.close()

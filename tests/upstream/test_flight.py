@@ -1,0 +1,249 @@
+"""Flights: who rides, who watches, what is kept, how each of them ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
+from gateway.upstream.flight import WINDOW_BYTES, Flight, Foreign, Refusal, Rider, StreamHead
+
+HEAD = StreamHead("5", True, False, "text/plain")
+KEEP = 8 * WINDOW_BYTES
+
+
+async def taken(rider: Rider) -> bytes:
+    return b"".join([chunk async for chunk in rider.chunks()])
+
+
+async def turns(count: int = 5) -> None:
+    """Let every task that can go on go on."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def idle_task() -> AsyncIterator["asyncio.Task[None]"]:
+    """Stands for the task that flies."""
+    task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+    yield task  # type: ignore[misc]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_every_rider_has_the_whole_body_whenever_it_boarded() -> None:
+    flight = Flight("-1", KEEP)
+    first = flight.board()
+    flight.announce(HEAD)
+    flight.add(b"a")
+    second = flight.board()
+    flight.add(b"b")
+    flight.land()
+    third = flight.board()
+    assert [await taken(rider) for rider in (first, second, third)] == [b"ab"] * 3
+    assert flight.length == 2
+
+
+async def test_riders_read_while_the_body_arrives() -> None:
+    flight = Flight("-1", KEEP)
+    chunks = flight.board().chunks()
+    flight.announce(HEAD)
+    flight.add(b"a")
+    assert await anext(chunks) == b"a"
+    waiting = asyncio.ensure_future(anext(chunks))
+    await turns()
+    assert not waiting.done()
+    flight.add(b"b")
+    assert await waiting == b"b"
+
+
+async def test_a_failure_reaches_everyone_who_waits_and_everyone_who_reads() -> None:
+    flight = Flight("-1", KEEP)
+    reading = asyncio.ensure_future(taken(flight.board()))
+    flight.watch()
+    watching = asyncio.ensure_future(flight.until_over())
+    await turns()
+    flight.announce(HEAD)
+    flight.add(b"a")
+    flight.fail(UpstreamBroken("early"))
+    with pytest.raises(UpstreamBroken):
+        await reading
+    await watching
+    assert flight.is_over
+
+
+async def test_a_failure_before_the_head_is_the_head() -> None:
+    flight = Flight("-1", KEEP)
+    flight.board()
+    error = UpstreamUnreachable()
+    flight.fail(error)
+    assert await flight.until_head() is error
+
+
+@pytest.mark.parametrize(
+    "head",
+    [Refusal(404, CIMultiDict(), b""), Foreign("no-store"), UpstreamBroken()],
+    ids=["refusal", "foreign", "error"],
+)
+async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(head: Refusal | Foreign | GatewayError) -> None:
+    flight = Flight("-1", KEEP)
+    flight.watch()
+    flight.announce(head)
+    assert flight.is_over
+    assert await flight.until_head() is head
+
+
+async def test_the_last_to_leave_cancels_the_fetch_and_no_one_before(idle_task: "asyncio.Task[None]") -> None:
+    flight = Flight("-1", KEEP)
+    flight.task = idle_task
+    leader, follower = flight.board(), flight.board()
+    flight.watch()
+    leader.leave()
+    leader.leave()
+    flight.unwatch()
+    await turns()
+    assert not idle_task.cancelled()
+    assert flight.riders == 1
+    follower.leave()
+    await turns()
+    assert idle_task.cancelled()
+    assert flight.is_over
+
+
+async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio.Task[None]") -> None:
+    flight = Flight("-1", KEEP)
+    flight.task = idle_task
+    rider = flight.board()
+    flight.announce(HEAD)
+    flight.land()
+    rider.leave()
+    await turns()
+    assert not idle_task.cancelled()
+
+
+async def test_a_rider_that_is_cancelled_does_not_end_the_wait_of_the_others() -> None:
+    flight = Flight("-1", KEEP)
+    readings = [asyncio.ensure_future(taken(flight.board())) for _ in range(3)]
+    await turns()
+    readings[0].cancel()
+    await turns()
+    flight.announce(HEAD)
+    flight.add(b"a")
+    flight.land()
+    assert await asyncio.gather(*readings[1:]) == [b"a", b"a"]
+
+
+async def test_the_fetch_is_held_back_while_the_fastest_rider_is_a_window_behind() -> None:
+    flight = Flight("-1", KEEP)
+    fast, slow = flight.board(), flight.board()
+    flight.announce(HEAD)
+    flight.add(b"x" * (WINDOW_BYTES - 1))
+    await flight.until_wanted()
+    flight.add(b"x")
+    wanted = asyncio.ensure_future(flight.until_wanted())
+    await turns()
+    assert not wanted.done()
+    await anext(fast.chunks())
+    await wanted
+    assert slow.position == 0
+
+
+async def test_a_watcher_lets_the_fetch_run_ahead_of_its_riders() -> None:
+    flight = Flight("-1", KEEP)
+    flight.board()
+    flight.announce(HEAD)
+    flight.add(b"x" * WINDOW_BYTES)
+    wanted = asyncio.ensure_future(flight.until_wanted())
+    await turns()
+    assert not wanted.done()
+    flight.watch()
+    await wanted
+
+
+async def test_a_fetch_that_everyone_has_left_is_not_held_back() -> None:
+    flight = Flight("-1", KEEP)
+    rider = flight.board()
+    flight.announce(HEAD)
+    flight.add(b"x" * WINDOW_BYTES)
+    rider.leave()
+    await flight.until_wanted()
+
+
+async def test_a_body_too_large_to_be_kept_is_let_go_behind_its_slowest_rider() -> None:
+    flight = Flight("-1", 2)
+    first, second = flight.board().chunks(), flight.board().chunks()
+    flight.announce(HEAD)
+    for chunk in (b"a", b"b", b"c"):
+        flight.add(chunk)
+    assert not flight.is_kept
+    assert [await anext(first) for _ in range(3)] == [b"a", b"b", b"c"]
+    assert flight.base == 0
+    assert [await anext(second) for _ in range(2)] == [b"a", b"b"]
+    assert flight.base == 2
+    assert flight.kept == [b"c"]
+    flight.land()
+    assert await anext(second) == b"c"
+    assert flight.size == 3
+
+
+async def test_who_waits_for_a_body_that_is_not_kept_learns_so_at_once() -> None:
+    flight = Flight("-1", 2)
+    flight.watch()
+    known = asyncio.ensure_future(flight.until_known())
+    flight.announce(HEAD)
+    flight.add(b"ab")
+    await turns()
+    assert not known.done()
+    flight.add(b"c")
+    await known
+    assert not flight.is_over
+
+
+async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ride_on() -> None:
+    flight = Flight("-1", 2)
+    fast, slow = flight.board(), flight.board()
+    chunks = fast.chunks()
+    flight.announce(HEAD)
+    piece = b"x" * (WINDOW_BYTES // 2)
+    for _ in range(5):
+        flight.add(piece)
+        await anext(chunks)
+    assert slow.thrown_off
+    assert not fast.thrown_off
+    with pytest.raises(UpstreamBroken):
+        await taken(slow)
+    flight.land()
+    slow.leave()
+    assert flight.riders == 1
+    assert not flight.kept
+
+
+async def test_the_only_rider_of_the_largest_chunk_is_not_thrown_off_however_little_is_kept() -> None:
+    flight = Flight("-1", 1)
+    rider = flight.board()
+    flight.announce(HEAD)
+    flight.add(b"x" * WINDOW_BYTES)
+    flight.add(b"y" * WINDOW_BYTES)
+    flight.land()
+    assert len(await taken(rider)) == 2 * WINDOW_BYTES
+
+
+async def test_nobody_boards_a_flight_that_lets_go_of_its_chunks() -> None:
+    flight = Flight("-1", 1)
+    flight.announce(HEAD)
+    flight.add(b"ab")
+    flight.add(b"c")
+    with pytest.raises(AssertionError):
+        flight.board()
+
+
+async def test_the_length_is_known_early_only_when_the_chunks_are_the_body_itself() -> None:
+    verbatim, unwrapped = Flight("-1", KEEP), Flight("-1", KEEP)
+    verbatim.announce(HEAD, 5)
+    unwrapped.announce(HEAD, 5, is_verbatim=False)
+    assert (verbatim.length, unwrapped.length) == (5, None)
+    assert (verbatim.expected, unwrapped.expected) == (5, 5)
+    unwrapped.add(b"1,2")
+    unwrapped.land()
+    assert unwrapped.length == 3
