@@ -38,6 +38,11 @@ class ClientConnection(RequestHandler):
         waiter = self._waiter
         return waiter is not None and not waiter.done() and not self._messages and not self._request_in_progress
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether the last response is out and only this protocol's own task has not come round to waiting again."""
+        return not self._request_in_progress and not self._messages and not self.is_idle
+
     def _process_keepalive(self) -> None:
         """The door closes idle connections; it alone sees the requests that it answers itself."""
 

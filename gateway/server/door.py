@@ -68,7 +68,7 @@ class Door(asyncio.Protocol):
         self._live: LiveReader | None = None
         """Who is being answered without the strict protocol."""
         self._held = b""
-        """What the client sent while a live answer is under way."""
+        """What the client sent while it could not be taken yet."""
         self._is_chunked = True
         self._keeps = True
         """Whether the connection is kept after the live answer."""
@@ -106,10 +106,16 @@ class Door(asyncio.Protocol):
         self._watch(keeper.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        if self._live is not None:
+        strict = self._strict
+        if self._live is not None or self._held:
             self._hold(data)
             return
-        strict = self._strict
+        if self._is_clean and strict is not None and strict.is_settling:
+            # A quick client answers a response before its writer is done with it: wait those two turns of the loop, or
+            # no request on a busy connection would ever find this door free.
+            self._hold(data)
+            self._keeper.loop.call_soon(self._take_held)
+            return
         self._candidate = None
         self._has_spoken = True
         if self._is_clean and (strict is None or strict.is_idle):
@@ -239,13 +245,16 @@ class Door(asyncio.Protocol):
     def _resume(self) -> None:
         self._is_clean = True
         self._watch(self._keeper.limits.keepalive_timeout_s)
+        self._take_held()
+
+    def _take_held(self) -> None:
         held, self._held = self._held, b""
         if held and self.transport is not None:
             self.transport.resume_reading()
             self.data_received(held)
 
     def _hold(self, data: bytes) -> None:
-        """What comes while a live answer is under way is the next request's; it is not read beyond a bound."""
+        """Keep what belongs to the next request; it is not read beyond a bound."""
         self._held += data
         if len(self._held) > MAX_REQUEST_BYTES and self.transport is not None:
             self.transport.pause_reading()

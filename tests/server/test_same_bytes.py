@@ -80,8 +80,8 @@ class World:
         self.loop.run_until_complete(create_closed(self.pair))
         self.loop.run_until_complete(create_closed(self.pair, "/j", b"[1]", "application/json"))
 
-    def ask_both(self, pieces: list[bytes]) -> tuple[bytes, bytes]:
-        async def both() -> tuple[bytes, bytes]:
+    def ask_both(self, pieces: list[bytes]) -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
+        async def both() -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
             fast, strict = await asyncio.gather(feed(self.pair.fast, pieces), feed(self.pair.strict, pieces))
             return fast, strict
 
@@ -99,10 +99,14 @@ def world() -> Iterator[World]:
     world.close()
 
 
-async def feed(gateway: RunningGateway, pieces: list[bytes]) -> bytes:
-    """Everything the gateway says to these pieces, sent in writes of their own, until it has nothing more to say."""
+async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, bool]:
+    """Everything the gateway says to these pieces, sent in writes of their own, until it has nothing more to say.
+
+    And whether the connection was reset: then TCP may have thrown away what was said last (RFC 9112 §9.6).
+    """
     reader, writer = await connect(gateway)
     said = b""
+    was_reset = False
     try:
         for piece in pieces:
             writer.write(piece)
@@ -116,10 +120,10 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> bytes:
                 said += data
     except (ConnectionError, RuntimeError):
         # The gateway had heard enough; uvloop says that in a RuntimeError.
-        pass
+        was_reset = True
     finally:
         await close(writer)
-    return said
+    return said, was_reset
 
 
 def essence(said: bytes) -> list[tuple[int, bytes]]:
@@ -138,9 +142,13 @@ def test_both_ways_answer_the_same_bytes_alike(world: World, sent: list[bytes], 
     joined = b"".join(sent)
     places = sorted({min(cut, len(joined)) for cut in cuts})
     pieces = [joined[a:b] for a, b in zip([0, *places], [*places, len(joined)], strict=True) if a < b] if cuts else sent
-    fast, strict = world.ask_both(pieces)
-    assert essence(fast) == essence(strict)
+    (fast, fast_was_reset), (strict, strict_was_reset) = world.ask_both(pieces)
     assert b"Traceback" not in fast + strict
+    by_door, by_strict = essence(fast), essence(strict)
+    if fast_was_reset or strict_was_reset:
+        both = min(len(by_door), len(by_strict))
+        by_door, by_strict = by_door[: max(0, both - 1)], by_strict[: max(0, both - 1)]
+    assert by_door == by_strict
 
 
 def test_the_door_had_a_part_in_it(world: World) -> None:
