@@ -24,6 +24,7 @@ from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
 from gateway.signals import Signal
 
 _HEAD_END = b"\r\n\r\n"
+_ABORT_S = 1.0
 _LAST_CHUNK = b"0\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
 
@@ -322,27 +323,34 @@ class Doorkeeper:
         self.recorder = recorder
         self.loop = asyncio.get_running_loop()
         self.is_leaving = False
+        self._coming = 0
+        """Connections that are accepted and have not been made yet."""
         self._doors: set[Door] = set()
         self._emptied = Signal()
 
     def __call__(self) -> Door:
+        self._coming += 1
         return Door(self)
 
     def __len__(self) -> int:
         return len(self._doors)
 
     def admit(self, door: Door) -> bool:
-        """Take note of a new connection; False when there are too many."""
-        if len(self._doors) >= self.limits.max_connections:
+        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
+        self._coming -= 1
+        if self.is_leaving or len(self._doors) >= self.limits.max_connections:
+            self._emptied.fire()
             return False
         self._doors.add(door)
         return True
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until no connection is left, for at most `timeout_s`."""
+        # What the loop has accepted already becomes a door in its next turn.
+        await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._doors:
+                while self._doors or self._coming:
                     await self._emptied.next()
 
     def leave(self, door: Door) -> None:
@@ -364,8 +372,7 @@ class Doorkeeper:
         """Drop every connection that is left, and see it go."""
         for door in list(self._doors):
             door.abort()
-        while self._doors:
-            await self._emptied.next()
+        await self.emptied(_ABORT_S)
 
 
 def _is_one_plain_get(data: bytes) -> bool:
