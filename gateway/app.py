@@ -114,8 +114,8 @@ async def start_gateway(
     ready = None
     if config.server.fast_path:
         credentials = {name for route in config.routes for name in route.credential_headers}
-        ready = ReadyAnswers(clock, credentials, engine.library.touch)
-        engine.library.on_forget = ready.forget
+        ready = ReadyAnswers(clock, credentials, engine.touch)
+        engine.on_forget = ready.forget
     doors = Doorkeeper(server, config.limits, ready, metrics)
     gateway: RunningGateway | None = None
     admin = web.AppRunner(

@@ -71,6 +71,8 @@ def stream_headers(
         headers[STREAM_CURSOR] = cursor
     headers["ETag"] = mint(stream.tape.incarnation, read.start, end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
+        headers["Cache-Control"] += ", no-transform"
     if age_s is not None:
         headers["Age"] = str(max(0, int(age_s)))
     headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.engine.route import Route
+from gateway.protocol.coding import PLAIN, Wish
 from gateway.tape.stream import StreamKey
 from gateway.upstream.flight import Foreign, Refusal
 from gateway.upstream.source import Source
@@ -23,6 +24,8 @@ class Read:
     if_none_match: str | None = None
     is_private: bool = False
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+    wish: Wish = PLAIN
+    """The content codings that the reader takes."""
 
 
 class Uncacheable(Exception):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gateway.clock import Clock, wait_until
-from gateway.engine.answer import Answer, Parts
+from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
@@ -209,7 +209,7 @@ class Tail:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json)
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end))
 
     def wait(self, read: Read, stream: Stream, topic: Topic, answered: Callable[[Answer | None], None]) -> Waiter:
         """A waiter, to be started."""

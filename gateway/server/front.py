@@ -23,6 +23,7 @@ from gateway.engine.tail import Subscription, Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.coding import negotiate
 from gateway.protocol.forwarding import is_looping, request_headers_for_origin, response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_TYPE
@@ -138,8 +139,11 @@ class Front:
                 source,
                 _start(target, exchange.mode),
                 target.cursor,
-                ", ".join(request.headers.getall("If-None-Match", ())) or None,
+                _joined(request, hdrs.IF_NONE_MATCH),
                 is_private=bool(credentials) and route.config.credentials != "shared",
+                wish=negotiate(
+                    _joined(request, hdrs.ACCEPT_ENCODING), _joined(request, hdrs.CACHE_CONTROL), route.codings
+                ),
             )
             if key not in route.uncacheable:
                 try:
@@ -426,6 +430,12 @@ def _host(request: web.BaseRequest, target: Target) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
+
+
+def _joined(request: web.BaseRequest, name: str) -> str | None:
+    """All lines of a header as one, None where there is none (RFC 9110 §5.3)."""
+    lines = request.headers.getall(name, None)
+    return ", ".join(lines) if lines is not None else None
 
 
 def _raw_query(request: web.BaseRequest) -> str:

@@ -121,7 +121,7 @@ async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
 
 
 async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
-    pair = await start_pair(cache_bytes=20_000)
+    pair = await start_pair(cache_bytes=20_000, eviction="lru")
     try:
         await create_closed(pair, "/a", b"a" * 4_000)
         await ask(pair.fast, *[get("/a?offset=-1")] * 3)
