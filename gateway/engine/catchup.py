@@ -9,7 +9,7 @@ receiving them anyway, brings them.
 
 from __future__ import annotations
 
-from gateway.clock import Clock, wait_until
+from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
@@ -153,7 +153,7 @@ class _Attempt:
                 return self._answer_here(outcome)
             outcome = Outcome.FOLLOWED
             left = deadline - self._clock.now()
-            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+            if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return None
         raise TailMovedBack
 

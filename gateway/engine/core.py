@@ -71,7 +71,9 @@ class Engine:
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
-        self._tail = Tail(self.deck, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes)
+        self._tail = Tail(
+            self.deck, self._catch_up, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes
+        )
 
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""

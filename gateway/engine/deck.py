@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.clock import Clock, pause, wait_until
+from gateway.clock import Clock, pause
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.metrics_seam import Recorder
@@ -107,7 +107,7 @@ class FlightDeck:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
         while flight.head is None:
             left = flight.sent_at + patience_s - self._clock.now()
-            if left <= 0 or not await wait_until(flight.changed.next(), self._clock, left):
+            if left <= 0 or not await flight.changed.wait_within(self._clock, left):
                 return flight.head
         return flight.head
 

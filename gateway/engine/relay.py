@@ -54,12 +54,14 @@ class Passed:
     body: AsyncIterator[bytes] | None
 
 
-class _Write:
-    """One write on its way; `is_overtaken` when the stream was deleted or created since it was sent."""
+class _Sent:
+    """One request on its way.  `own` is the writer's own tape as it was when the request was sent, the only one of
+    which the answer states facts; `is_overtaken` when the stream was deleted or created since."""
 
-    __slots__ = ("is_overtaken",)
+    __slots__ = ("is_overtaken", "own")
 
-    def __init__(self) -> None:
+    def __init__(self, own: Stream | None) -> None:
+        self.own = own
         self.is_overtaken = False
 
 
@@ -72,7 +74,7 @@ class Relay:
         self._live = live
         self._clock = clock
         self._recorder = recorder
-        self._writes: dict[Group, set[_Write]] = {}
+        self._writes: dict[Group, set[_Sent]] = {}
         """Writes that have been sent and not answered."""
 
     async def send(self, passed: Passed) -> Reply:
@@ -89,7 +91,7 @@ class Relay:
         self._recorder.upstream_request(passed.mode)
         is_write = passed.mode in WRITES
         is_known = False
-        write = _Write()
+        write = _Sent(self._library.find(passed.own) if passed.own is not None else None)
         if is_write:
             self._writes.setdefault(passed.group, set()).add(write)
         try:
@@ -100,7 +102,7 @@ class Relay:
             if is_write and is_known:
                 self._record(passed, reply, write)
             elif passed.mode is Mode.HEAD:
-                self._lost(passed, reply.status)
+                self._lost(write, reply.status)
             return reply
         finally:
             if is_write and not is_known:
@@ -109,27 +111,27 @@ class Relay:
             if is_write:
                 self._forget(passed.group, write)
 
-    def _forget(self, group: Group, write: _Write) -> None:
+    def _forget(self, group: Group, write: _Sent) -> None:
         writes = self._writes[group]
         writes.discard(write)
         if not writes:
             del self._writes[group]
 
-    def _record(self, passed: Passed, reply: Reply, write: _Write) -> None:
+    def _record(self, passed: Passed, reply: Reply, write: _Sent) -> None:
         if write.is_overtaken:
             # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
             self._doubt(passed)
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
-            self._lost(passed, reply.status)
+            self._lost(write, reply.status)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
             self._begin(passed, reply)
         elif reply.status < 300 or is_true(reply.headers.get(STREAM_CLOSED)):
-            self._acknowledge(passed, reply)
+            self._acknowledge(passed, reply, write)
         elif passed.mode is Mode.APPEND:
-            self._lost(passed, reply.status)
+            self._lost(write, reply.status)
 
     def _end_group(self, passed: Passed, why: End) -> None:
         for write in self._writes[passed.group]:
@@ -137,11 +139,10 @@ class Relay:
         for stream in self._library.purge(passed.group, why):
             self._live.end(stream, why)
 
-    def _lost(self, passed: Passed, status: int) -> None:
+    def _lost(self, sent: _Sent, status: int) -> None:
         """The origin told this client that there is no such stream; others may still see it."""
-        stream = self._library.find(passed.own) if passed.own is not None else None
-        if stream is not None and status in (404, 410):
-            self._live.drop(stream, End.GONE if status == 410 else End.DELETED)
+        if sent.own is not None and status in (404, 410):
+            self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
     def _begin(self, passed: Passed, reply: Reply) -> None:
         """A stream was created here: what a HEAD would tell is known already."""
@@ -153,7 +154,7 @@ class Relay:
         stream.headers = storable_headers(reply.headers)
         self._reached(stream, reply)
 
-    def _acknowledge(self, passed: Passed, reply: Reply) -> None:
+    def _acknowledge(self, passed: Passed, reply: Reply, write: _Sent) -> None:
         tail = _offset(reply)
         for stream in self._library.group(passed.group):
             stream.contacted_at = self._clock.now()
@@ -162,9 +163,8 @@ class Relay:
             else:
                 stream.acknowledged(tail)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
-        own = self._library.find(passed.own) if passed.own is not None else None
-        if own is not None:
-            self._reached(own, reply)
+        if write.own is not None and write.own.ended is None:
+            self._reached(write.own, reply)
 
     def _reached(self, stream: Stream, reply: Reply) -> None:
         tail = _offset(reply)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.clock import Clock, wait_until
+from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.catchup import CatchUp
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
@@ -26,7 +27,7 @@ from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
-from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
+from gateway.protocol.names import SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Reading, Tape
@@ -44,6 +45,7 @@ class Tail:
     def __init__(
         self,
         deck: FlightDeck,
+        catch_up: CatchUp,
         live: Live,
         clock: Clock,
         tasks: Tasks,
@@ -52,6 +54,7 @@ class Tail:
         max_reply_bytes: int,
     ) -> None:
         self._deck = deck
+        self._catch_up = catch_up
         self._live = live
         self._clock = clock
         self._tasks = tasks
@@ -71,7 +74,9 @@ class Tail:
             head = await fresh(stream, METADATA, read.route, read.source)
             if isinstance(head, Foreign) and stream.content_type is None:
                 head = await fresh(stream, read.start, read.route, read.source)
-            self._expect_stream(head)
+            # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
+            if not isinstance(head, Foreign) or stream.content_type is None:
+                self._expect_stream(head)
         elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
             self._expect_stream(await fresh(stream, stream.tape.tail or read.start, read.route, read.source))
         if read.start != NOW:
@@ -223,6 +228,22 @@ class Tail:
         patience_s = 0.0 if self._drain.is_set else read.route.config.long_poll_timeout_s
         return Waiter(self, slim, stream, topic, self._clock, self._tasks, patience_s, over)
 
+    async def fetched(self, read: Read, stream: Stream) -> Answer:
+        """The answer to a long-poll whose bytes are not on the tape; Uncacheable when they are too many to hold."""
+        answer = await self._catch_up.answer(read, stream)
+        try:
+            if answer.parts is None or answer.status != 200:
+                return answer
+            body: list[bytes] = []
+            async for piece in answer.parts.stream(answer.is_json):
+                body.append(piece)
+                if sum(map(len, body)) > self._max_reply_bytes:
+                    raise Uncacheable(_TOO_LARGE)
+            answer.headers[STREAM_CURSOR] = next_cursor(self._clock.wall(), read.cursor, self._rng)
+            return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
+        finally:
+            answer.close()
+
     def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
         """The 204 of a wait that is over, where the follower can vouch for it."""
         at = stream.tape.resolve(read.start)
@@ -274,7 +295,7 @@ class Tail:
         deadline = self._clock.now() + _SETTLING_S
         while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self._clock.now()
-            if left <= 0 or not await wait_until(topic.changed.next(), self._clock, left):
+            if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return
 
     def subscribe(

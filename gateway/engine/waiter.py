@@ -111,8 +111,7 @@ class Waiter:
         except Ended as ended:
             found = refusal_answer(route, ended.refusal, Outcome.FOLLOWED)
         except Uncacheable:
-            # It waited for what turned out not to be for sharing; when it comes again it is relayed.
-            found = failure_answer(route.node, UpstreamUnavailable())
+            found = await self._past_tape()
         except GatewayError as error:
             found = failure_answer(route.node, error)
         finally:
@@ -123,6 +122,14 @@ class Waiter:
             self._time_is_up()
         elif found is Poll.LOOK:
             self.pump()
+
+    async def _past_tape(self) -> Answer:
+        """What came is not on the tape, because it was too large for it or given up at once: fetched for this one."""
+        try:
+            return await self._tail.fetched(self._read, self._stream)
+        except (Uncacheable, GatewayError):
+            # When it comes again it is relayed, or told what is wrong.
+            return failure_answer(self._read.route.node, UpstreamUnavailable())
 
     def gone(self) -> None:
         """The client is no longer there."""

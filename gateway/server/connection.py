@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.config import LimitsConfig
 
@@ -48,10 +48,24 @@ class ClientConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._notice_broken_body()
         if self._messages or self._request_in_progress or self._current_request is not None:
             self._head_is_here()
         elif self._head_timer is None:
             self._await_head()
+
+    def _notice_broken_body(self) -> None:
+        """Fail the body that is being read when its framing is broken: aiohttp queues a 400 behind the request, which
+        would wait for the rest of its body until the idle bound."""
+        request = self._current_request
+        if request is None or not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        content = request.content
+        if not content._eof:
+            content.set_exception(web.RequestPayloadError("Malformed request body"))
+            content.feed_eof()
+            # The answer to this request is the last one on this connection.
+            self.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._head_is_here()

@@ -351,7 +351,7 @@ class Doorkeeper:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._doors or self._coming:
-                    await self._emptied.next()
+                    await self._emptied.wait()
 
     def leave(self, door: Door) -> None:
         self._doors.discard(door)

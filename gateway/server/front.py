@@ -294,12 +294,13 @@ class Front:
     ) -> web.StreamResponse:
         request, delivery = exchange.request, exchange.delivery
         assert delivery is not None
+        # Before the client is told to go on: a body that is announced as too large need not be sent.
+        upload = Upload(request, self._limits) if request.can_read_body else None
         expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
         if expects and request.can_read_body and request.version != HttpVersion10:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             # That was no part of the response: an error may still be answered properly.
             request.writer.output_size = 0
-        upload = Upload(request, self._limits) if request.can_read_body else None
         headers = request_headers_for_origin(
             request.headers,
             node=self._node,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from gateway.config import LimitsConfig
-from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout
+from gateway.errors import BadRequest, BodyTooLarge, GatewayError, RequestTimeout
 
 
 class Upload:
@@ -34,6 +34,9 @@ class Upload:
                     chunk = await content.readany()
             except TimeoutError:
                 self.error = RequestTimeout()
+                raise self.error from None
+            except web.RequestPayloadError:
+                self.error = BadRequest("Malformed request body")
                 raise self.error from None
             if not chunk:
                 return

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.invariant.world import World
+from tests.invariant.world import SseReader, World
 
 Begin = Callable[..., World]
 
@@ -20,3 +20,21 @@ def begin() -> Iterator[Begin]:
     yield begin_one
     for world in worlds:
         world.end()
+
+
+def followed(begin: Begin, stall_after: int | None = None) -> tuple[World, str]:
+    """A world in which a live reader stands at the tail, and the tail; the origin's one live request may be stalled."""
+    world = begin("application/json")
+    world.run(world.create(messages=1))
+    if stall_after is not None:
+        world.holds.append(world.origin.faults.stall(stall_after, kind="sse", times=1))
+    assert world.log.alive is not None
+    tail = world.log.alive.tail.token
+    SseReader(world, tail)
+    engine = world.gateway.engine
+
+    def is_confirmed() -> bool:
+        return any(engine.live.confirmed_at(stream, tail) is not None for stream in engine.library)
+
+    world.run(world.until(is_confirmed))
+    return world, tail

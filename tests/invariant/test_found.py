@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.invariant.conftest import Begin
+from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, ignoring_result
 
 
@@ -121,3 +121,67 @@ def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_
     look.release()
     world.run(asyncio.wait_for(polling, 5))
     assert not unconfirmed.gate.is_open
+
+
+def test_a_late_404_to_a_writer_does_not_send_off_readers_of_what_was_created_since(begin: Begin) -> None:
+    world = begin()
+    world.run(world.create(messages=1))
+    world.run(world.delete())
+    late = world.origin.faults.hold(kind="delete", when="reply", times=1)
+    world.holds.append(late)
+    deleting = world.spawn(ignoring_result(world.delete()))
+    world.run(late.waiting(1))
+    world.run(world.create(messages=1, is_direct=True))
+    reader = PollReader(world, "-1")
+    world.run(world.until(lambda: reader.has_arrived))
+    late.release()
+    world.run(asyncio.wait_for(deleting, 5))
+    world.run(world.append(1))
+    world.run(world.settle())
+    assert reader.task is not None
+    assert not reader.task.done()
+
+
+@pytest.mark.parametrize("how", ["length", "chunked", "reset"])
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream"])
+def test_a_large_body_that_the_origin_cuts_short_is_never_ended_in_order(
+    begin: Begin, content_type: str, how: str
+) -> None:
+    """Too large to be waited for: the head is out by then, and with it the offset behind bytes that never come."""
+    world = begin(content_type, max_chunk_bytes=1 << 22)
+    world.run(world.create(messages=30_000))
+    world.cause_trouble()
+    faults = world.origin.faults
+    if how == "reset":
+        faults.drop(150_000, kind="catchup")
+    else:
+        faults.truncate(150_000, is_chunked=how == "chunked", kind="catchup")
+    assert world.run(world.catch_up(None)).status is None
+    world.run(world.settle())
+    assert world.run(world.catch_up(None)).is_up_to_date
+
+
+def test_a_follower_that_was_lost_vouches_for_nothing(begin: Begin) -> None:
+    """It knew the tail when it was connected; what was written since, it has not heard of."""
+    world, old_tail = followed(begin)
+    gone = world.origin.faults.refuse(kind="sse", times=None)
+    world.run(world.restart_origin())
+    world.run(world.append(1, is_direct=True))
+    reader = SseReader(world, old_tail)
+    world.run(world.rest())
+    assert gone.hits
+    world.run(world.settle())
+    assert old_tail not in reader.told
+    assert world.log.alive is not None
+    assert reader.told == [world.log.alive.tail.token]
+
+
+def test_a_replay_that_was_encoded_before_the_stream_was_closed_says_so_afterwards(begin: Begin) -> None:
+    world = begin("application/json")
+    world.run(world.create(messages=1))
+    first = SseReader(world, "-1")
+    world.run(world.settle())
+    world.run(world.append(0, is_closing=True))
+    second = SseReader(world, "-1")
+    world.run(world.settle())
+    assert first.requests == second.requests == 1

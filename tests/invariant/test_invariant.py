@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.invariant.world import PollReader, SseReader, World, ignoring_result
+from tests.invariant.world import PollReader, SseReader, World, going_on, ignoring_result
 
 EXAMPLES = int(os.environ.get("INVARIANT_EXAMPLES", "60"))
 PICK = st.integers(0, 1 << 16)
@@ -50,7 +50,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         """Do it to the end, or as far as it gets when something is held."""
         assert self.world is not None
         task = self.world.spawn(ignoring_result(work))
-        self.world.run(_awaiting(task) if is_awaited and not self.world.holds else _going_on())
+        self.world.run(_awaiting(task) if is_awaited and not self.world.holds else going_on())
 
     # -- writers
 
@@ -112,7 +112,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         assert self.world is not None
         for _ in range(count):
             self.world.spawn(ignoring_result(self.world.catch_up("-1")))
-        self.world.run(_going_on())
+        self.world.run(going_on())
 
     @rule()
     def read_now(self) -> None:
@@ -133,20 +133,20 @@ class SystemAgainstLog(RuleBasedStateMachine):
         known = [token for token in self.world.tokens if alive.place(token) is not None]
         offset = picked([*known, alive.tail.token], pick)
         (SseReader if is_sse else PollReader)(self.world, offset, credentials)
-        self.world.run(_going_on())
+        self.world.run(going_on())
 
     @rule(pick=PICK)
     def disconnect(self, pick: int) -> None:
         assert self.world is not None
         if staying := [one for one in self.world.readers if not one.has_left]:
             staying[pick % len(staying)].leave()
-            self.world.run(_going_on())
+            self.world.run(going_on())
 
     @rule(pick=PICK, spins=st.integers(1, 12))
     def read_and_disconnect(self, pick: int, spins: int) -> None:
         assert self.world is not None
         task = self.world.spawn(ignoring_result(self.world.catch_up(picked(self.world.tokens, pick))))
-        self.world.run(_going_on(spins))
+        self.world.run(going_on(spins))
         task.cancel()
 
     # -- bad luck
@@ -195,7 +195,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         assert self.world is not None
         if holds := self.world.holds:
             holds.pop(pick % len(holds)).release()
-            self.world.run(_going_on())
+            self.world.run(going_on())
 
     @rule()
     def restart_the_origin(self) -> None:
@@ -207,7 +207,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
     @rule(spins=st.sampled_from([1, 5, 20]))
     def go_on(self, spins: int) -> None:
         assert self.world is not None
-        self.world.run(_going_on(spins))
+        self.world.run(going_on(spins))
 
     @rule()
     def rest(self) -> None:
@@ -231,12 +231,6 @@ def picked(tokens: Sequence[str], pick: int) -> str:
 
 async def _awaiting(task: "asyncio.Task[None]") -> None:
     await asyncio.wait({task})
-
-
-async def _going_on(spins: int = 20) -> None:
-    """Let whatever is due happen, without letting time go by."""
-    for _ in range(spins):
-        await asyncio.sleep(0)
 
 
 async def _walking(world: World) -> None:

@@ -92,13 +92,17 @@ async def subscribers(content_type: str = JSON, clients: int = 1_000, offsets: i
             starts.append((tail, place_of(content_type, seen, number + 1)))
         starts = starts[:offsets]
 
-        async def follow(client: Client, start: str, position: int) -> None:
+        now = interval(on.gateway.engine.clock.wall())
+
+        async def follow(client: Client, start: str, position: int, cursor: int) -> None:
             checker = Checker(log, is_json=content_type == JSON, position=position)
-            subscription = await client.subscribe(f"/s?live=sse&offset={start}")
-            at, is_closed = start, False
+            subscription = await client.subscribe(f"/s?cursor={cursor}&live=sse&offset={start}")
+            at, is_closed, given = start, False, cursor + 1
             async for control in subscription.follow(checker):
                 assert at == "-1" or control["streamNextOffset"] >= at
                 at, is_closed = control["streamNextOffset"], control.get("streamClosed", False)
+                assert is_closed or int(control["streamCursor"]) >= given
+                given = given if is_closed else int(control["streamCursor"])
             assert is_closed
             assert at == end
             assert checker.position == len(log)
@@ -106,7 +110,7 @@ async def subscribers(content_type: str = JSON, clients: int = 1_000, offsets: i
         crowd = await on.clients(clients)
         async with asyncio.TaskGroup() as group:
             for number, client in enumerate(crowd):
-                group.create_task(follow(client, *starts[number % offsets]))
+                group.create_task(follow(client, *starts[number % offsets], now - 5 + number % 50))
             await on.waiting("/s", clients)
             for body in messages[offsets:]:
                 end = await on.append("/s", content_type, body)
@@ -159,7 +163,6 @@ async def growing(
     content_type: str = JSON,
     clients: int = 100,
     size: int = 10 * MIB,
-    append_bytes: int = 64 * 1024,
     max_chunk_bytes: int = MIB,
     *,
     is_live: bool = False,
@@ -169,6 +172,7 @@ async def growing(
     At the tail a reader asks again when there is more, or long-polls (`is_live`).  An append is made whenever some
     reader has reached the tail, so the others are behind it, each at a place of its own.
     """
+    append_bytes = 64 * 1024 if is_live else 128 * 1024
     messages = [message(content_type, number, append_bytes) for number in range(size // append_bytes)]
     log = log_of(content_type, messages)
     async with stage(max_chunk_bytes=max_chunk_bytes) as on:

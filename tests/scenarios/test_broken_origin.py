@@ -282,3 +282,24 @@ async def test_a_chunked_json_reply_that_is_no_array_never_ends_cleanly(hostile:
     with pytest.raises(Dropped):
         await edge.get("/s")
     assert edge.gateway.engine.library.cost < 5_000
+
+
+async def test_an_origin_that_knows_no_head_is_followed_once_for_all(
+    edge: Edge, faults: Faults, counters: Counters
+) -> None:
+    """Also when the refusal of the HEAD comes after the first bytes did."""
+    url = edge.gateway.config.routes[0].origin
+    await edge.send_to(url, "PUT", "/s", {"Content-Type": "application/octet-stream"}, b"0123456789")
+    gate = faults.hold(kind=Kind.HEAD)
+    faults.status(405, kind=Kind.HEAD, times=None)
+    assert (await edge.get("/s")).body == b"0123456789"
+    wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(3)]
+    await eventually(edge.riders(3))
+    gate.release()
+    for wire in wires:
+        assert (await wire.head()).status == 200
+    await bounded(counters.parked_is(1))
+    assert counters.live_peak == 1
+    counters.reset()
+    assert (await edge.get("/s")).body == b"0123456789"
+    assert counters.body_bytes[Kind.CATCHUP] == 0

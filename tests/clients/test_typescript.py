@@ -1,0 +1,238 @@
+"""`@durable-streams/client` through the gateway, before the in-memory origin and before the real server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from gateway.origin.app import OriginSettings, start_origin
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from tests.clients.conftest import Edge
+from tests.clients.typescript import Failed, TypeScript
+
+JSON = "application/json"
+BINARY = "application/octet-stream"
+TEXT = "text/plain"
+
+MESSAGES: dict[str, list[bytes]] = {
+    JSON: [json.dumps({"n": number, "text": "é\u2028\n"}).encode() for number in range(6)],
+    BINARY: [bytes(range(number, 256)) for number in range(6)],
+    TEXT: [f"line {number}, é\nand one more\n".encode() for number in range(6)],
+}
+AS = {JSON: "json", BINARY: "bytes", TEXT: "text"}
+
+
+def content(content_type: str, batches: list[dict[str, Any]]) -> Any:
+    """What all batches come to, as the writer's messages would."""
+    return joined(content_type, [batch["batch"] for batch in batches])
+
+
+def joined(content_type: str, parts: list[Any]) -> Any:
+    if content_type == JSON:
+        return [item for part in parts for item in part]
+    if content_type == BINARY:
+        return b"".join(base64.b64decode(part) for part in parts)
+    return "".join(parts)
+
+
+def wanted(content_type: str, messages: list[bytes]) -> Any:
+    if content_type == JSON:
+        return [json.loads(message) for message in messages]
+    return b"".join(messages) if content_type == BINARY else b"".join(messages).decode()
+
+
+every_type = pytest.mark.parametrize("content_type", [JSON, BINARY, TEXT], ids=["json", "binary", "text"])
+both_modes = pytest.mark.parametrize("live", ["long-poll", "sse"])
+
+
+@every_type
+async def test_a_catch_up_read_has_everything(edge: Edge, typescript: TypeScript, path: str, content_type: str) -> None:
+    messages = MESSAGES[content_type]
+    await edge.create(path, content_type, *messages)
+    for _ in range(2):
+        read = await typescript.do("read", url=edge.url + path, **{"as": AS[content_type]})
+        assert joined(content_type, [read["content"]]) == wanted(content_type, messages)
+    await edge.append(path, content_type, messages[0])
+    rest = await typescript.do("read", url=edge.url + path, offset=read["offset"], **{"as": AS[content_type]})
+    assert joined(content_type, [rest["content"]]) == wanted(content_type, messages[:1])
+
+
+@every_type
+@both_modes
+async def test_a_session_follows_appends_to_the_end_of_the_stream(
+    edge: Edge, typescript: TypeScript, path: str, content_type: str, live: str
+) -> None:
+    messages = MESSAGES[content_type]
+    await edge.create(path, content_type, *messages[:2])
+    await typescript.follow(edge.url + path, live, AS[content_type])
+    batches = await typescript.until_up_to_date()
+    assert content(content_type, batches) == wanted(content_type, messages[:2])
+    for count, message in enumerate(messages[2:], 3):
+        await edge.append(path, content_type, message)
+        while content(content_type, batches) != wanted(content_type, messages[:count]):
+            batches.append(await typescript.batch())
+    await edge.close(path)
+    batches += await typescript.until_end()
+    assert content(content_type, batches) == wanted(content_type, messages)
+    assert batches[-1]["closed"]
+    offsets = [batch["offset"] for batch in batches]
+    assert offsets == sorted(offsets)
+
+
+async def test_json_arrays_come_as_the_messages_in_them(edge: Edge, typescript: TypeScript, path: str) -> None:
+    await typescript.do("create", url=edge.url + path, contentType=JSON)
+    await typescript.follow(edge.url + path, "sse", "json")
+    batches = await typescript.until_up_to_date()
+    await edge.append(path, JSON, b'[{"a": 1}, [2, 3], "four"]')
+    await edge.append(path, JSON, b"[[5]]")
+    await edge.close(path)
+    batches += await typescript.until_end()
+    assert content(JSON, batches) == [{"a": 1}, [2, 3], "four", [5]]
+
+
+@both_modes
+async def test_a_session_resumed_at_its_offset_has_the_rest_and_nothing_twice(
+    edge: Edge, typescript: TypeScript, path: str, live: str
+) -> None:
+    messages = MESSAGES[JSON]
+    await edge.create(path, JSON, *messages[:2])
+    await typescript.follow(edge.url + path, live, "json")
+    batches = await typescript.until_up_to_date()
+    await edge.append(path, JSON, messages[2])
+    while content(JSON, batches) != wanted(JSON, messages[:3]):
+        batches.append(await typescript.batch())
+    typescript.cancel()
+    batches += await typescript.until_end()
+    for message in messages[3:]:
+        await edge.append(path, JSON, message)
+    await edge.close(path)
+    await typescript.follow(edge.url + path, live, "json", offset=batches[-1]["offset"])
+    rest = await typescript.until_end()
+    assert content(JSON, batches + rest) == wanted(JSON, messages)
+
+
+@both_modes
+async def test_a_session_survives_the_gateways_restart(
+    edge: Edge, typescript: TypeScript, path: str, live: str
+) -> None:
+    messages = MESSAGES[TEXT]
+    await edge.create(path, TEXT, messages[0])
+    await typescript.follow(edge.url + path, live, "text")
+    batches = await typescript.until_up_to_date()
+    for count in (2, 4):
+        await edge.restart_gateway()
+        for message in messages[count - 1 : count + 1]:
+            await edge.append(path, TEXT, message)
+        while content(TEXT, batches) != wanted(TEXT, messages[: count + 1]):
+            batches.append(await typescript.batch())
+    await edge.close(path)
+    batches += await typescript.until_end()
+    assert content(TEXT, batches) == wanted(TEXT, messages[:5])
+
+
+@pytest.mark.parametrize("edge", ["memory"], indirect=True)
+@both_modes
+@pytest.mark.parametrize("grace_s", [0, 1.0], ids=["cut off", "in order"])
+async def test_a_session_survives_the_origins_restart_without_a_request_more(
+    edge: Edge, typescript: TypeScript, path: str, live: str, grace_s: float
+) -> None:
+    messages = MESSAGES[JSON]
+    await edge.create(path, JSON, messages[0])
+    await typescript.follow(edge.url + path, live, "json")
+    batches = await typescript.until_up_to_date()
+    assert edge.origin is not None
+    await edge.origin.origin.counters.parked_is(1)
+    await edge.origin.stop(grace_s=grace_s)
+    at = OriginSettings(port=edge.origin.port)
+    edge.origin = await start_origin(at, origin=edge.origin.origin)
+    for message in messages[1:]:
+        await edge.append(path, JSON, message)
+    await edge.close(path)
+    batches += await typescript.until_end()
+    assert content(JSON, batches) == wanted(JSON, messages)
+    failed = [edge.gateway.metrics.requests(mode, Outcome.FAILED).value for mode in Mode]
+    assert sum(failed) == 0
+
+
+@pytest.mark.parametrize("gateway_settings", [{"sse_lifetime_s": 1.0, "heartbeat_s": 0.3}], ids=[""])
+async def test_a_session_outlives_many_sse_connections(edge: Edge, typescript: TypeScript, path: str) -> None:
+    messages = MESSAGES[JSON]
+    await edge.create(path, JSON, messages[0])
+    await typescript.follow(edge.url + path, "sse", "json")
+    batches = await typescript.until_up_to_date()
+    connections = edge.gateway.metrics.requests(Mode.SSE, Outcome.FOLLOWED)
+    # Three connections that the client holds for too short would make it give SSE up, with a complaint on stderr.
+    while connections.value < 3:
+        batches.append(await typescript.batch())
+    for message in messages[1:]:
+        await edge.append(path, JSON, message)
+    await edge.close(path)
+    batches += await typescript.until_end()
+    assert content(JSON, batches) == wanted(JSON, messages)
+    assert sum(edge.gateway.metrics.requests(Mode.LONGPOLL, outcome).value for outcome in Outcome) == 0
+
+
+@every_type
+async def test_what_the_client_writes_and_closes_is_what_it_reads(
+    edge: Edge, typescript: TypeScript, path: str, content_type: str
+) -> None:
+    at: dict[str, Any] = {"url": edge.url + path, "contentType": content_type}
+    bodies = [
+        base64.b64encode(message).decode() if content_type == BINARY else message.decode()
+        for message in MESSAGES[content_type]
+    ]
+    await typescript.do("create", **at)
+    for count, body in enumerate(bodies[:-1], 1):
+        await typescript.do("append", body=body, **at)
+        read = await typescript.do("read", url=at["url"], **{"as": AS[content_type]})
+        assert joined(content_type, [read["content"]]) == wanted(content_type, MESSAGES[content_type][:count])
+        assert not read["closed"]
+    closed = await typescript.do("close", body=bodies[-1], **at)
+    read = await typescript.do("read", url=at["url"], **{"as": AS[content_type]})
+    assert joined(content_type, [read["content"]]) == wanted(content_type, MESSAGES[content_type])
+    assert read["closed"]
+    assert read["offset"] == closed["offset"]
+    with pytest.raises(Failed, match="closed"):
+        await typescript.do("append", body=bodies[0], **at)
+
+
+async def test_an_idempotent_producer_writes_everything_once_and_in_order(
+    edge: Edge, typescript: TypeScript, path: str
+) -> None:
+    at: dict[str, Any] = {"url": edge.url + path, "contentType": JSON}
+    await typescript.do("create", **at)
+    bodies = [json.dumps({"n": number}) for number in range(100)]
+    # What a producer says again after a restart without a new epoch was said already.
+    for epoch, said in ((0, bodies[:50]), (0, bodies[:50]), (1, bodies[50:])):
+        produced = await typescript.do("produce", producer="p", epoch=epoch, bodies=said, **at)
+        assert produced["errors"] == []
+    fenced = await typescript.do("produce", producer="p", epoch=0, bodies=bodies[:1], **at)
+    assert "epoch is stale" in fenced["errors"][0]
+    read = await typescript.do("read", url=at["url"], **{"as": "json"})
+    assert read["content"] == [json.loads(body) for body in bodies]
+
+
+async def test_a_stream_that_is_not_there_is_an_error_at_once(edge: Edge, typescript: TypeScript, path: str) -> None:
+    with pytest.raises(Failed) as failed:
+        await typescript.do("read", url=edge.url + path, **{"as": "json"})
+    assert failed.value.status == 404
+
+
+async def test_a_session_that_is_away_for_a_moment_costs_no_second_live_request(
+    edge: Edge, typescript: TypeScript, path: str
+) -> None:
+    await edge.create(path, JSON, MESSAGES[JSON][0])
+    await typescript.follow(edge.url + path, "long-poll", "json")
+    batches = await typescript.until_up_to_date()
+    for count, message in enumerate(MESSAGES[JSON][1:], 2):
+        await edge.append(path, JSON, message)
+        while content(JSON, batches) != wanted(JSON, MESSAGES[JSON][:count]):
+            batches.append(await typescript.batch())
+    assert edge.gateway.metrics.upstream_requests(Mode.SSE).value == 1
+    assert edge.gateway.metrics.upstream_requests(Mode.LONGPOLL).value == 0
+    await edge.close(path)
+    await typescript.until_end()

@@ -1,0 +1,69 @@
+"""Who waits, who is woken, and that leaving costs the same however many stay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gateway.clock import ManualClock
+from gateway.signals import Signal
+
+
+async def begun(*tasks: asyncio.Task[object]) -> None:
+    """The tasks have run up to their first wait."""
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
+async def test_a_firing_wakes_everyone_who_waits_and_nobody_who_comes_later() -> None:
+    signal, clock = Signal(), ManualClock()
+    early = [asyncio.create_task(signal.wait_within(clock, 10)) for _ in range(3)]
+    await begun(*early)
+    signal.fire()
+    late = asyncio.create_task(signal.wait_within(clock, 10))
+    assert await asyncio.gather(*early) == [True] * 3
+    await begun(late)
+    clock.advance(10)
+    assert await late is False
+    assert clock.pending == len(signal) == 0
+
+
+async def test_one_who_leaves_takes_nobody_along() -> None:
+    signal, clock = Signal(), ManualClock()
+    leaves, stays = asyncio.create_task(signal.wait()), asyncio.create_task(signal.wait_within(clock, 10))
+    await begun(leaves, stays)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    assert len(signal) == 1
+    signal.fire()
+    assert await stays is True
+
+
+async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() -> None:
+    signal, clock = Signal(), ManualClock()
+    first = asyncio.create_task(signal.wait_within(clock, 1))
+    await begun(first)
+    clock.advance(1)
+    signal.fire()
+    assert await first is False
+    second = asyncio.create_task(signal.wait_within(clock, 1))
+    await begun(second)
+    signal.fire()
+    clock.advance(1)
+    assert await second is True
+
+
+async def test_leaving_costs_the_same_however_many_stay() -> None:
+    async def rounds(waiters: int) -> float:
+        signal, clock = Signal(), ManualClock()
+        tasks = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(waiters)]
+        await begun(*tasks)
+        began = time.process_time()
+        clock.advance(15)
+        await asyncio.gather(*tasks)
+        return (time.process_time() - began) / waiters
+
+    few = min([await rounds(500) for _ in range(5)])
+    many = min([await rounds(10_000) for _ in range(2)])
+    # Where each leaver is looked for among all, twenty times as many take twenty times as long each.
+    assert many < 8 * few
