@@ -128,11 +128,6 @@ class Stream:
 
     # -- content
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes held, without frames."""
-        return sum(len(record.payload) for record in self._records)
-
     def record_of(self, body: bytes) -> Record | None:
         """The record that `body` would become at the tail; None for an empty JSON array.
 

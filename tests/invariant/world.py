@@ -8,6 +8,7 @@ import json
 import random
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -470,7 +471,7 @@ class World:
         await self.loop.shutdown_asyncgens()
 
 
-class Reader:
+class Reader(ABC):
     """A client that stays: it resumes from its last offset whatever happens, until the stream it reads has ended."""
 
     def __init__(self, world: World, offset: str, credentials: str | None = None) -> None:
@@ -516,9 +517,9 @@ class Reader:
             if self.is_orphan:
                 return
 
+    @abstractmethod
     async def once(self) -> bool:
         """One request; whether to go on."""
-        raise NotImplementedError
 
 
 class PollReader(Reader):
