@@ -3,6 +3,8 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
+BENCH_OUT ?= build/bench
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,6 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
+LOCUST := build/locust
+LOCUST_INSTALLED := $(LOCUST)/.installed
 
 # Tests find node and npm on PATH: the machine's own, or those that PyPI's wheel puts beside Python.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -21,7 +25,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test check lint types layers format lock clean conformance node
+.PHONY: help dev test bench loadtest check lint types layers format lock clean conformance node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +38,12 @@ test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
+
+bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look
+	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(BENCH_ARGS)
+
+loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
+	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -54,12 +64,13 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
 	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
 	$(COMPILE) --build-deps-for editable --extra dev -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
@@ -74,6 +85,13 @@ $(INSTALLED): requirements/dev.txt pyproject.toml
 	@echo "installing what requirements/dev.txt locks"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# An environment of its own: locust brings a plugin for pytest and patches what others import.
+$(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
+	@$(BIN)/python -m venv --clear $(LOCUST)
+	@echo "installing what requirements/loadtest.txt locks"
+	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.

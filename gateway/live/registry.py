@@ -37,6 +37,7 @@ class Live:
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
+        self._beats: dict[Topic, Timer] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -52,13 +53,14 @@ class Live:
             return None
         return topic if stream.tape.resolve(topic.position) == at else None
 
-    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float) -> Topic:
+    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float, heartbeat_s: float) -> Topic:
         """Join the stream's topic, begun now where there is none.  `detach` is owed."""
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
+            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s, self._clock.wall)
             stream.pins += 1
             self._watch_expiry(topic)
+            self._beat_in(topic, heartbeat_s / 2)
         # The newest reader's headers: where credentials are shared, the oldest may have been revoked.
         topic.source, topic.look = source, look
         topic.readers += 1
@@ -74,6 +76,16 @@ class Live:
             self._expiries[topic] = self._clock.call_later(
                 life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
             )
+
+    def _beat_in(self, topic: Topic, delay_s: float) -> None:
+        """Two beats make a heartbeat: a reader that was silent for the whole of one sends it at the next."""
+
+        def beat() -> None:
+            for reader in tuple(topic.readers_now):
+                reader.beat()
+            self._beat_in(topic, delay_s)
+
+        self._beats[topic] = self._clock.call_later(delay_s, beat)
 
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
@@ -105,7 +117,7 @@ class Live:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
-        for timers in (self._lingers, self._expiries):
+        for timers in (self._lingers, self._expiries, self._beats):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()
         run = self._runs.pop(topic, None)
@@ -137,8 +149,15 @@ class Live:
 
     def wake(self) -> None:
         """Have every live reader look again."""
-        for topic in self._topics.values():
-            topic.changed.fire()
+        for topic in list(self._topics.values()):
+            topic.wake()
+
+    def leave(self, spread_s: float) -> None:
+        """Send every live reader off, spread over `spread_s` seconds."""
+        for topic in list(self._topics.values()):
+            for reader in tuple(topic.readers_now):
+                reader.leave_within(self._rng.uniform(0, spread_s))
+            topic.wake()
 
     def close(self) -> None:
         """End every topic; used at shutdown, after the readers have gone."""

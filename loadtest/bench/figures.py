@@ -1,0 +1,154 @@
+"""Samples, medians, and what they are held to.
+
+A row is one figure of one benchmark, with the samples of every peer, one a round.  A target speaks of the gateway's
+median in that row: as a multiple of another peer's, as a difference to it, or in itself.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Final, assert_never
+
+GATEWAY: Final = "gateway"
+LOAD_BOUND_BELOW: Final = 0.9
+"""A server that was less busy than this was not the limit of what was measured."""
+
+
+class Relation(Enum):
+    """What a target compares the gateway's median with."""
+
+    AT_LEAST_TIMES = "at least so many times the reference"
+    AT_MOST_TIMES = "at most so many times the reference"
+    BELOW = "less than the reference"
+    AT_MOST_ABOVE = "at most so much more than the reference"
+    AT_MOST = "at most so much"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure to reach."""
+
+    relation: Relation
+    value: float = 1.0
+    reference: str = ""
+
+    def text(self) -> str:
+        """The target as a table shows it."""
+        match self.relation:
+            case Relation.AT_LEAST_TIMES:
+                return f"≥ {self.value:g} x {self.reference}"
+            case Relation.AT_MOST_TIMES:
+                return f"≤ {self.value:g} x {self.reference}"
+            case Relation.BELOW:
+                return f"< {self.reference}"
+            case Relation.AT_MOST_ABOVE:
+                return f"≤ {self.reference} + {self.value:g}"
+            case Relation.AT_MOST:
+                return f"≤ {self.value:,g}"
+            case _:
+                assert_never(self.relation)
+
+    def is_reached(self, row: Row) -> bool | None:
+        """Whether the row's gateway reaches it; None when one of the two was not measured."""
+        gateway = row.median_of(GATEWAY)
+        other = row.median_of(self.reference) if self.reference else 0.0
+        if gateway is None or other is None:
+            return None
+        match self.relation:
+            case Relation.AT_LEAST_TIMES:
+                return gateway >= self.value * other
+            case Relation.AT_MOST_TIMES:
+                return gateway <= self.value * other
+            case Relation.BELOW:
+                return gateway < other
+            case Relation.AT_MOST_ABOVE:
+                return gateway <= other + self.value
+            case Relation.AT_MOST:
+                return gateway <= self.value
+            case _:
+                assert_never(self.relation)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure of one round."""
+
+    value: float
+    busy: float | None = None
+    """How busy the server was meanwhile: processor seconds per second."""
+    foreign: float | None = None
+    """What others took of the server's core meanwhile: processor seconds per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one benchmark, of every peer."""
+
+    key: str
+    title: str
+    unit: str
+    targets: Sequence[Target] = ()
+    digits: int = 0
+    """Decimal places worth showing."""
+    is_rate: bool = True
+    """Whether more is better and the server's processor is what limits it."""
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def add(self, peer: str, sample: Sample) -> None:
+        """Take a round's figure."""
+        self.samples.setdefault(peer, []).append(sample)
+
+    def median_of(self, peer: str) -> float | None:
+        """The middle of a peer's samples."""
+        samples = self.samples.get(peer)
+        return median(sample.value for sample in samples) if samples else None
+
+    def busy_of(self, peer: str) -> float | None:
+        """How busy the peer's server was, in the middle."""
+        known = [sample.busy for sample in self.samples.get(peer, ()) if sample.busy is not None]
+        return median(known) if known else None
+
+    def per_busy_s(self, peer: str) -> float | None:
+        """A rate per processor second of the server: what a core gives, whoever else used the machine."""
+        rates = [sample.value / sample.busy for sample in self.samples.get(peer, ()) if sample.busy]
+        return median(rates) if rates and self.is_rate else None
+
+    def is_load_bound(self, peer: str) -> bool:
+        """Whether neither the server nor others on its core were the limit: the load generator was."""
+        shares = [
+            sample.busy + (sample.foreign or 0.0) for sample in self.samples.get(peer, ()) if sample.busy is not None
+        ]
+        return self.is_rate and bool(shares) and median(shares) < LOAD_BOUND_BELOW
+
+    def ratio_to(self, peer: str) -> float | None:
+        """The gateway's median over a peer's."""
+        return _ratio(self.median_of(GATEWAY), self.median_of(peer))
+
+    def busy_ratio_to(self, peer: str) -> float | None:
+        """The same of the rates per processor second."""
+        return _ratio(self.per_busy_s(GATEWAY), self.per_busy_s(peer))
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPoint:
+    """The gateway with so many of something."""
+
+    count: int
+    requests_per_s: float
+    busy: float
+    pss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How cost grows with one thing."""
+
+    of: str
+    points: Sequence[GrowthPoint]
+
+
+def _ratio(gateway: float | None, other: float | None) -> float | None:
+    return gateway / other if gateway is not None and other else None

@@ -1,0 +1,113 @@
+"""The machine under the benchmark: its cores, its processes' time and memory.
+
+Linux only: affinity and /proc are the instruments.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class BenchError(Exception):
+    """A benchmark cannot run or its result would mean nothing; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core serves and which one loads.  Origins run on a third where there is one, else beside the load."""
+
+    server: int
+    load: int
+    origin: int
+
+    @classmethod
+    def of_this_machine(cls) -> Cores:
+        """The last cores that this process may use: interrupts tend to go to the first."""
+        allowed = sorted(os.sched_getaffinity(0))
+        if len(allowed) < 2:
+            raise BenchError("two cores are needed: one for the server, one for the load")
+        return cls(server=allowed[-1], load=allowed[-2], origin=allowed[-3] if len(allowed) > 2 else allowed[-2])
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """This process, and what it starts meanwhile, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def family(pid: int) -> tuple[int, ...]:
+    """A process and all below it."""
+    children = [
+        int(child)
+        for task in (_PROC / str(pid) / "task").glob("*/children")
+        for child in task.read_text(encoding="ascii").split()
+    ]
+    return (pid, *(member for child in children for member in family(child)))
+
+
+def busy_s(pids: Iterable[int]) -> float:
+    """Processor time of these processes so far, in seconds, user and kernel."""
+    return sum(_busy_ticks((_PROC / str(pid) / "stat").read_text(encoding="utf-8")) for pid in pids) / _TICKS_PER_S
+
+
+def _busy_ticks(stat: str) -> int:
+    # The command's name, in parentheses, may hold anything.
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def core_busy_s(core: int) -> float:
+    """Processor time that this core has given to anybody, its interrupts included, in seconds."""
+    stat = (_PROC / "stat").read_text(encoding="ascii")
+    found = re.search(rf"^cpu{core} (.*)$", stat, re.MULTILINE)
+    if found is None:
+        raise BenchError(f"/proc/stat does not know core {core}")
+    user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, found[1].split())
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """User-space memory in bytes.  `pss_bytes` counts a page shared by n processes as 1/n."""
+
+    rss_bytes: int
+    pss_bytes: int
+
+
+def memory(pids: Iterable[int]) -> Memory:
+    """Memory of these processes together."""
+    all_of_them = [parse_smaps_rollup((_PROC / str(pid) / "smaps_rollup").read_text(encoding="ascii")) for pid in pids]
+    return Memory(sum(one.rss_bytes for one in all_of_them), sum(one.pss_bytes for one in all_of_them))
+
+
+def parse_smaps_rollup(text: str) -> Memory:
+    """Rss and Pss of /proc/PID/smaps_rollup."""
+    found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE)}
+    return Memory(found["Rss"], found["Pss"])
+
+
+def description() -> dict[str, str | int]:
+    """What a reader of the figures must know of the machine."""
+    cpuinfo = (_PROC / "cpuinfo").read_text(encoding="utf-8")
+    model = re.search(r"^model name\s*:\s*(.*)", cpuinfo, re.MULTILINE)
+    return {
+        "cpu": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": f"{os.getloadavg()[0]:.2f}",
+    }

@@ -1,0 +1,317 @@
+"""The peers: how each is configured, so that like is compared with like.
+
+All serve one process on one core, keep connections alive, log nothing, and stand in front of the same origins, whose
+answers say `public, max-age=3600` and are small enough to stay in memory.
+
+| peer    | configuration                                                                                             |
+|---------|-----------------------------------------------------------------------------------------------------------|
+| gateway | as `serve` runs it: metrics counted, Cache-Status sent; cookies are no credentials on these routes        |
+| nginx   | one worker, proxy_cache on tmpfs, open_file_cache, sendfile, keep-alive to clients and origins            |
+| varnish | malloc storage, one thread pool; cookies ignored                                                          |
+| nchan   | one worker, memory store (no Redis), a buffer as long as the fan-out's window                             |
+| bare    | a C epoll loop that writes the gateway's own answer to whatever is asked: the upper bound                 |
+
+`/1k`, `/64k` and `/1m` are closed streams of that size; `/pass` is relayed by the gateway and by nginx; `/live` is the
+load client's own stream.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from gateway.config import ServerConfig
+from loadtest.bench.children import Child, free_ports, running
+from loadtest.bench.fetch import fetch_raw
+from loadtest.bench.machine import Cores
+from loadtest.bench.tools import Tools
+
+_Running = AbstractContextManager[Child]
+
+SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
+BUFFERED_MESSAGES: Final = 1_000
+MAX_CONNECTIONS: Final = 16_384
+
+STRICT: Final = "fast path off"
+HAS_FAST_PATH_SWITCH: Final = "fast_path" in ServerConfig.model_fields
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Everybody, running."""
+
+    servers: dict[str, Child]
+    origins: dict[str, Child]
+    live_port: int
+    """Where the load client serves `/live` while it runs."""
+
+
+def closed_stream(size: int) -> bytes:
+    """An origin's answer to a read of a closed stream of so many bytes."""
+    head = (
+        "HTTP/1.1 200 OK\r\n"
+        "Content-Type: application/octet-stream\r\n"
+        f"Content-Length: {size}\r\n"
+        f"Stream-Next-Offset: {size:016d}\r\n"
+        "Stream-Up-To-Date: true\r\n"
+        "Stream-Closed: true\r\n"
+        f'ETag: "bench:-1:{size}:c"\r\n'
+        "Cache-Control: public, max-age=3600\r\n\r\n"
+    )
+    return head.encode("ascii") + bytes(index * 7919 % 251 for index in range(size))
+
+
+HEAD_ANSWER: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 0\r\n"
+    b"Stream-Next-Offset: 0000000000001024\r\nCache-Control: no-store\r\n\r\n"
+)
+POST_ANSWER: Final = b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: 0000000000001024\r\n\r\n"
+
+
+def gateway_config(listen: int, admin: int, origins: dict[str, int], live: int, *, fast_path: bool | None) -> str:
+    """The gateway's TOML.  `fast_path` None leaves that key out."""
+    switch = "" if fast_path is None else f"fast_path = {str(fast_path).lower()}\n"
+    routes = "".join(
+        f"""
+[[route]]
+name = "r{name}"
+prefix = "/{name}"
+origin = "http://127.0.0.1:{port}"
+strip_prefix = false
+credential_headers = ["authorization"]
+"""
+        for name, port in origins.items()
+    )
+    return f"""\
+[server]
+listen = "127.0.0.1:{listen}"
+admin = "127.0.0.1:{admin}"
+shutdown_timeout_s = 1
+{switch}
+[limits]
+cache_bytes = "1GiB"
+max_connections = {MAX_CONNECTIONS}
+{routes}
+[[route]]
+name = "live"
+prefix = "/live"
+origin = "http://127.0.0.1:{live}"
+sse_lifetime_s = 3600
+heartbeat_s = 300
+long_poll_timeout_s = 300
+live_first_byte_timeout_s = 600
+"""
+
+
+def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path) -> str:
+    """nginx as a caching proxy; what lies below /pass is relayed."""
+    upstreams = "".join(
+        f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
+    )
+    cached = "".join(
+        f"    location /{name}/ {{ proxy_pass http://u{name}; proxy_cache store; }}\n"
+        for name in origins
+        if name != "pass"
+    )
+    return f"""{_nginx_head(folder)}
+http {{
+{_NGINX_HTTP}
+  proxy_cache_path {store} levels=1:2 keys_zone=store:32m max_size=1g inactive=1h use_temp_path=off;
+  open_file_cache max=20000 inactive=600s;
+  open_file_cache_valid 600s;
+  proxy_http_version 1.1;
+  proxy_set_header Connection "";
+  proxy_cache_key $request_uri;
+  proxy_cache_lock on;
+{upstreams}
+  server {{
+    listen 127.0.0.1:{listen} backlog=4096;
+{cached}    location /pass/ {{ proxy_pass http://upass; }}
+  }}
+}}
+"""
+
+
+def nchan_config(listen: int, folder: Path, module: Path) -> str:
+    """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to what comes."""
+    return f"""load_module {module};
+{_nginx_head(folder)}
+http {{
+{_NGINX_HTTP}
+  nchan_shared_memory_size 256m;
+  nchan_message_buffer_length {BUFFERED_MESSAGES};
+  nchan_message_timeout 10m;
+  server {{
+    listen 127.0.0.1:{listen} backlog=4096;
+    location ~ ^/pub/(\\w+)$ {{
+      nchan_publisher; nchan_channel_id $1;
+    }}
+    location ~ ^/sse/(\\w+)$ {{
+      nchan_subscriber eventsource; nchan_channel_id $1; nchan_subscriber_first_message newest;
+    }}
+    location ~ ^/poll/(\\w+)$ {{
+      nchan_subscriber longpoll; nchan_channel_id $1; nchan_subscriber_first_message newest;
+    }}
+  }}
+}}
+"""
+
+
+_NGINX_HTTP: Final = """\
+  access_log off;
+  sendfile on;
+  tcp_nodelay on;
+  keepalive_requests 1000000000;
+  keepalive_timeout 600s;
+  default_type application/octet-stream;"""
+
+
+def _nginx_head(folder: Path) -> str:
+    user = "user root;\n" if os.geteuid() == 0 else ""
+    return f"""{user}worker_processes 1;
+worker_rlimit_nofile {MAX_CONNECTIONS + 1024};
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log crit;
+events {{ worker_connections {MAX_CONNECTIONS}; }}"""
+
+
+def varnish_config(origins: dict[str, int]) -> str:
+    """Varnish's VCL for the cached paths."""
+    names = [name for name in origins if name != "pass"]
+    backends = "".join(f'backend o{name} {{ .host = "127.0.0.1"; .port = "{origins[name]}"; }}\n' for name in names)
+    choice = "".join(f'  if (req.url ~ "^/{name}/") {{ set req.backend_hint = o{name}; }}\n' for name in names)
+    return f"""vcl 4.1;
+{backends}
+sub vcl_recv {{
+{choice}  unset req.http.Cookie;
+  return (hash);
+}}
+sub vcl_backend_response {{ set beresp.ttl = 1h; }}
+"""
+
+
+@contextmanager
+def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
+    """Start everybody; end everybody."""
+    with ExitStack() as stack:
+        answers = {name: _Answers.of_closed_stream(size) for name, size in SIZES.items()}
+        answers["pass"] = _Answers(closed_stream(1024), HEAD_ANSWER, POST_ANSWER)
+        origins = {
+            name: stack.enter_context(_responder(tools, f"origin-{name}", answer, cores.origin, folder))
+            for name, answer in answers.items()
+        }
+        ports = {name: child.port for name, child in origins.items()}
+        [live] = free_ports(1)
+        servers = {
+            "gateway": stack.enter_context(_gateway("gateway", ports, live, cores.server, folder, fast_path=None)),
+            "nginx": stack.enter_context(_nginx(tools, ports, cores.server, folder)),
+            "varnish": stack.enter_context(_varnish(tools, ports, cores.server, folder)),
+            "nchan": stack.enter_context(_nchan(tools, cores.server, folder)),
+        }
+        if HAS_FAST_PATH_SWITCH:
+            off = _gateway("gateway-strict", ports, live, cores.server, folder, fast_path=False)
+            servers[STRICT] = stack.enter_context(off)
+        ready = [fetch_raw(servers["gateway"].port, "/1k/bare") for _ in range(3)][-1]
+        bare = _Answers(ready, ready, ready)
+        servers["bare"] = stack.enter_context(_responder(tools, "bare", bare, cores.server, folder))
+        yield Peers(servers, origins, live)
+
+
+@contextmanager
+def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path) -> Iterator[Child]:
+    """One more gateway or nchan, untouched by anything measured before."""
+    home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
+    origins = {name: child.port for name, child in peers.origins.items()}
+    match peer:
+        case "gateway":
+            starting = _gateway("gateway", origins, peers.live_port, cores.server, home, fast_path=None)
+        case "nchan":
+            starting = _nchan(tools, cores.server, home)
+        case _:
+            raise ValueError(peer)
+    with starting as child:
+        yield child
+
+
+def _gateway(
+    name: str, origins: dict[str, int], live: int, core: int, folder: Path, *, fast_path: bool | None
+) -> _Running:
+    listen, admin = free_ports(2)
+    config = folder / f"{name}.toml"
+    config.write_text(gateway_config(listen, admin, origins, live, fast_path=fast_path), encoding="utf-8")
+    argv: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--config", config]
+    return running(name, argv, listen, core, folder / f"{name}.log")
+
+
+def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:
+    [listen] = free_ports(1)
+    # A cache on a disk would measure the disk.
+    shared = Path("/dev/shm")
+    store = Path(tempfile.mkdtemp(prefix="nginx-", dir=shared if shared.is_dir() else folder))
+    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store))
+    return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, folder / "nginx.log"))
+
+
+def _nchan(tools: Tools, core: int, folder: Path) -> _Running:
+    [listen] = free_ports(1)
+    home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module))
+    return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log")
+
+
+def _varnish(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:
+    [listen] = free_ports(1)
+    home = _home(folder, "varnish", varnish_config(origins))
+    argv: list[str | Path] = [tools.varnishd, "-F", "-j", "none", "-n", home, "-f", home / "config"]
+    argv += ["-a", f"127.0.0.1:{listen}", "-s", "malloc,512m", "-T", "none"]
+    argv += ["-p", "thread_pools=1", "-p", "thread_pool_min=100", "-p", "timeout_idle=600"]
+    return running("varnish", argv, listen, core, folder / "varnish.log")
+
+
+def _home(folder: Path, name: str, config: str) -> Path:
+    home = folder / name
+    home.mkdir()
+    (home / "config").write_text(config, encoding="utf-8")
+    return home
+
+
+def _nginx_argv(tools: Tools, home: Path) -> list[str | Path]:
+    return [tools.nginx, "-p", home, "-e", home / "error.log", "-c", home / "config"]
+
+
+@contextmanager
+def _removing(folder: Path, inner: _Running) -> Iterator[Child]:
+    try:
+        with inner as child:
+            yield child
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What a responder says to each method."""
+
+    get: bytes
+    head: bytes
+    post: bytes
+
+    @classmethod
+    def of_closed_stream(cls, size: int) -> Self:
+        whole = closed_stream(size)
+        return cls(whole, whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", POST_ANSWER)
+
+
+def _responder(tools: Tools, name: str, answers: _Answers, core: int, folder: Path) -> _Running:
+    [port] = free_ports(1)
+    files = [folder / f"{name}.{method}" for method in ("get", "head", "post")]
+    for file, content in zip(files, (answers.get, answers.head, answers.post), strict=True):
+        file.write_bytes(content)
+    return running(name, [tools.respond, str(port), *files], port, core, folder / f"{name}.log")

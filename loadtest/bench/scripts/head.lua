@@ -1,0 +1,2 @@
+-- Asking where the tail is.
+wrk.method = "HEAD"

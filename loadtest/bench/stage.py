@@ -1,0 +1,72 @@
+"""The stage: everybody who runs, and how long each may be measured; what every benchmark gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.bench.children import Child
+from loadtest.bench.figures import Row, Sample
+from loadtest.bench.machine import BenchError, Cores, busy_s, core_busy_s
+from loadtest.bench.peers import Peers
+from loadtest.bench.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What there is to measure with."""
+
+    tools: Tools
+    cores: Cores
+    peers: Peers
+    folder: Path
+    seconds: float
+    max_files: int
+    """How many connections one process may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Something measured of several peers in turn: `measure` gives a sample for each row that it can fill."""
+
+    name: str
+    rows: Sequence[Row]
+    peers: Sequence[str]
+    measure: Callable[[Stage, str], Mapping[str, Sample]]
+    most_rounds: int = 100
+
+
+@dataclass(slots=True)
+class Watch:
+    """Processor time from now on: of a server, of its core, of the origins."""
+
+    stage: Stage
+    server: Child
+    began: float = 0.0
+    server_s: float = 0.0
+    core_s: float = 0.0
+    origin_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.server_s = busy_s(self.server.pids)
+        self.core_s = core_busy_s(self.stage.cores.server)
+        self.origin_s = self._origins_s()
+        self.began = time.monotonic()
+
+    def _origins_s(self) -> float:
+        return busy_s(child.pid for child in self.stage.peers.origins.values())
+
+    def sample(self, value: float) -> Sample:
+        """A figure with how busy the server was since, and what others took of its core."""
+        took = time.monotonic() - self.began
+        busy = (busy_s(self.server.pids) - self.server_s) / took
+        core = (core_busy_s(self.stage.cores.server) - self.core_s) / took
+        return Sample(value, busy, max(0.0, core - busy))
+
+    def expect_no_origin(self) -> None:
+        """Raise BenchError when the origins worked: then it was no cached read that was measured."""
+        share = (self._origins_s() - self.origin_s) / (time.monotonic() - self.began)
+        if share > 0.03:
+            raise BenchError(f"{self.server.name}: the origins were {share:.0%} busy in a benchmark of cached reads")

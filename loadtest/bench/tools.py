@@ -1,0 +1,112 @@
+"""What the benchmarks need beside Python: the peers and wrk from the system, and the C clients, built here.
+
+On Debian, as root, what is missing is installed; elsewhere it is taken from PATH.  What cannot be had is named in one
+line.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loadtest.bench.machine import BenchError
+
+_HERE: Final = Path(__file__).parent
+_SBIN: Final = "/usr/sbin:/usr/local/sbin"
+_NCHAN: Final = "ngx_nchan_module.so"
+_MODULE_FOLDERS: Final = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
+
+_PACKAGES: Final = {
+    "nginx": "nginx",
+    "varnishd": "varnish",
+    "wrk": "wrk",
+    "cc": "gcc libc6-dev",
+    _NCHAN: "libnginx-mod-nchan",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Where everything is."""
+
+    nginx: Path
+    varnishd: Path
+    wrk: Path
+    nchan_module: Path
+    respond: Path
+    live: Path
+
+    def versions(self) -> dict[str, str]:
+        """Each peer's own word on its version."""
+        spoken = {"nginx": [self.nginx, "-v"], "varnish": [self.varnishd, "-V"], "wrk": [self.wrk, "-v"]}
+        return {name: _first_line([str(part) for part in argv]) for name, argv in spoken.items()}
+
+
+def prepare(build: Path) -> Tools:
+    """Find or install every tool and build the clients into `build`.  Raises BenchError naming what is missing."""
+    missing = [name for name in _PACKAGES if _find(name) is None]
+    if missing:
+        _install(missing)
+    still = [name for name in missing if _find(name) is None]
+    if still:
+        raise BenchError(f"not found: {', '.join(still)}; Debian has them in: {' '.join(_packages(still))}")
+    build.mkdir(parents=True, exist_ok=True)
+    return Tools(
+        nginx=_found("nginx"),
+        varnishd=_found("varnishd"),
+        wrk=_found("wrk"),
+        nchan_module=_found(_NCHAN),
+        respond=_compile(build / "respond", "respond.c"),
+        live=_compile(build / "live", "live.c", "origin.c"),
+    )
+
+
+def _find(name: str) -> Path | None:
+    if name == _NCHAN:
+        return next((path for folder in _MODULE_FOLDERS if (path := Path(folder, _NCHAN)).exists()), None)
+    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
+    return Path(found) if found else None
+
+
+def _found(name: str) -> Path:
+    path = _find(name)
+    assert path is not None
+    return path
+
+
+def _packages(names: Iterable[str]) -> list[str]:
+    return [package for name in names for package in _PACKAGES[name].split()]
+
+
+def _install(names: Iterable[str]) -> None:
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return
+    # RUNLEVEL=1: the packages' own services are not to be started.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    packages = _packages(names)
+    print(f"installing {' '.join(packages)}", flush=True)
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *packages]):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["no reason given"]
+            raise BenchError(f"{' '.join(command[:2])} cannot install {' '.join(packages)}: {lines[-1]}")
+
+
+def _compile(output: Path, *sources: str) -> Path:
+    folder = _HERE / "clients"
+    command = ["cc", "-D_GNU_SOURCE", "-std=gnu11", "-O2", "-o", str(output), *(str(folder / name) for name in sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"cc cannot build {sources[0]}: {(done.stderr.splitlines() or ['no reason given'])[0]}")
+    return output
+
+
+def _first_line(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[0].strip() if lines else "unknown"

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config_file import load_config
+from loadtest.bench.fetch import header, status
+from loadtest.bench.peers import SIZES, closed_stream, gateway_config, nchan_config, nginx_config, varnish_config
+
+ORIGINS = {"1k": 1001, "64k": 1002, "1m": 1003, "pass": 1004}
+
+
+def test_the_gateways_configuration_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None), encoding="utf-8")
+    config = load_config(file, environ={}).config
+    assert {route.prefix: route.origin for route in config.routes} == {
+        **{f"/{name}": f"http://127.0.0.1:{port}" for name, port in ORIGINS.items()},
+        "/live": "http://127.0.0.1:1005",
+    }
+    assert all("cookie" not in route.credential_headers for route in config.routes if route.prefix != "/live")
+
+
+@pytest.mark.parametrize("text", [nginx_config(80, ORIGINS, Path("/f"), Path("/s")), varnish_config(ORIGINS)])
+def test_what_is_relayed_is_cached_by_no_peer(text: str) -> None:
+    for name in SIZES:
+        assert f"/{name}/" in text
+    assert "/pass" not in text or "location /pass/ { proxy_pass http://upass; }" in text
+
+
+def test_braces_of_server_configurations_are_balanced() -> None:
+    texts = (
+        nginx_config(80, ORIGINS, Path("/f"), Path("/s")),
+        nchan_config(80, Path("/f"), Path("/m.so")),
+        varnish_config(ORIGINS),
+    )
+    for text in texts:
+        assert text.count("{") == text.count("}")
+        assert "{{" not in text
+
+
+@pytest.mark.parametrize("size", SIZES.values())
+def test_a_closed_stream_says_so_and_is_as_long_as_it_says(size: int) -> None:
+    answer = closed_stream(size)
+    assert status(answer) == 200
+    assert header(answer, "stream-closed") == "true"
+    assert header(answer, "content-length") == str(size)
+    assert header(answer, "stream-cursor") == ""
+    assert len(answer.partition(b"\r\n\r\n")[2]) == size
