@@ -23,7 +23,9 @@ from gateway.ops.metrics import Metrics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientServer
+from gateway.server.door import Doorkeeper
 from gateway.server.front import Front
+from gateway.server.ready import ReadyAnswers
 
 _BACKLOG = 4_096
 
@@ -32,11 +34,18 @@ class RunningGateway:
     """A gateway that accepts.  `stop` is owed."""
 
     def __init__(
-        self, config: GatewayConfig, engine: Engine, metrics: Metrics, server: ClientServer, admin: web.AppRunner
+        self,
+        config: GatewayConfig,
+        engine: Engine,
+        metrics: Metrics,
+        server: ClientServer,
+        doors: Doorkeeper,
+        admin: web.AppRunner,
     ) -> None:
         self.config = config
         self.engine = engine
         self.metrics = metrics
+        self.doors = doors
         self._server = server
         self._admin = admin
         self._listener: asyncio.Server | None = None
@@ -46,6 +55,11 @@ class RunningGateway:
     @property
     def is_ready(self) -> bool:
         return self._listener is not None and not self.engine.drain.is_set
+
+    @property
+    def strict_connections(self) -> int:
+        """Client connections for which an aiohttp protocol exists."""
+        return len(self._server.connections)
 
     async def listen(self) -> Self:
         """Accept on both ports; OSError when one is taken."""
@@ -57,7 +71,7 @@ class RunningGateway:
             await site.start()
             self.admin_url = _url(private, self._admin.addresses[0][1])
             self._listener = await loop.create_server(
-                self._server, public.host, public.port, backlog=_BACKLOG, reuse_address=True
+                self.doors, public.host, public.port, backlog=_BACKLOG, reuse_address=True
             )
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
@@ -72,12 +86,15 @@ class RunningGateway:
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
+        self.doors.leave_in_order()
         self._server.pre_shutdown()
+        ends_at = asyncio.get_running_loop().time() + timeout_s * 0.9
         # aiohttp would wait its own time twice: once for what is in flight, and again after it has asked it to stop.
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s * 0.9):
+            async with asyncio.timeout_at(ends_at):
                 await self._server.shutdown(timeout_s)
-        self._server.abort()
+        await self.doors.emptied(max(0.0, ends_at - asyncio.get_running_loop().time()))
+        await self.doors.abort()
         if self._listener is not None:
             await self._listener.wait_closed()
             self._listener = None
@@ -98,13 +115,19 @@ async def start_gateway(
     routes = [Route(route, config.server.node_name, clock) for route in config.routes]
     front = Front(config, engine, routes, metrics)
     server = ClientServer(front, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
+    ready = None
+    if config.server.fast_path:
+        credentials = {name for route in config.routes for name in route.credential_headers}
+        ready = ReadyAnswers(clock, credentials, engine.touch)
+        engine.on_forget = ready.forget
+    doors = Doorkeeper(server, config.limits, ready, metrics)
     gateway: RunningGateway | None = None
     admin = web.AppRunner(
         admin_application(metrics, lambda: gateway is not None and gateway.is_ready),
         access_log=None,
         shutdown_timeout=1.0,
     )
-    gateway = RunningGateway(config, engine, metrics, server, admin)
+    gateway = RunningGateway(config, engine, metrics, server, doors, admin)
     return await gateway.listen()
 
 

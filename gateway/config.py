@@ -19,6 +19,7 @@ from gateway.config_values import (
     Address,
     AllowedOrigins,
     Bytes,
+    Codings,
     HeaderNames,
     ListenAddress,
     NodeName,
@@ -152,6 +153,15 @@ class RouteConfig(_Model):
         le=86_400,
         description="How long an uncacheable answer is remembered, to fetch without collapsing.",
     )
+    compression: Codings = Field(
+        default=("zstd", "br", "gzip"),
+        description="Codings for answers made from a tape, in order of preference; an empty list is none.",
+    )
+    zstd_level: int = Field(default=3, ge=1, le=19, description="Effort of zstd; every body is coded once for all.")
+    brotli_level: int = Field(
+        default=4, ge=0, le=11, description="Effort of br; above 6 it takes several times as long."
+    )
+    gzip_level: int = Field(default=4, ge=1, le=9, description="Effort of gzip; 6 takes twice as long.")
 
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:
@@ -169,6 +179,21 @@ class LimitsConfig(_Model):
     """Bounds on memory, connections and patience with clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
+    eviction: Literal["s3-fifo", "sieve", "lru"] = Field(
+        default="s3-fifo", description="Which stream goes when that is spent; the default withstands scans."
+    )
+    compress_min_bytes: Bytes = Field(
+        default=KIB,
+        ge=1,
+        le=GIB,
+        description="Smallest body that is compressed; below it there is little to save.",
+    )
+    compress_cache_bytes: Bytes = Field(
+        default=32 * MIB,
+        ge=0,
+        le=64 * GIB,
+        description="Most compressed bytes kept; they count within cache_bytes, of which they take a quarter at most.",
+    )
     max_reply_bytes: Bytes = Field(
         default=4 * MIB,
         ge=KIB,
@@ -225,6 +250,9 @@ class ServerConfig(_Model):
     )
     shutdown_timeout_s: float = Field(
         default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
+    )
+    fast_path: bool = Field(
+        default=True, description="Answer repeated plain hits at the door, from ready bytes; false is for comparison."
     )
     node_name: NodeName = Field(
         default="durable-gateway",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -154,10 +154,17 @@ def _allowed_origin(text: str) -> str:
     return text.lower()
 
 
+def _differing(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("names one twice")
+    return names
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 ListenAddress = Annotated[str, AfterValidator(_address)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
+Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_differing)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
 OriginUrl = Annotated[str, AfterValidator(_origin_url)]
 RouteHost = Annotated[str, AfterValidator(_route_host)]

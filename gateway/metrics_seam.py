@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Protocol
 
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 
@@ -36,6 +37,9 @@ class Recorder(Protocol):
 
     def eviction(self, n: int = 1) -> None:
         """Tapes have been dropped to stay within the byte budget."""
+
+    def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
+        """A body of `plain_bytes` has been compressed to `coded_bytes`, once for all who will ask for it."""
 
     def slow_consumer(self) -> None:
         """A live client has been closed because it did not keep up."""
@@ -73,6 +77,9 @@ class Silent:
 
     def eviction(self, n: int = 1) -> None:
         self.counts["eviction",] += n
+
+    def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
+        self.counts["coded", coding.value] += 1
 
     def slow_consumer(self) -> None:
         self.counts["slow_consumer",] += 1

@@ -7,13 +7,23 @@ all cases: it gives back the seats on the flights.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Outcome
+from gateway.tape.stream import Stream
 from gateway.upstream.flight import Flight, Rider
+
+
+class Shown(NamedTuple):
+    """The run of a stream that a body shows, from one offset to another: it never changes."""
+
+    stream: Stream
+    start: str
+    end: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,34 @@ class Parts:
         last = self._row.pop()
         assert isinstance(last, _Seat)
         last.rider.leave()
+
+    def held(self, is_json: bool) -> list[bytes] | None:
+        """The whole body where every byte of it is here, else None."""
+        pieces: list[bytes] = []
+        for part in self._row:
+            if not isinstance(part, _Held):
+                return None
+            if pieces and is_json:
+                pieces.append(b",")
+            pieces.extend(part.pieces)
+        return [b"[", *pieces, b"]"] if is_json else pieces
+
+    def settled(self, is_json: bool) -> list[bytes] | None:
+        """The whole body where its last byte has arrived, be it on the tape or by a flight, else None."""
+        row: list[Sequence[bytes]] = []
+        for part in self._row:
+            if isinstance(part, _Held):
+                row.append(part.pieces)
+            elif not part.flight.has_landed or part.flight.base:
+                return None
+            elif part.flight.size:
+                row.append(part.flight.kept)
+        body = [b"["] if is_json else []
+        for at, pieces in enumerate(row):
+            if at and is_json:
+                body.append(b",")
+            body.extend(pieces)
+        return [*body, b"]"] if is_json else body
 
     def length(self, is_json: bool) -> int | None:
         """The body's length in bytes, None while a flight that knows no length is part of it."""
@@ -115,6 +153,18 @@ class Answer:
     body: bytes = b""
     fwd_status: int | None = None
     stored: bool = False
+    stream: Stream | None = None
+    """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
+    shown: Shown | None = None
+    """What the body shows, where it is a run of a stream."""
+
+    def whole(self) -> bytes:
+        """The body of an answer that is made of bytes alone."""
+        if self.parts is None:
+            return self.body
+        held = self.parts.held(self.is_json)
+        assert held is not None, "part of the answer is still in the air"
+        return b"".join(held)
 
     def close(self) -> None:
         if self.parts is not None:

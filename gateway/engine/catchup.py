@@ -10,7 +10,7 @@ receiving them anyway, brings them.
 from __future__ import annotations
 
 from gateway.clock import Clock
-from gateway.engine.answer import Answer, Parts
+from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
 from gateway.engine.request import Read, Uncacheable
@@ -259,5 +259,9 @@ class _Attempt:
         )  # fmt: skip
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
-            return Answer(304, not_modified(headers), outcome)
-        return Answer(200, headers, outcome, self.parts, stream.tape.is_json)
+            return Answer(304, not_modified(headers), outcome, stream=stream if outcome is Outcome.HIT else None)
+        shown = Shown(stream, read.start, self._at)
+        answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
+        if outcome is Outcome.HIT:
+            answer.stream = stream
+        return answer

@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from gateway.clock import Clock
 from gateway.config import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
+from gateway.engine.coding import Coder
 from gateway.engine.deck import FlightDeck
 from gateway.engine.relay import Relay
 from gateway.engine.replies import refusal_answer
-from gateway.engine.request import Drain, Read, Uncacheable
+from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import Ended, Subscription, Tail
+from gateway.engine.tail import Subscription, Tail, Waiting
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
-from gateway.tape.eviction import LeastRecentlyUsed
+from gateway.protocol.etag import without_codings
+from gateway.tape.eviction import POLICIES
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
@@ -43,7 +46,19 @@ class Engine:
         self.tasks = Tasks()
         self.drain = Drain()
         self.client = Client(limits.upstream_connections)
-        self.library = Library(limits.cache_bytes, LeastRecentlyUsed(), lambda: f"{rng.getrandbits(48):012x}", recorder)
+        eviction = POLICIES[limits.eviction]()
+        self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
+        self.coder = Coder(
+            self.library,
+            clock,
+            recorder,
+            min_bytes=limits.compress_min_bytes,
+            keep_bytes=limits.compress_cache_bytes,
+        )
+        self.library.on_forget = self._forget
+        self.coder.on_evict = lambda stream: self.on_forget(stream)
+        self.on_forget: Callable[[Stream], None] = lambda stream: None
+        """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
         self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams)
         self.deck = FlightDeck(
             self.client,
@@ -57,15 +72,30 @@ class Engine:
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
-        self._tail = Tail(self.deck, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        self._tail = Tail(
+            self.deck, self._catch_up, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes
+        )
 
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
-        return await self._on_stream(read, lambda stream: self._catch_up.answer(read, stream))
+        asked = _without_codings(read)
+        return await self._coded(
+            read, await self._on_stream(asked, lambda stream: self._catch_up.answer(asked, stream))
+        )
 
-    async def long_poll(self, read: Read) -> Answer:
-        """Answer a long-poll; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
-        return await self._on_stream(read, lambda stream: self._tail.long_poll(read, stream))
+    async def long_poll(self, read: Read) -> Answer | Waiting:
+        """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
+        asked = _without_codings(read)
+        found = await self._on_stream(asked, lambda stream: self._tail.long_poll(asked, stream))
+        # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
+        return found if isinstance(found, Waiting) else await self._coded(read, found)
+
+    async def _coded(self, read: Read, answer: Answer) -> Answer:
+        try:
+            return await self.coder.code(read, answer)
+        except BaseException:
+            answer.close()
+            raise
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
         """A subscription, whose `close` is owed, or why there is none.  Raises Uncacheable or a GatewayError."""
@@ -109,15 +139,32 @@ class Engine:
         # A sliding TTL may have been renewed by others; only the origin knows.
         return self.library.open(read.key, now)
 
+    def touch(self, stream: Stream) -> None:
+        """The stream was answered from by somebody who remembers answers."""
+        self.library.touch(stream)
+        self.coder.touch(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        self.coder.forget(stream)
+        self.on_forget(stream)
+
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Send live readers off, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.start(spread_s, within_s)
-        self.live.wake()
+        self.live.leave(spread_s, within_s)
 
     async def close(self) -> None:
         self.live.close()
         await self.tasks.close()
         await self.client.close()
+        self.coder.close()
+
+
+def _without_codings(read: Read) -> Read:
+    """The read as of one who knows of no codings, which are the coder's."""
+    if read.if_none_match is None:
+        return read
+    return replace(read, if_none_match=without_codings(read.if_none_match, read.wish))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:

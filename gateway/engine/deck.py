@@ -292,8 +292,11 @@ class FlightDeck:
         stream.headers = storable_headers(headers)
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
-        elif not up_to_date:
-            stream.cache_control = headers.get("Cache-Control")
+        else:
+            cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
+            stream.is_verbatim = "no-transform" in parse_cache_control(cache_control)
+            if not up_to_date:
+                stream.cache_control = headers.get("Cache-Control")
         return StreamHead(offset, up_to_date, is_closed)
 
     def _why_not_shared(self, flight: Flight, route: Route, reply: Reply) -> str | None:

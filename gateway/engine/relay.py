@@ -170,6 +170,7 @@ class Relay:
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail)
+                self._live.expect(stream)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
         if write.own is not None and write.own.ended is None:
             self._reached(write.own, reply)

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 from gateway.engine.answer import Answer
 from gateway.engine.request import Read
 from gateway.engine.route import Route
+from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.etag import mint
 from gateway.protocol.names import (
@@ -70,6 +71,8 @@ def stream_headers(
         headers[STREAM_CURSOR] = cursor
     headers["ETag"] = mint(stream.tape.incarnation, read.start, end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
+        headers["Cache-Control"] += ", no-transform"
     if age_s is not None:
         headers["Age"] = str(max(0, int(age_s)))
     headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
@@ -117,3 +120,14 @@ def refusal_answer(route: Route, refusal: Refusal, outcome: Outcome) -> Answer:
         headers["Cache-Control"] = "no-store"
     headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=refusal.status)
     return Answer(refusal.status, headers, outcome, body=refusal.body)
+
+
+def failure_answer(node: str, error: GatewayError) -> Answer:
+    """An error as a response: a status and one line."""
+    outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
+    headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Cache-Status"] = cache_status(node, outcome)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    return Answer(error.status, headers, outcome, body=f"{error}\n".encode())

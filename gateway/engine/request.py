@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from gateway.engine.route import Route
+from gateway.protocol.coding import PLAIN, Wish
 from gateway.tape.stream import StreamKey
-from gateway.upstream.flight import Foreign
+from gateway.upstream.flight import Foreign, Refusal
 from gateway.upstream.source import Source
 
 
@@ -23,6 +25,8 @@ class Read:
     if_none_match: str | None = None
     is_private: bool = False
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+    wish: Wish = PLAIN
+    """The content codings that the reader takes."""
 
 
 class Uncacheable(Exception):
@@ -48,3 +52,18 @@ class Drain:
         self.is_set = True
         self.spread_s = spread_s
         self.within_s = within_s
+
+
+class Ended(Exception):
+    """The stream ended under its reader."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+class Poll(Enum):
+    """Why a long-poll cannot be answered at once."""
+
+    WAIT = "nothing there"
+    LOOK = "the origin has to be asked"

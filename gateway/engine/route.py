@@ -11,6 +11,7 @@ from yarl import URL
 
 from gateway.clock import Clock
 from gateway.config import RouteConfig
+from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target
 from gateway.tape.stream import Group, StreamKey
 from gateway.upstream.client import Bounds
@@ -59,6 +60,13 @@ class Route:
         self.live_bounds = Bounds(
             config.connect_timeout_s, config.live_first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
         )
+        self.codings = tuple(Coding(name) for name in config.compression)
+        """What a client may be offered, in order of preference."""
+        self.levels = {
+            Coding.ZSTD: config.zstd_level,
+            Coding.BR: config.brotli_level,
+            Coding.GZIP: config.gzip_level,
+        }
         self._credential_names = tuple(name.lower() for name in config.credential_headers)
 
     def serves(self, host: str, path: str) -> bool:

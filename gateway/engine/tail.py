@@ -9,55 +9,55 @@ twice.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gateway.clock import Clock
-from gateway.engine.answer import Answer, Parts
+from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.catchup import CatchUp
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
-from gateway.engine.request import Drain, Read, Uncacheable
+from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
+from gateway.engine.waiter import Again, Waiter
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
+from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
-from gateway.protocol.names import SSE_DATA_ENCODING, is_sse_text
+from gateway.protocol.names import SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
-from gateway.protocol.sse import HEARTBEAT
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading, Tape
+from gateway.tasks import Tasks
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
 
-_EVENT_BYTES = 1 << 18
-"""About as much of a replay goes into one data event, where the known offsets allow it."""
-_SHORTEST_SSE_S = 1.0
-"""The TypeScript client gives SSE up after three connections that lived less long than this."""
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
-_FOLLOWER_PATIENCE_S = 1.0
-"""How long a follower may lag behind an acknowledged write that a waiting reader has not seen."""
 _TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
-
-
-class Ended(Exception):
-    """The stream ended under its reader."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.status)
-        self.refusal = refusal
 
 
 class Tail:
     """Answers live reads.  Keeps no state of its own; `drain` tells it to send readers off in order."""
 
     def __init__(
-        self, deck: FlightDeck, live: Live, clock: Clock, rng: random.Random, drain: Drain, max_reply_bytes: int
+        self,
+        deck: FlightDeck,
+        catch_up: CatchUp,
+        live: Live,
+        clock: Clock,
+        tasks: Tasks,
+        rng: random.Random,
+        drain: Drain,
+        max_reply_bytes: int,
     ) -> None:
         self._deck = deck
+        self._catch_up = catch_up
         self._live = live
         self._clock = clock
+        self._tasks = tasks
         self._rng = rng
         self._drain = drain
         self._max_reply_bytes = max_reply_bytes
@@ -112,6 +112,7 @@ class Tail:
             read.source,
             lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, read.route, read.source),
             read.route.config.sse_lifetime_s,
+            read.route.config.heartbeat_s,
         )
         topic.greet(read.cursor, self._clock.wall())
         return topic
@@ -125,9 +126,7 @@ class Tail:
         An offset that the origin has not named yet is shown to it once: it may be behind, ahead, or no offset at all.
         """
         tape = stream.tape
-        if topic.position is not None and tape.resolve(topic.position) == at:
-            return False
-        if _is_furthest(tape, at):
+        if not topic.is_missing(at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
         stale = await self._deck.settle(stream, at, read.route)
@@ -140,80 +139,69 @@ class Tail:
             raise Uncacheable(_TOO_LARGE)
         return head.next_offset != at or tape.tail != tail
 
-    async def _wait(self, read: Read, stream: Stream, topic: Topic, at: str, left: float) -> bool:
-        """Wait for news behind `at` for at most `left` seconds; whether there may be any.
-
-        A write that was acknowledged through this gateway lies behind `at`, and the follower does not bring it: then
-        one reader looks for all, and the live request, which has stalled, is made anew.
-        """
-        self._live.follow(topic)
-        acked = stream.acked
-        if stream.holds_acknowledged(at) or topic.looked_for == acked or left <= _FOLLOWER_PATIENCE_S:
-            return await topic.changed.wait_within(self._clock, left)
-        if await topic.changed.wait_within(self._clock, _FOLLOWER_PATIENCE_S) or topic.looked_for == acked:
-            return True
-        topic.looked_for = acked
-        try:
-            self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
-        except BaseException:
-            # The next one may have more luck.
-            topic.looked_for = None
-            raise
-        self._live.restart(stream)
-        topic.changed.fire()
-        return True
-
-    def _check_ended(self, stream: Stream) -> None:
+    @staticmethod
+    def _check_ended(stream: Stream) -> None:
+        if stream.ended is End.RECREATED:
+            # Whether that concerns the reader depends on when it came.
+            raise TailMovedBack
         if stream.ended is not None:
             raise Ended(Refusal.of_ended(stream.ended.status))
 
     # -- long-poll (section 5.7)
 
-    async def long_poll(self, read: Read, stream: Stream) -> Answer:
-        """Answer with the bytes after the offset, at once or as soon as there are any; 204 when the time is up.
+    async def long_poll(self, read: Read, stream: Stream) -> Answer | Waiting:
+        """Answer with the bytes after the offset, where there are any; else the place at which the client waits.
 
-        Raises Uncacheable, TailMovedBack when `stream` is not the origin's from the start, or another GatewayError.
+        `Waiting.start` or `Waiting.close` is owed.  Raises Uncacheable, TailMovedBack when `stream` is not the origin's
+        from the start, or another GatewayError.
         """
         try:
             read = replace(read, start=await self.begin(read, stream))
             topic = self.attach(read, stream)
+            is_waiting = False
             try:
-                return await self._poll(read, stream, topic)
+                while True:
+                    found = self.poll_now(read, stream, topic)
+                    if found is Poll.LOOK:
+                        found = await self.poll_looking(read, stream, topic)
+                    if isinstance(found, Answer):
+                        return found
+                    if found is Poll.WAIT:
+                        self._live.follow(topic)
+                        is_waiting = True
+                        return Waiting(self, read, stream, topic)
             finally:
-                self.detach(read, topic)
+                if not is_waiting:
+                    self.detach(read, topic)
         except Ended as ended:
             return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
-    async def _poll(self, read: Read, stream: Stream, topic: Topic) -> Answer:
-        deadline = self._clock.now() + read.route.config.long_poll_timeout_s
+    def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
+        """The answer to a long-poll where it can be given at once.  Raises Ended."""
+        self._check_ended(stream)
+        reading = stream.tape.read(read.start, self._max_reply_bytes)
+        if reading.size:
+            if not self._is_settled(stream, topic, reading.end):
+                return Poll.LOOK
+            return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))
+        if stream.tape.is_closed_at(reading.end):
+            return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
+        return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
+
+    async def poll_looking(self, read: Read, stream: Stream, topic: Topic) -> Answer | Poll:
+        """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
         tape = stream.tape
-        outcome = Outcome.HIT
-        is_leaving = False
-        while True:
-            self._check_ended(stream)
-            reading = tape.read(read.start, self._max_reply_bytes)
-            if reading.size:
-                if not self._is_settled(stream, topic, reading.end):
-                    # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
-                    head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
-                    self._check_ended(stream)
-                    # What was read before the look may have been evicted since; it is still true.
-                    reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
-                    if isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end:
-                        return self._polled(read, stream, reading, Outcome.REVALIDATED, is_current=True)
-                return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))
-            if tape.is_closed_at(reading.end):
-                return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
-            outcome = Outcome.FOLLOWED
-            if await self._fill(read, stream, topic, reading.end):
-                continue
-            if self._drain.is_set and not is_leaving:
-                is_leaving = True
-                deadline = min(deadline, self._clock.now() + self._rng.uniform(0, self._drain.spread_s))
-            left = deadline - self._clock.now()
-            if left <= 0:
-                return await self._nothing_new(read, stream, topic, reading.end)
-            await self._wait(read, stream, topic, reading.end, left)
+        reading = tape.read(read.start, self._max_reply_bytes)
+        if not reading.size:
+            return Poll.LOOK if await self._fill(read, stream, topic, reading.end) else Poll.WAIT
+        # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
+        head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
+        self._check_ended(stream)
+        # What was read before the look may have been evicted since; it is still true.
+        reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
+        is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
+        outcome = Outcome.REVALIDATED if is_current else Outcome.HIT
+        return self._polled(read, stream, reading, outcome, is_current=is_current or topic.is_current(reading.end))
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -237,16 +225,48 @@ class Tail:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json)
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end))
 
-    async def _nothing_new(self, read: Read, stream: Stream, topic: Topic, at: str) -> Answer:
-        """The time is up: say so if the follower can vouch for it, else look."""
+    def wait(self, place: Waiting, again: Again, answered: Callable[[Answer | None], None]) -> Waiter:
+        """A waiter, to be started."""
+        # What it keeps while it waits is little: the key and the source are the stream's and the topic's.
+        slim = replace(place.read, key=place.stream.key, source=place.topic.source)
+        waiter = Waiter(
+            replace(place, read=slim), self._clock, self._tasks, slim.route.config.long_poll_timeout_s, again, answered
+        )
+        if self._drain.is_set:
+            waiter.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
+        return waiter
+
+    async def fetched(self, read: Read, stream: Stream) -> Answer:
+        """The answer to a long-poll whose bytes are not on the tape; Uncacheable when they are too many to hold."""
+        answer = await self._catch_up.answer(read, stream)
+        try:
+            if answer.parts is None or answer.status != 200:
+                return answer
+            body: list[bytes] = []
+            async for piece in answer.parts.stream(answer.is_json):
+                body.append(piece)
+                if sum(map(len, body)) > self._max_reply_bytes:
+                    raise Uncacheable(_TOO_LARGE)
+            answer.headers[STREAM_CURSOR] = next_cursor(self._clock.wall(), read.cursor, self._rng)
+            return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
+        finally:
+            answer.close()
+
+    def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
+        """The 204 of a wait that is over, where the follower can vouch for it."""
+        at = stream.tape.resolve(read.start)
+        if not topic.is_current(at):
+            return None
         cursor = next_cursor(self._clock.wall(), read.cursor, self._rng)
-        if topic.is_current(at):
-            return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
+        return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
+
+    async def nothing_new(self, read: Read, stream: Stream) -> Answer:
+        """The time is up and nobody can vouch for the tail: look."""
+        cursor = next_cursor(self._clock.wall(), read.cursor, self._rng)
+        at = stream.tape.resolve(read.start)
         head = await self._deck.fresh_head(stream, at, read.route, read.source)
-        if isinstance(head, TailMovedBack):
-            self._check_ended(stream)
         self._expect_stream(head)
         self._check_ended(stream)
         reading = stream.tape.read(at, self._max_reply_bytes)
@@ -287,64 +307,40 @@ class Tail:
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
                 return
 
-    async def events(self, read: Read, stream: Stream, topic: Topic, at: str) -> AsyncIterator[bytes]:
-        """Whole frames from `at` on: data with control behind it, control alone, heartbeats.
+    def subscribe(
+        self, read: Read, stream: Stream, topic: Topic, at: str, wire: Wire, on_over: Callable[[bool], None]
+    ) -> Subscriber:
+        """A subscriber at `at`, to be started; `on_over` says whether the response is to end in order."""
+        config, stream_key = read.route.config, stream.key
+        # What the subscriber keeps for as long as it lives is little: not its client's request.
+        slim = Read(read.route, stream_key, topic.source, at)
 
-        Ends in order at closure, at the connection's lifetime, when the stream is no more, and when the gateway drains.
-        """
-        config, tape, clock = read.route.config, stream.tape, self._clock
-        began = clock.now()
-        ends_at = began + max(_SHORTEST_SSE_S, config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER))
-        is_leaving = False
+        def over(in_order: bool) -> None:
+            self.detach(slim, topic)
+            on_over(in_order)
+
+        lifetime_s = config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
-        least_cursor = int(topic.cursor_for(read.cursor, clock.wall(), self._rng))
-        told: str | None = None
-        """The offset at which the client was last told that it is up to date."""
-        at = tape.resolve(at)
-        while stream.ended is None:
-            now = clock.now()
-            if now >= ends_at:
-                return
-            reading = tape.read(at, _EVENT_BYTES)
-            is_closed = tape.is_closed_at(reading.end)
-            cursor = str(max(least_cursor, int(topic.cursor_for(None, clock.wall(), self._rng))))
-            if reading.size:
-                is_current = topic.is_current(reading.end)
-                frame = topic.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)
-                at = reading.end
-                told = at if is_current else None
-                yield frame
-                if is_closed:
-                    return
-                continue
-            at = reading.end
-            if is_closed:
-                yield topic.control(at, is_current=True, is_closed=True, cursor=cursor)
-                return
-            if told != at and topic.is_current(at):
-                told = at
-                yield topic.control(at, is_current=True, is_closed=False, cursor=cursor)
-                continue
-            try:
-                if await self._fill(read, stream, topic, at):
-                    continue
-            except (Ended, Uncacheable, GatewayError):
-                # The client resumes from its last control event; what is wrong it is told as a status then.
-                return
-            if self._drain.is_set and not is_leaving:
-                is_leaving = True
-                leaves_at = max(began + _SHORTEST_SSE_S, now + self._rng.uniform(0, self._drain.spread_s))
-                # Short and in order is better than cut off at the end of the drain.
-                leaves_at = min(leaves_at, now + self._drain.within_s)
-                ends_at = min(ends_at, leaves_at)
-                continue
-            patience_s = min(config.heartbeat_s, ends_at - now)
-            try:
-                has_news = await self._wait(read, stream, topic, at, patience_s)
-            except (Ended, Uncacheable, GatewayError):
-                return
-            if not has_news and clock.now() < ends_at:
-                yield HEARTBEAT
+        cursor = int(topic.cursor_for(read.cursor, self._clock.wall(), self._rng))
+        subscriber = Subscriber(
+            topic, at, cursor, wire, self._clock, lifetime_s, partial(self._start_fill, slim, stream, topic), over
+        )
+        if self._drain.is_set:
+            subscriber.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
+        return subscriber
+
+    def _start_fill(self, read: Read, stream: Stream, topic: Topic, subscriber: Subscriber) -> None:
+        self._tasks.start(self._fill_for(read, stream, topic, subscriber), f"fill {read.start}")
+
+    async def _fill_for(self, read: Read, stream: Stream, topic: Topic, subscriber: Subscriber) -> None:
+        has_changed: bool | None = None
+        try:
+            has_changed = await self._fill(read, stream, topic, subscriber.at)
+        except (Ended, Uncacheable, GatewayError):
+            # The client resumes from its last control event; what is wrong it is told as a status then.
+            pass
+        finally:
+            subscriber.filled(has_changed)
 
 
 def _is_furthest(tape: Tape, at: str) -> bool:
@@ -354,22 +350,42 @@ def _is_furthest(tape: Tape, at: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One SSE client's place: the frames it is sent, and the seat it gives back."""
+    """One SSE client's place, before anything is written; `start` or `close` is owed."""
 
     tail: Tail
     read: Read
     stream: Stream
     topic: Topic
-    start: str
+    at: str
 
     @property
     def headers(self) -> dict[str, str]:
         """What the response says of its encoding."""
         return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
 
-    def frames(self) -> AsyncIterator[bytes]:
-        """Whole frames; the client may be cut off between any two of them and resumes without loss."""
-        return self.tail.events(self.read, self.stream, self.topic, self.start)
+    def start(self, wire: Wire, on_over: Callable[[bool], None]) -> Subscriber:
+        """A subscriber on `wire`, not yet started."""
+        return self.tail.subscribe(self.read, self.stream, self.topic, self.at, wire, on_over)
+
+    def close(self) -> None:
+        self.tail.detach(self.read, self.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One long-poll client's place, before it waits; `start` or `close` is owed."""
+
+    tail: Tail
+    read: Read
+    stream: Stream
+    topic: Topic
+
+    def start(self, again: Again, answered: Callable[[Answer | None], None]) -> Waiter:
+        """A waiter, not yet started; `answered` is called once, with None when the client has gone.
+
+        `again` asks from the beginning, where the stream proves to be another one than was remembered.
+        """
+        return self.tail.wait(self, again, answered)
 
     def close(self) -> None:
         self.tail.detach(self.read, self.topic)

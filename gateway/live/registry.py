@@ -15,13 +15,17 @@ from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
 from gateway.live.topic import Look, Topic
 from gateway.metrics_seam import Recorder
+from gateway.protocol.offsets import START, is_before
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.upstream.client import Client
+from gateway.upstream.flight import StreamHead
 from gateway.upstream.source import Source
 
 _DOUBT_PAUSE_S = 1.0
+_FOLLOWER_PATIENCE_S = 1.0
+"""How long a follower may lag behind an acknowledged write that readers wait for."""
 
 
 class Live:
@@ -49,6 +53,8 @@ class Live:
         self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
         self._doubts: dict[Topic, Timer] = {}
+        self._beats: dict[Topic, Timer] = {}
+        self._stalls: dict[Topic, Timer] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -64,13 +70,14 @@ class Live:
             return None
         return topic if stream.tape.resolve(topic.position) == at else None
 
-    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float) -> Topic:
+    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float, heartbeat_s: float) -> Topic:
         """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s)
+            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s, self._clock.wall)
             stream.pins += 1
             self._watch_expiry(topic)
+            self._beat_in(topic, heartbeat_s / 2)
         if topic.is_refused:
             # Where credentials are shared, the first reader's may have been revoked; those that are good are kept.
             topic.source, topic.look, topic.is_refused = source, look, False
@@ -87,6 +94,39 @@ class Live:
             raise TooManyFollowed
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
+            self.expect(topic.stream)
+
+    def expect(self, stream: Stream) -> None:
+        """What was acknowledged through this gateway is for the follower to bring, and soon: where it does not, it has
+        stalled.  Then one look fetches it for all who wait, and the live request is made anew."""
+        topic = self._topics.get(stream)
+        acked = stream.acked
+        if topic is None or topic not in self._runs or topic in self._stalls:
+            return
+        if acked is None or self._has_brought(topic, acked):
+            return
+        self._stalls[topic] = self._clock.call_later(_FOLLOWER_PATIENCE_S, lambda: self._is_due(topic, acked))
+
+    @staticmethod
+    def _has_brought(topic: Topic, acked: str) -> bool:
+        at = topic.position
+        return at is not None and not is_before(topic.stream.tape.resolve(at), acked)
+
+    def _is_due(self, topic: Topic, acked: str) -> None:
+        self._stalls.pop(topic, None)
+        if self._has_brought(topic, acked) or not topic.readers:
+            self.expect(topic.stream)
+        else:
+            self._tasks.start(self._fetch_stalled(topic), f"look behind {acked}")
+
+    async def _fetch_stalled(self, topic: Topic) -> None:
+        tape = topic.stream.tape
+        head = await topic.look(tape.resolve(topic.position or START))
+        if self._topics.get(topic.stream) is topic:
+            if isinstance(head, StreamHead):
+                self.restart(topic.stream)
+                topic.wake()
+            self.expect(topic.stream)
 
     def _watch_expiry(self, topic: Topic) -> None:
         """An absolute end is kept here: an origin may let a live request stay open past it."""
@@ -95,6 +135,16 @@ class Live:
             self._expiries[topic] = self._clock.call_later(
                 life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
             )
+
+    def _beat_in(self, topic: Topic, delay_s: float) -> None:
+        """Two beats make a heartbeat: a reader that was silent for the whole of one sends it at the next."""
+
+        def beat() -> None:
+            for reader in tuple(topic.readers_now):
+                reader.beat()
+            self._beat_in(topic, delay_s)
+
+        self._beats[topic] = self._clock.call_later(delay_s, beat)
 
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
@@ -130,7 +180,7 @@ class Live:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
-        for timers in (self._lingers, self._expiries, self._doubts):
+        for timers in (self._lingers, self._expiries, self._doubts, self._beats, self._stalls):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()
         run = self._runs.pop(topic, None)
@@ -179,8 +229,15 @@ class Live:
 
     def wake(self) -> None:
         """Have every live reader look again."""
-        for topic in self._topics.values():
-            topic.changed.fire()
+        for topic in list(self._topics.values()):
+            topic.wake()
+
+    def leave(self, spread_s: float, within_s: float) -> None:
+        """Send every live reader off, spread over `spread_s` seconds, the last of them within `within_s`."""
+        for topic in list(self._topics.values()):
+            for reader in tuple(topic.readers_now):
+                reader.leave(self._rng.uniform(0, spread_s), within_s)
+            topic.wake()
 
     def close(self) -> None:
         """End every topic; used at shutdown, after the readers have gone."""

@@ -11,36 +11,82 @@ Only then may anyone be told to be up to date.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from cachetools import LRUCache
 
 from gateway.errors import GatewayError
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.names import is_sse_text
-from gateway.protocol.sse import Control, encode_control, encode_data
+from gateway.protocol.offsets import is_before
+from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.signals import Signal
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.upstream.flight import Head
 from gateway.upstream.source import Source
 
+_log = logging.getLogger("gateway.live")
+
 Look = Callable[[str | None], Awaitable[Head]]
 """A fresh catch-up look at an offset, or at the metadata alone; what it brings is on the tape when it returns."""
 
 _FRAME_BYTES: Final = 1 << 20
 """Frames kept for the next who stand at the same place; a larger one is encoded anew for each."""
+_EVENT_BYTES: Final = 1 << 18
+"""About as much of a replay goes into one data event, where the known offsets allow it."""
 _CURSOR_REACH: Final = 1_000
 """A client's cursor that is further ahead than this many intervals does not lift everybody's."""
+
+
+def _chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body (RFC 9112 §7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+HEARTBEAT_CHUNK: Final = _chunk(HEARTBEAT)
+
+
+class Listener(Protocol):
+    """A live reader that stands on a connection and not in a task."""
+
+    def pump(self) -> None:
+        """The topic has changed: read on."""
+
+    def gone(self) -> None:
+        """Its client is no longer there."""
+
+    def beat(self) -> None:
+        """Time for a sign of life."""
+
+    def leave(self, delay_s: float, within_s: float) -> None:
+        """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""
+
+
+class Step(NamedTuple):
+    """What a reader at one place is to be sent next; without data there is nothing to send now."""
+
+    data: bytes
+    """Whole frames, as one chunk of a chunked body."""
+    end: str
+    is_told: bool
+    """Whether the reader has been told that it is up to date here."""
+    is_last: bool = False
+    needs_fill: bool = False
 
 
 class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
-    def __init__(self, stream: Stream, source: Source, look: Look, lifetime_s: float) -> None:
+    def __init__(
+        self, stream: Stream, source: Source, look: Look, lifetime_s: float, wall: Callable[[], float]
+    ) -> None:
+        self.wall = wall
         self.stream = stream
         self.source = source
         self.look = look
@@ -55,9 +101,12 @@ class Topic:
         self.ended: End | None = None
         self.trouble: GatewayError | None = None
         """Why the follower is not connected, where it failed."""
-        self.looked_for: str | None = None
-        """The acknowledged tail that a reader has looked for, because the follower did not bring it."""
         self.changed = Signal()
+        self.readers_now: set[Listener] = set()
+        """Readers that are pumped when the topic changes; all others wait for `changed`."""
+        self._is_flushing = False
+        self._steps: dict[tuple[str, bool, int], Step] | None = None
+        """Steps of this flush: nothing changes while it lasts, and most readers stand at one place."""
         self._cursor_floor = 0
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
@@ -69,7 +118,7 @@ class Topic:
         self.is_confirmed = is_confirmed
         self.stream.is_followed = True
         self.trouble = None
-        self.changed.fire()
+        self._fire()
 
     def lost(self, now: float, trouble: GatewayError | None) -> None:
         """The live request is closed, as planned or by `trouble`: nothing is known of the tail from here on."""
@@ -79,14 +128,39 @@ class Topic:
             self.stream.contacted_at = now
         self.trouble = trouble
         if trouble is not None:
-            self.changed.fire()
+            self._fire()
 
     def end(self, why: End) -> None:
         """The stream is no more: every reader is sent off at once."""
         self.ended = why
         self.is_confirmed = False
         self.stream.is_followed = False
+        self._fire()
+
+    def _fire(self) -> None:
         self.changed.fire()
+        if self.readers_now and not self._is_flushing:
+            # Events that arrive in one turn of the loop go out as one write.
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self._steps = {}
+        try:
+            for reader in tuple(self.readers_now):
+                try:
+                    reader.pump()
+                except Exception:
+                    # One client's trouble is not the others'.
+                    _log.exception("a live reader failed")
+                    reader.gone()
+        finally:
+            self._steps = None
+
+    def wake(self) -> None:
+        """Have every live reader look again."""
+        self._fire()
 
     # -- the readers' side
 
@@ -110,6 +184,40 @@ class Topic:
         shared = shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
         own = parse_cursor(client)
         return str(shared) if own is None or own < shared else next_cursor(wall, client, rng)
+
+    def step(self, at: str, is_told: bool, least_cursor: int) -> Step:
+        """What a reader at `at` is to be sent next; `least_cursor` is the least that its frames may carry."""
+        shared = shared_cursor(self.wall(), self._cursor_floor) if self._cursor_floor else interval(self.wall())
+        cursor = max(shared, least_cursor)
+        steps = self._steps
+        if steps is None:
+            return self._step(at, is_told, str(cursor))
+        key = (at, is_told, cursor)
+        step = steps.get(key)
+        if step is None:
+            step = steps[key] = self._step(at, is_told, str(cursor))
+        return step
+
+    def _step(self, at: str, is_told: bool, cursor: str) -> Step:
+        tape = self.stream.tape
+        reading = tape.read(at, _EVENT_BYTES)
+        end = reading.end
+        is_closed = tape.is_closed_at(end)
+        is_current = self.is_current(end)
+        if reading.size:
+            frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)
+            return Step(_chunk(frame), end, is_current, is_closed)
+        if is_closed or (is_current and not is_told):
+            frame = self.control(end, is_current=True, is_closed=is_closed, cursor=cursor)
+            return Step(_chunk(frame), end, is_current, is_closed)
+        return Step(b"", end, is_told, needs_fill=self.is_missing(end))
+
+    def is_missing(self, at: str) -> bool:
+        """Whether what lies after `at` is to be fetched: it is neither the tail nor for the follower to bring."""
+        tape = self.stream.tape
+        if self.position is not None and tape.resolve(self.position) == at:
+            return False
+        return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
     def frame(self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
         """The data event of a reading with the control event that must follow it (section 5.8)."""

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 DURATION_BOUNDS_S: Final = (
@@ -97,6 +98,9 @@ class Metrics(Collector):
         self._upstream_bytes = Count()
         self._downstream_bytes = Count()
         self._evictions = Count()
+        self._coded = {coding: Count() for coding in Coding}
+        self._coded_in = {coding: Count() for coding in Coding}
+        self._coded_out = {coding: Count() for coding in Coding}
         self._slow_consumers = Count()
         self._retries = Count()
         self._cache_bytes = 0
@@ -146,6 +150,11 @@ class Metrics(Collector):
 
     def eviction(self, n: int = 1) -> None:
         self._evictions.value += n
+
+    def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
+        self._coded[coding].value += 1
+        self._coded_in[coding].value += plain_bytes
+        self._coded_out[coding].value += coded_bytes
 
     def slow_consumer(self) -> None:
         self._slow_consumers.value += 1
@@ -223,6 +232,28 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(name, text, value=count.value)
 
+        for name, text, by_coding in (
+            (
+                "gateway_compressions",
+                "Bodies compressed. Excludes those that did not shrink and, since each is made once, those sent again.",
+                self._coded,
+            ),
+            (
+                "gateway_compression_input_bytes",
+                "Bytes of those bodies before. Excludes what gateway_compressions excludes.",
+                self._coded_in,
+            ),
+            (
+                "gateway_compression_output_bytes",
+                "Bytes of those bodies after. Excludes what gateway_compressions excludes.",
+                self._coded_out,
+            ),
+        ):
+            family = CounterMetricFamily(name, text, labels=("coding",))
+            for coding, count in by_coding.items():
+                family.add_metric((coding.value,), count.value)
+            yield family
+
     def _state(self) -> Iterator[Metric]:
         subscribers = GaugeMetricFamily(
             "gateway_subscribers",
@@ -243,7 +274,7 @@ class Metrics(Collector):
         for name, text, value in (
             (
                 "gateway_cache_bytes",
-                "Stream bytes held on tapes. Excludes indexes, connection buffers and bodies still being fetched.",
+                "Stream bytes on tapes and compressed ones made of them. Excludes indexes, buffers, bodies in flight.",
                 self._cache_bytes,
             ),
             (

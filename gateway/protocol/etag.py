@@ -3,6 +3,10 @@
 Origins differ: one leaves the stream's identity out of its ETag, another the closure mark.  So the gateway mints
 `"<incarnation>:<start>:<end>[:c]"` itself, where the incarnation names one life of one stream: the same URL, offsets
 and length after delete and re-create give another tag, and closing changes the tag although it adds no bytes.
+
+The bytes in a content coding are another representation and have a tag of their own: the coding is one more part at
+the end, `"<incarnation>:<start>:<end>[:c]:gzip"`.  Who compares tags need not know: `without_codings` takes the codings
+off a client's If-None-Match before it is looked at.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
+
+from gateway.protocol.coding import Coding, Wish
 
 _TAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\U0010ffff]*")')
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)+")
@@ -51,6 +57,52 @@ def matches(if_none_match: str | None, etag: str) -> bool:
             return False
         position = separator.end()
     return False
+
+
+def of_coding(etag: str, coding: Coding) -> str:
+    """The tag of the same bytes in a content coding."""
+    return f'{etag[:-1]}:{coding.value}"'
+
+
+def without_codings(if_none_match: str | None, wish: Wish) -> str | None:
+    """The field with the tags of codings as tags of the bytes they stand for.
+
+    Only what the client takes counts: a cache that asks with the tags of all it has, for a client that takes no gzip,
+    must not be told to give it its gzip.
+    """
+    if if_none_match is None or not wish.taken:
+        return if_none_match
+    kept: list[str] = []
+    text = if_none_match.strip(" \t,")
+    position = 0
+    while position < len(text):
+        tag = _TAG.match(text, position)
+        if tag is None:
+            return if_none_match
+        position = tag.end()
+        if (separator := _SEPARATOR.match(text, position)) is not None:
+            position = separator.end()
+        elif position < len(text):
+            return if_none_match
+        coding = _coding_of(tag[1])
+        if coding is not None and coding in wish.taken:
+            kept.append(f'{tag[1][: -len(coding.value) - 2]}"')
+        elif coding is None and wish.takes_identity:
+            kept.append(tag[1])
+    return ", ".join(kept) or None
+
+
+def _coding_of(tag: str) -> Coding | None:
+    mark = tag.rpartition(":")[2][:-1]
+    return next((coding for coding in Coding if mark == coding.value), None)
+
+
+def coding_named(if_none_match: str | None, etag: str, wish: Wish) -> Coding | None:
+    """The coding whose tag made `etag` match, the best of several; None where it was the plain tag, or `*`."""
+    if if_none_match is None or if_none_match.strip(" \t,") == "*":
+        return None
+    ranked = sorted(wish.taken, key=lambda coding: (coding is not wish.best, coding.value))
+    return next((coding for coding in ranked if matches(if_none_match, of_coding(etag, coding))), None)
 
 
 def stream_identity(headers: Mapping[str, str], start: str, end: str) -> str | None:

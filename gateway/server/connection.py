@@ -1,49 +1,50 @@
 """Client connections: aiohttp's protocol with the bounds it lacks.
 
-aiohttp bounds an idle keep-alive connection but not one that sends a request's head a byte at a time; its error texts
-echo what the parser saw; and a stalled reader hides megabytes in kernel buffers before a write notices.  Each of the
-three is mended here.
+aiohttp does not bound a connection that sends a request's head a byte at a time, and its error texts echo what the
+parser saw.  Both are mended here.  The transport, its buffers and the time it may be idle belong to the door.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.config import LimitsConfig
 
+if TYPE_CHECKING:
+    from gateway.server.door import Door
+
 _TEXTS = {400: "Bad request", 408: "Request timeout", 413: "Request body too large", 504: "Gateway timeout"}
 
 
 class ClientConnection(RequestHandler):
-    """One client's connection; created by `ClientServer` only."""
+    """The strict side of one client's connection; created by `ClientServer` only."""
 
-    __slots__ = ("_head_timer", "_limits", "_server")
+    __slots__ = ("_head_timer", "_limits", "_server", "door")
 
-    def __init__(self, server: ClientServer, **settings: Any) -> None:
+    def __init__(self, server: ClientServer, door: Door, **settings: Any) -> None:
         super().__init__(server, **settings)
+        self.door = door
         self._server = server
         self._limits = server.limits
         self._head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # uvloop's transports are no subclass of asyncio's.
-        transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) > self._limits.max_connections:
-            transport.abort()
-            return
-        # Unsent bytes are to be seen here, not in the kernel: half the bound there, half in the transport.
-        half = self._limits.send_buffer_bytes // 2
-        transport.set_write_buffer_limits(high=half)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
-        self._await_head()
+    @property
+    def is_idle(self) -> bool:
+        """Whether a new request would be the only one: none is waiting, being read or being answered."""
+        waiter = self._waiter
+        return waiter is not None and not waiter.done() and not self._messages and not self._request_in_progress
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the last response is out and only this protocol's own task has not come round to waiting again."""
+        return not self._request_in_progress and not self._messages and not self.is_idle
+
+    def _process_keepalive(self) -> None:
+        """The door closes idle connections; it alone sees the requests that it answers itself."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -115,16 +116,12 @@ class ClientServer(web.Server):
         self.limits = limits
         self.on_bad_request = on_bad_request
 
-    def abort(self) -> None:
-        """Drop every connection that is left: a client that takes nothing would hold an orderly end up."""
-        for transport in list(self._connections.values()):
-            transport.abort()
-
-    def __call__(self) -> ClientConnection:
+    def connect(self, door: Door) -> ClientConnection:
+        """The strict protocol for a door's connection."""
         return ClientConnection(
             self,
+            door,
             loop=self._loop,
-            keepalive_timeout=self.limits.keepalive_timeout_s,
             access_log=None,
             lingering_time=1.0,
             max_line_size=8_190,

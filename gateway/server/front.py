@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
@@ -16,12 +16,14 @@ from gateway.config import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine, route_for
 from gateway.engine.relay import Passed
+from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import Subscription
-from gateway.errors import BadRequest, Fault, GatewayError, LoopDetected, NoRoute
+from gateway.engine.tail import Subscription, Waiting
+from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.coding import negotiate
 from gateway.protocol.forwarding import (
     is_looping,
     passed_nodes,
@@ -33,9 +35,13 @@ from gateway.protocol.names import SSE_TYPE
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
+from gateway.server.connection import ClientConnection
 from gateway.server.delivery import Aborted, Delivery
+from gateway.server.door import Door
+from gateway.server.head import date_line, field_lines, status_line
+from gateway.server.ready import Ready
 from gateway.server.upload import Upload
-from gateway.tape.stream import StreamKey
+from gateway.tape.stream import Stream, StreamKey
 from gateway.upstream.client import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -54,6 +60,9 @@ class Exchange:
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
     delivery: Delivery | None = None
+    began: float = 0.0
+    is_parked: bool = False
+    """Whether the answer has left the strict protocol, and is counted when it ends."""
 
 
 class Front:
@@ -68,7 +77,7 @@ class Front:
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         began = self._engine.clock.now()
-        exchange = Exchange(request)
+        exchange = Exchange(request, began=began)
         try:
             return await self._answer(exchange)
         except Aborted as error:
@@ -78,7 +87,8 @@ class Front:
             exchange.outcome = Outcome.ABORTED
             raise
         finally:
-            self._recorder.request(exchange.mode, exchange.outcome, self._engine.clock.now() - began)
+            if not exchange.is_parked:
+                self._recorder.request(exchange.mode, exchange.outcome, self._engine.clock.now() - began)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         exchange.delivery = Delivery(exchange.request, self._recorder, self._limits.client_write_timeout_s)
@@ -91,24 +101,23 @@ class Front:
 
     async def _refuse(self, exchange: Exchange, error: GatewayError) -> web.StreamResponse:
         """The one place where an error becomes a response: a status and one line."""
-        exchange.outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
-        headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-        headers["X-Content-Type-Options"] = "nosniff"
-        headers["Cache-Status"] = cache_status(self._node, exchange.outcome)
-        if error.retry_after_s is not None:
-            headers["Retry-After"] = str(error.retry_after_s)
+        answer = failure_answer(self._node, error)
+        exchange.outcome, headers = answer.outcome, answer.headers
         self._finish(exchange, headers)
         assert exchange.delivery is not None
         if not exchange.request.content.is_eof():
             # What is left of the body is not worth reading: the connection goes with this answer.
             headers["Connection"] = "close"
-        return await exchange.delivery.text(error.status, headers, f"{error}\n".encode())
+        return await exchange.delivery.text(answer.status, headers, answer.body)
 
     def _finish(self, exchange: Exchange, headers: CIMultiDict[str]) -> None:
+        self._dress(exchange.route, exchange.request.headers.get(hdrs.ORIGIN), headers)
+
+    def _dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
         """What every response carries."""
-        config = exchange.route.config.cors if exchange.route is not None else None
+        config = route.config.cors if route is not None else None
         if config is not None:
-            cors.apply(config, exchange.request.headers.get(hdrs.ORIGIN), headers)
+            cors.apply(config, origin, headers)
         if hdrs.VIA not in headers:
             headers[hdrs.VIA] = f"1.1 {self._node}"
         headers.setdefault(hdrs.SERVER, self._node)
@@ -136,8 +145,11 @@ class Front:
                 source,
                 _start(target, exchange.mode),
                 target.cursor,
-                ", ".join(request.headers.getall("If-None-Match", ())) or None,
+                _joined(request, hdrs.IF_NONE_MATCH),
                 is_private=bool(credentials) and route.config.credentials != "shared",
+                wish=negotiate(
+                    _joined(request, hdrs.ACCEPT_ENCODING), _joined(request, hdrs.CACHE_CONTROL), route.codings
+                ),
             )
             if key not in route.uncacheable:
                 try:
@@ -168,40 +180,118 @@ class Front:
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
-                return await self._subscribe(exchange, read, opened)
+                return self._subscribe(exchange, opened)
             answer: Answer = opened
         elif exchange.mode is Mode.LONGPOLL:
-            self._recorder.subscribers(Mode.LONGPOLL, 1)
-            try:
-                answer = await self._engine.long_poll(read)
-            finally:
-                self._recorder.subscribers(Mode.LONGPOLL, -1)
+            polled = await self._engine.long_poll(read)
+            if isinstance(polled, Waiting):
+                return self._wait(exchange, polled)
+            answer = polled
         else:
             answer = await self._engine.catch_up(read)
         exchange.outcome = answer.outcome
         self._finish(exchange, answer.headers)
+        if answer.stream is not None:
+            self._teach(exchange, read, answer, answer.stream)
         try:
             return await exchange.delivery.answer(answer)
         finally:
             answer.close()
 
-    async def _subscribe(self, exchange: Exchange, read: Read, subscription: Subscription) -> web.StreamResponse:
-        assert exchange.delivery is not None
-        exchange.outcome = Outcome.FOLLOWED
-        self._recorder.subscribers(Mode.SSE, 1)
-        try:
-            headers = CIMultiDict(subscription.stream.headers)
-            headers.update(subscription.headers)
-            headers["Content-Type"] = SSE_TYPE
-            headers["Cache-Control"] = "no-cache"
-            headers["Cache-Status"] = cache_status(self._node, Outcome.FOLLOWED)
-            self._finish(exchange, headers)
-            return await exchange.delivery.stream(
-                web.StreamResponse(status=200, headers=headers), subscription.frames()
+    def _teach(self, exchange: Exchange, read: Read, answer: Answer, stream: Stream) -> None:
+        """Let the door remember a plain hit, so that the next such request need not come here."""
+        connection = exchange.request.protocol
+        body = answer.parts.held(answer.is_json) if answer.parts is not None else []
+        if body is None or not isinstance(connection, ClientConnection):
+            return
+        headers = answer.headers.copy()
+        if answer.status == 200:
+            headers["Content-Length"] = str(sum(map(len, body)))
+        age = headers.get("Age")
+        laid_at = self._engine.clock.now() - int(age) if age is not None else None
+        connection.door.learn(
+            Ready(
+                stream,
+                read.route.config.trust_s,
+                exchange.mode,
+                answer.outcome,
+                answer.status,
+                headers,
+                body,
+                laid_at,
             )
-        finally:
-            self._recorder.subscribers(Mode.SSE, -1)
+        )
+
+    # -- live answers, which leave the strict protocol
+
+    def _subscribe(self, exchange: Exchange, subscription: Subscription) -> web.StreamResponse:
+        request = exchange.request
+        door = _door(request)
+        is_chunked = request.version >= HttpVersion11
+        headers = CIMultiDict(subscription.stream.headers)
+        headers.update(subscription.headers)
+        headers["Content-Type"] = SSE_TYPE
+        headers["Cache-Control"] = "no-cache"
+        headers["Cache-Status"] = cache_status(self._node, Outcome.FOLLOWED)
+        if is_chunked:
+            headers["Transfer-Encoding"] = "chunked"
+        self._finish(exchange, headers)
+        keeps = is_chunked and request.keep_alive
+        try:
+            head = self._head(200, headers, keeps=keeps)
+        except GatewayError:
             subscription.close()
+            raise
+        record = self._live_record(exchange)
+
+        def over(in_order: bool) -> None:
+            record(Outcome.FOLLOWED if in_order else Outcome.ABORTED)
+            if in_order:
+                door.finish()
+
+        subscriber = subscription.start(door, over)
+        door.take_over(subscriber, keeps=keeps, is_chunked=is_chunked)
+        door.write_head(head)
+        subscriber.start()
+        return Parked()
+
+    def _wait(self, exchange: Exchange, waiting: Waiting) -> web.StreamResponse:
+        request = exchange.request
+        door = _door(request)
+        origin, route = request.headers.get(hdrs.ORIGIN), exchange.route
+        keeps = request.version >= HttpVersion11 and request.keep_alive
+        record = self._live_record(exchange)
+
+        def answered(answer: Answer | None) -> None:
+            record(answer.outcome if answer is not None else Outcome.ABORTED)
+            if answer is not None:
+                self._dress(route, origin, answer.headers)
+                body = answer.whole()
+                if answer.status not in (204, 304):
+                    answer.headers["Content-Length"] = str(len(body))
+                door.reply(self._head(answer.status, answer.headers, keeps=keeps) + body, len(body))
+
+        waiter = waiting.start(self._engine.long_poll, answered)
+        door.take_over(waiter, keeps=keeps, is_chunked=False)
+        waiter.start()
+        return Parked()
+
+    def _live_record(self, exchange: Exchange) -> Callable[[Outcome], None]:
+        """Count a live reader in; what is returned counts it out."""
+        mode, began, recorder, clock = exchange.mode, exchange.began, self._recorder, self._engine.clock
+        exchange.is_parked = True
+        recorder.subscribers(mode, 1)
+
+        def record(outcome: Outcome) -> None:
+            recorder.subscribers(mode, -1)
+            recorder.request(mode, outcome, clock.now() - began)
+
+        return record
+
+    def _head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
+        close = b"" if keeps else b"Connection: close\r\n"
+        date = date_line(int(self._engine.clock.wall()))
+        return status_line(status) + field_lines(headers) + close + date + b"\r\n"
 
     # -- everything else
 
@@ -286,6 +376,26 @@ class Front:
             return error
 
 
+class Parked(web.StreamResponse):
+    """In place of a response: it is written elsewhere, and the connection is no longer aiohttp's."""
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing to write."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing to end."""
+
+    @property
+    def keep_alive(self) -> bool:
+        return True
+
+
+def _door(request: web.BaseRequest) -> Door:
+    connection = request.protocol
+    assert isinstance(connection, ClientConnection)
+    return connection.door
+
+
 def _close_unwanted(task: asyncio.Task[Reply | GatewayError]) -> None:
     if not task.cancelled() and task.exception() is None and isinstance(reply := task.result(), Reply):
         reply.close()
@@ -328,6 +438,12 @@ def _host(request: web.BaseRequest, target: Target) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
+
+
+def _joined(request: web.BaseRequest, name: str) -> str | None:
+    """All lines of a header as one, None where there is none (RFC 9110 §5.3)."""
+    lines = request.headers.getall(name, None)
+    return ", ".join(lines) if lines is not None else None
 
 
 def _raw_query(request: web.BaseRequest) -> str:

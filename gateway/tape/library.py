@@ -2,6 +2,10 @@
 
 It alone creates, drops and evicts streams and lays bytes, so that the sum of costs is right at every moment.  An
 eviction forgets bytes, never facts: a stream that someone follows stays, with an empty tape.
+
+What it tells the policy is *uses*, not requests.  A client that reads a stream once asks for it at least twice in a row
+(what there is, then the tail), so requests within `USE_S` of a use are that same use: the correlated reference period
+of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Without it no reader would ever look like one that came only once.
 """
 
 from __future__ import annotations
@@ -13,20 +17,27 @@ from gateway.tape.eviction import Eviction
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST, Tape
 
+USE_S = 1.0
+"""Requests for a stream within this time of its last use are a part of that use."""
+
 
 class Library:
-    """Streams by key.  `budget_bytes` bounds the sum of their tapes' costs; `mint` names incarnations."""
+    """Streams by key.  `budget_bytes` bounds their tapes' costs and what is lent of it; `mint` names incarnations."""
 
     def __init__(
         self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], recorder: Recorder
     ) -> None:
         self.budget_bytes = budget_bytes
         self.cost = 0
+        self.lent = 0
+        """Bytes of the budget that are taken by what was made of tapes' bytes."""
         self._eviction = eviction
         self._mint = mint
         self._recorder = recorder
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
         self._count = 0
+        self.on_forget: Callable[[Stream], None] = lambda stream: None
+        """Called when bytes of a stream are dropped or it ends, for whoever keeps something made of them."""
 
     def __len__(self) -> int:
         return self._count
@@ -48,12 +59,24 @@ class Library:
         """The stream of `key`, begun now where none is remembered."""
         stream = self.find(key)
         if stream is None:
-            stream = Stream(key, Tape(self._mint()), contacted_at=now)
+            stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
             self._groups.setdefault(key.group, {})[key] = stream
             self._count += 1
+            self._eviction.admit(key)
             self._charge(stream, TAPE_COST)
-        self._eviction.touch(key)
+        else:
+            self._used(stream, now)
         return stream
+
+    def touch(self, stream: Stream) -> None:
+        """The stream was answered from, once in a while or many times, by somebody who did not open it."""
+        if stream.ended is None:
+            self._eviction.touch(stream.key)
+
+    def _used(self, stream: Stream, now: float) -> None:
+        if now - stream.used_at >= USE_S:
+            stream.used_at = now
+            self._eviction.touch(stream.key)
 
     def lay(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Lay bytes on the stream's tape and evict what no longer fits.  Nothing happens on an ended stream."""
@@ -61,24 +84,31 @@ class Library:
             return
         before = stream.tape.cost
         stream.tape.lay(start, end, pieces, now)
-        self._eviction.touch(stream.key)
+        self._eviction.admit(stream.key)
+        if stream.is_followed:
+            # Live readers ask once and are sent what is laid: each of it is a use.
+            self._used(stream, now)
         self._charge(stream, stream.tape.cost - before)
 
     def drop(self, stream: Stream, why: End) -> bool:
         """End one stream; False when it had ended before.  The caller ends its live readers."""
         if stream.ended is not None:
             return False
+        self._eviction.forget(stream.key)
+        self._remove(stream, why)
+        return True
+
+    def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
         streams = self._groups[stream.key.group]
         del streams[stream.key]
         if not streams:
             del self._groups[stream.key.group]
         self._count -= 1
-        self._eviction.forget(stream.key)
         self.cost -= stream.tape.cost
         stream.tape.drop_all()
-        self._recorder.cache(self.cost, self._count)
-        return True
+        self.on_forget(stream)
+        self._recorder.cache(self.cost + self.lent, self._count)
 
     def purge(self, group: Group, why: End) -> list[Stream]:
         """End every stream of the group; those ended, whose live readers the caller ends."""
@@ -89,6 +119,7 @@ class Library:
         if stream.ended is None:
             self._charge(stream, -stream.tape.drop_all())
             stream.tape.doubt()
+            self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
         """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
@@ -99,29 +130,54 @@ class Library:
             self.drop(stream, End.EVICTED)
             return
         # It may have lost its place in the order together with its bytes, while it could not be given up.
-        self._eviction.touch(stream.key)
+        self._eviction.admit(stream.key)
         self._charge(stream, 0)
+
+    def lend(self, size: int, borrower: Stream) -> bool:
+        """Give `size` bytes of the budget to what was made of `borrower`'s bytes; others make room for it.
+
+        False, and nothing is lent, where only the borrower's own tape could.
+        """
+        if borrower.ended is not None or borrower.tape.cost + self.lent + size > self.budget_bytes:
+            return False
+        self.lent += size
+        self._make_room(borrower, may_shorten=False)
+        if self.cost + self.lent > self.budget_bytes:
+            self.take_back(size)
+            return False
+        return True
+
+    def take_back(self, size: int) -> None:
+        """What `size` bytes were lent for is gone."""
+        self.lent -= size
+        self._recorder.cache(self.cost + self.lent, self._count)
 
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta
+        self._make_room(stream, may_shorten=True)
+
+    def _make_room(self, stream: Stream, *, may_shorten: bool) -> None:
+        """Keep to the budget: other streams go before bytes of `stream`, and those only if they may."""
         evicted = 0
-        while self.cost > self.budget_bytes:
+        while self.cost + self.lent > self.budget_bytes:
             key = self._eviction.victim(stream.key)
             if key is None:
-                break
-            victim = self.find(key)
-            assert victim is not None
-            if victim is stream:
+                if not may_shorten:
+                    break
                 freed = stream.tape.drop_oldest()
                 if not freed:
                     break
                 self.cost -= freed
-            elif victim.pins:
-                self.cost -= victim.tape.drop_all()
-                self._eviction.forget(key)
+                self.on_forget(stream)
             else:
-                self.drop(victim, End.EVICTED)
+                victim = self.find(key)
+                assert victim is not None
+                if victim.pins:
+                    self.cost -= victim.tape.drop_all()
+                    self.on_forget(victim)
+                else:
+                    self._remove(victim, End.EVICTED)
             evicted += 1
         if evicted:
             self._recorder.eviction(evicted)
-        self._recorder.cache(self.cost, self._count)
+        self._recorder.cache(self.cost + self.lent, self._count)

@@ -63,12 +63,16 @@ class Stream:
     """End-to-end headers of the origin's replies that are repeated on hits (CORS, nosniff, …)."""
     cache_control: str | None = None
     """What the origin says to caches of a reply that stops short of the tail; None when it says nothing."""
+    is_verbatim: bool = False
+    """Whether the origin forbids its bytes to be coded on their way (`no-transform`, RFC 9111 §5.2.2.6)."""
     identity: str | None = None
     """The origin's own name for the incarnation, where its ETag carries one."""
     lifetime: Lifetime | None = None
     """None until a HEAD or a PUT told it: no answer is given without the origin before that."""
     contacted_at: float = 0.0
     """When the origin was last read or written (monotonic seconds): renews a sliding TTL there."""
+    used_at: float = 0.0
+    """When it was last used, as the `Library` counts uses (monotonic seconds)."""
     is_followed: bool = False
     """Whether a live read of it is open at the origin."""
     acked: str | None = None

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.metrics_seam import Recorder, Silent
 from gateway.ops.metrics import DURATION_BOUNDS_S, Durations, Metrics
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 
@@ -39,6 +40,9 @@ def test_the_series_are_exactly_these_and_each_says_what_it_counts() -> None:
         "gateway_request_duration_seconds_bucket",
         "gateway_request_duration_seconds_count",
         "gateway_request_duration_seconds_sum",
+        "gateway_compressions_total",
+        "gateway_compression_input_bytes_total",
+        "gateway_compression_output_bytes_total",
         "gateway_slow_consumers_total",
         "gateway_upstream_retries_total",
         "gateway_build_info",
@@ -81,8 +85,14 @@ def test_everything_else_counts_where_it_belongs() -> None:
     metrics.cache(700, 3)
     metrics.eviction()
     metrics.eviction(2)
+    metrics.coded(Coding.BR, 1_000, 200)
+    metrics.coded(Coding.BR, 500, 50)
     metrics.slow_consumer()
     metrics.retry()
+    assert value(metrics, "gateway_compressions_total", coding="br") == 2
+    assert value(metrics, "gateway_compressions_total", coding="gzip") == 0
+    assert value(metrics, "gateway_compression_input_bytes_total", coding="br") == 1_500
+    assert value(metrics, "gateway_compression_output_bytes_total", coding="br") == 250
     assert value(metrics, "gateway_upstream_requests_total", mode="longpoll") == 3
     assert value(metrics, "gateway_upstream_bytes_total") == 10
     assert value(metrics, "gateway_downstream_bytes_total") == 20
@@ -134,6 +144,7 @@ def test_both_recorders_fit_the_seam() -> None:
         recorder.subscribers(Mode.SSE, 1)
         recorder.cache(5, 6)
         recorder.eviction(2)
+        recorder.coded(Coding.ZSTD, 3, 2)
         recorder.slow_consumer()
         recorder.retry()
     silent = recorders[1]
@@ -145,6 +156,7 @@ def test_both_recorders_fit_the_seam() -> None:
         ("downstream_bytes",): 4,
         ("subscribers", "sse"): 1,
         ("eviction",): 2,
+        ("coded", "zstd"): 1,
         ("slow_consumer",): 1,
         ("retry",): 1,
     }

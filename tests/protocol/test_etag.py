@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol import offsets
-from gateway.protocol.etag import matches, mint, stream_identity
+from gateway.protocol.coding import Coding, Wish, negotiate
+from gateway.protocol.etag import coding_named, matches, mint, of_coding, stream_identity, without_codings
 
 well_formed = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20).filter(
     offsets.is_well_formed
@@ -93,6 +94,79 @@ class TestMatches:
     @given(st.text(alphabet='"W/a, *\\x\t'))
     def test_no_field_is_an_error(self, field: str) -> None:
         matches(field, '"a"')
+
+
+ALL = tuple(Coding)
+GZIP_ONLY = negotiate("gzip", None, ALL)
+ANY = negotiate("gzip, br, zstd", None, ALL)
+
+
+class TestCodings:
+    def test_a_coding_is_the_last_part(self) -> None:
+        assert of_coding('"k:-1:0_5"', Coding.GZIP) == '"k:-1:0_5:gzip"'
+        assert of_coding('"k:-1:0_5:c"', Coding.BR) == '"k:-1:0_5:c:br"'
+
+    @given(
+        st.tuples(well_formed, well_formed, st.booleans(), st.none() | st.sampled_from(ALL)),
+        st.tuples(well_formed, well_formed, st.booleans(), st.none() | st.sampled_from(ALL)),
+    )
+    def test_every_coding_of_every_range_has_a_tag_of_its_own(
+        self, left: tuple[str, str, bool, Coding | None], right: tuple[str, str, bool, Coding | None]
+    ) -> None:
+        def tag(start: str, end: str, is_closed: bool, coding: Coding | None) -> str:
+            plain = mint("k", start, end, is_closed)
+            return plain if coding is None else of_coding(plain, coding)
+
+        assert (tag(*left) == tag(*right)) == (left == right)
+        assert matches(tag(*left), tag(*right)) == (left == right)
+
+    @pytest.mark.parametrize(
+        ("field", "wish", "expected"),
+        [
+            (None, ANY, None),
+            ("*", ANY, "*"),
+            ('"k:1:2"', ANY, '"k:1:2"'),
+            ('"k:1:2:gzip"', ANY, '"k:1:2"'),
+            ('W/"k:1:2:c:gzip"', ANY, '"k:1:2:c"'),
+            ('"a:zstd", "b:br" ,W/"c:gzip",', ANY, '"a", "b", "c"'),
+            ('"k:1:2:br", "k:1:2:gzip"', GZIP_ONLY, '"k:1:2"'),
+            ('"k:1:2:br"', GZIP_ONLY, None),
+            ('"k:1:2:gzip"', Wish(), '"k:1:2:gzip"'),
+            ('"k:1:2"', negotiate("gzip, identity;q=0", None, ALL), None),
+            ('"k:1:2:gzip" x', ANY, '"k:1:2:gzip" x'),
+            ("k:1:2:gzip", ANY, "k:1:2:gzip"),
+        ],
+    )
+    def test_tags_of_codings_that_the_client_takes_stand_for_the_bytes(
+        self, field: str | None, wish: Wish, expected: str | None
+    ) -> None:
+        assert without_codings(field, wish) == expected
+
+    @given(well_formed, well_formed, st.booleans(), st.sampled_from(ALL), st.booleans())
+    def test_what_was_given_in_a_coding_is_recognised(
+        self, start: str, end: str, is_closed: bool, coding: Coding, is_weak: bool
+    ) -> None:
+        plain = mint("k", start, end, is_closed)
+        field = ("W/" if is_weak else "") + of_coding(plain, coding)
+        assert matches(without_codings(field, ANY), plain)
+        assert coding_named(field, plain, ANY) is coding
+        taken = negotiate(coding.value, None, ALL)
+        assert coding_named(f'"x", {field}', plain, taken) is coding
+        others = negotiate(", ".join(other.value for other in ALL if other is not coding), None, ALL)
+        assert not matches(without_codings(field, others), plain)
+        assert coding_named(field, plain, others) is None
+
+    def test_of_several_the_one_that_would_be_given_is_named(self) -> None:
+        field = '"k:1:2", "k:1:2:gzip", "k:1:2:zstd"'
+        assert coding_named(field, '"k:1:2"', ANY) is Coding.ZSTD
+        assert coding_named(field, '"k:1:2"', negotiate("gzip, zstd;q=0.5", None, ALL)) is Coding.GZIP
+        assert coding_named('"k:1:2"', '"k:1:2"', ANY) is None
+        assert coding_named("*", '"k:1:2"', ANY) is None
+
+    @given(st.text(alphabet='"W/a:gzip, *\\x\t'))
+    def test_no_field_is_an_error(self, field: str) -> None:
+        without_codings(field, ANY)
+        coding_named(field, '"a"', ANY)
 
 
 class TestStreamIdentity:

@@ -1,0 +1,387 @@
+"""The front door: every client's connection begins and ends here.
+
+A door answers by itself only what it has a ready answer for: one complete request in one piece, nothing in flight,
+nothing behind it.  Everything else it hands over, in the client's own bytes, to an aiohttp protocol that is made when
+it is first needed and kept for the connection.  Two parsers on one port would be a way to smuggle requests past one of
+them; there is one, and what it has judged is remembered byte for byte (`ready`).
+
+A door goes back to answering by itself only when the strict protocol is idle and every byte it was given was one
+complete request without a body, so that nothing can be left in its parser.  After anything else the connection stays
+strict to its end, which costs speed and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from typing import Protocol, cast
+
+from gateway.config import LimitsConfig
+from gateway.metrics_seam import Recorder
+from gateway.server.connection import ClientConnection, ClientServer
+from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
+from gateway.signals import Signal
+
+_HEAD_END = b"\r\n\r\n"
+_ABORT_S = 1.0
+_LAST_CHUNK = b"0\r\n\r\n"
+_UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
+
+
+class LiveReader(Protocol):
+    """Who writes to a connection without the strict protocol."""
+
+    def pump(self) -> None:
+        """The connection has room again."""
+
+    def gone(self) -> None:
+        """The client has gone."""
+
+
+class Door(asyncio.Protocol):
+    """One client's connection.  Owner of its transport and of its one idle timer."""
+
+    __slots__ = (
+        "_active_at",
+        "_candidate",
+        "_has_spoken",
+        "_held",
+        "_is_chunked",
+        "_is_clean",
+        "_keeper",
+        "_keeps",
+        "_live",
+        "_paused",
+        "_strict",
+        "_timer",
+        "_unsent",
+        "transport",
+    )
+
+    def __init__(self, keeper: Doorkeeper) -> None:
+        self._keeper = keeper
+        self.transport: asyncio.Transport | None = None
+        self._strict: ClientConnection | None = None
+        self._is_clean = True
+        """Whether the strict protocol's parser holds nothing: all it was given were whole requests without bodies."""
+        self._candidate: bytes | None = None
+        self._live: LiveReader | None = None
+        """Who is being answered without the strict protocol."""
+        self._held = b""
+        """What the client sent while it could not be taken yet."""
+        self._is_chunked = True
+        self._keeps = True
+        """Whether the connection is kept after the live answer."""
+        self._paused = False
+        self._has_spoken = False
+        self._active_at = 0.0
+        self._unsent = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being answered."""
+        return self._live is None and (self._strict is None or self._strict.is_idle)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more is to be written."""
+        return self._paused
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self.transport = transport = cast("asyncio.Transport", transport)
+        keeper = self._keeper
+        if not keeper.admit(self):
+            transport.abort()
+            return
+        # Unsent bytes are to be seen here, not in the kernel: half the bound there, half in the transport.
+        half = keeper.limits.send_buffer_bytes // 2
+        transport.set_write_buffer_limits(high=half)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
+        self._watch(keeper.limits.client_header_timeout_s)
+
+    def data_received(self, data: bytes) -> None:
+        strict = self._strict
+        if self._live is not None or self._held:
+            self._hold(data)
+            return
+        if self._is_clean and strict is not None and strict.is_settling:
+            # A quick client answers a response before its writer is done with it: wait those two turns of the loop, or
+            # no request on a busy connection would ever find this door free.
+            self._hold(data)
+            self._keeper.loop.call_soon(self._take_held)
+            return
+        self._candidate = None
+        self._has_spoken = True
+        if self._is_clean and (strict is None or strict.is_idle):
+            ready = self._keeper.ready
+            if ready is not None and not self._paused and (answer := ready.find(data)) is not None:
+                self._serve(answer, ready.render(answer))
+                return
+            if _is_one_plain_get(data):
+                self._candidate = data
+            else:
+                self._is_clean = False
+        else:
+            self._is_clean = False
+        if strict is None:
+            strict = self._strict = self._keeper.strict(self)
+            assert self.transport is not None
+            strict.connection_made(self.transport)
+        strict.data_received(data)
+
+    def eof_received(self) -> None:
+        """The client has said its last word: with None the transport closes, as aiohttp has it too."""
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._strict is not None:
+            self._strict.pause_writing()
+        if self.is_idle or self._live is not None:
+            # A ready answer that the client does not take: nobody awaits it, so its deadline is kept here.
+            self._unsent = self._unsent_now()
+            self._watch(self._keeper.limits.client_write_timeout_s)
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._strict is not None:
+            self._strict.resume_writing()
+        if self._live is None:
+            self._watch(self._keeper.limits.keepalive_timeout_s)
+        else:
+            self._unwatch()
+            self._live.pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._keeper.leave(self)
+        self._unwatch()
+        self.transport = None
+        strict, self._strict = self._strict, None
+        if strict is not None:
+            strict.connection_lost(exc)
+        live, self._live = self._live, None
+        if live is not None:
+            live.gone()
+
+    # -- answers
+
+    def _serve(self, answer: Ready, pieces: tuple[bytes, ...]) -> None:
+        keeper, transport = self._keeper, self.transport
+        assert transport is not None
+        if len(pieces) == 1:
+            transport.write(pieces[0])
+        else:
+            transport.writelines(pieces)
+        self._active_at = keeper.loop.time()
+        keeper.recorder.downstream_bytes(answer.body_bytes)
+        keeper.recorder.request(answer.mode, answer.outcome, 0.0)
+
+    def learn(self, answer: Ready) -> None:
+        """The strict way has answered the request that came in last; remember it if it was one to remember."""
+        if self._candidate is not None and self._keeper.ready is not None:
+            self._keeper.ready.remember(self._candidate, answer)
+
+    # -- live answers
+
+    def take_over(self, live: LiveReader, *, keeps: bool, is_chunked: bool) -> None:
+        """Answer without the strict protocol from here on, until `finish` or `reply`; it is not kept for that long."""
+        self._live = live
+        self._keeps = keeps
+        self._is_chunked = is_chunked
+        self._unwatch()
+        self._keeper.loop.call_soon(self._retire)
+
+    def _retire(self) -> None:
+        """Take the strict protocol down without the transport, which is no longer its own."""
+        strict, self._strict = self._strict, None
+        if strict is not None:
+            strict.transport = None
+            strict.connection_lost(None)
+        if self._live is None:
+            self._resume()
+
+    def write_head(self, head: bytes) -> None:
+        """Write the head of a response."""
+        if self.transport is not None:
+            self.transport.write(head)
+
+    def send(self, chunk: bytes) -> None:
+        """Write a part of the body, framed as a chunk."""
+        if self.transport is None:
+            return
+        if not self._is_chunked:
+            chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
+        self.transport.write(chunk)
+        self._keeper.recorder.downstream_bytes(len(chunk))
+
+    def finish(self) -> None:
+        """The live body is whole."""
+        if self._is_chunked and self.transport is not None:
+            self.transport.write(_LAST_CHUNK)
+        self._over()
+
+    def reply(self, response: bytes, body_bytes: int) -> None:
+        """Write a whole response."""
+        if self.transport is not None:
+            self.transport.write(response)
+            self._keeper.recorder.downstream_bytes(body_bytes)
+        self._over()
+
+    def _over(self) -> None:
+        """A live answer has ended: the connection is free for the next request, or goes."""
+        self._live = None
+        if self.transport is None:
+            return
+        if not self._keeps or self._keeper.is_leaving:
+            self.transport.close()
+        elif self._strict is None:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._is_clean = True
+        self._watch(self._keeper.limits.keepalive_timeout_s)
+        self._take_held()
+
+    def _take_held(self) -> None:
+        held, self._held = self._held, b""
+        if held and self.transport is not None:
+            self.transport.resume_reading()
+            self.data_received(held)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what belongs to the next request; it is not read beyond a bound."""
+        self._held += data
+        if len(self._held) > MAX_REQUEST_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+
+    # -- time
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _watch(self, delay_s: float) -> None:
+        self._unwatch()
+        self._active_at = self._keeper.loop.time()
+        self._timer = self._keeper.loop.call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        """The one timer: a connection that never spoke, is idle for too long, or does not take its answer, goes."""
+        self._timer = None
+        keeper, transport = self._keeper, self.transport
+        if transport is None:
+            return
+        idle_s = keeper.limits.keepalive_timeout_s
+        if not self.is_idle and self._live is None:
+            # Whoever is answering keeps the time; idleness begins to count when this looks again.
+            self._watch(max(idle_s, 1.0))
+        elif self._paused:
+            unsent, self._unsent = self._unsent, self._unsent_now()
+            if self._unsent < unsent:
+                self._watch(keeper.limits.client_write_timeout_s)
+            else:
+                keeper.recorder.slow_consumer()
+                transport.abort()
+        elif self._live is not None:
+            return
+        elif not self._has_spoken:
+            transport.abort()
+        elif (left := self._active_at + idle_s - keeper.loop.time()) > 0:
+            self._timer = keeper.loop.call_later(left, self._look)
+        else:
+            transport.close()
+
+    def _unsent_now(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    def close_if_idle(self) -> None:
+        """Used when the gateway leaves: what is being answered is left to end."""
+        if self.is_idle and self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Doorkeeper:
+    """Makes doors and knows those that are open.  `ready` is None where every request goes the strict way."""
+
+    def __init__(
+        self, server: ClientServer, limits: LimitsConfig, ready: ReadyAnswers | None, recorder: Recorder
+    ) -> None:
+        self._server = server
+        self.limits = limits
+        self.ready = ready
+        self.recorder = recorder
+        self.loop = asyncio.get_running_loop()
+        self.is_leaving = False
+        self._coming = 0
+        """Connections that are accepted and have not been made yet."""
+        self._doors: set[Door] = set()
+        self._emptied = Signal()
+
+    def __call__(self) -> Door:
+        self._coming += 1
+        return Door(self)
+
+    def __len__(self) -> int:
+        return len(self._doors)
+
+    def admit(self, door: Door) -> bool:
+        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
+        self._coming -= 1
+        if self.is_leaving or len(self._doors) >= self.limits.max_connections:
+            self._emptied.fire()
+            return False
+        self._doors.add(door)
+        return True
+
+    async def emptied(self, timeout_s: float) -> None:
+        """Wait until no connection is left, for at most `timeout_s`."""
+        # What the loop has accepted already becomes a door in its next turn.
+        await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._doors or self._coming:
+                    await self._emptied.wait()
+
+    def leave(self, door: Door) -> None:
+        self._doors.discard(door)
+        if not self._doors:
+            self._emptied.fire()
+
+    def strict(self, door: Door) -> ClientConnection:
+        """An aiohttp protocol for the door's connection."""
+        return self._server.connect(door)
+
+    def leave_in_order(self) -> None:
+        """Close idle connections now, and the others as they become idle."""
+        self.is_leaving = True
+        for door in list(self._doors):
+            door.close_if_idle()
+
+    async def abort(self) -> None:
+        """Drop every connection that is left, and see it go."""
+        for door in list(self._doors):
+            door.abort()
+        await self.emptied(_ABORT_S)
+
+
+def _is_one_plain_get(data: bytes) -> bool:
+    """Whether `data` is one whole HTTP/1.1 GET that leaves nothing behind in a parser and keeps its connection."""
+    if len(data) > MAX_REQUEST_BYTES or not data.startswith(b"GET ") or data.find(_HEAD_END) != len(data) - 4:
+        return False
+    if not data.startswith(b" HTTP/1.1\r\n", data.find(b"\r\n") - 9):
+        return False
+    lower = data.lower()
+    if any(sign in lower for sign in _UNPLAIN):
+        return False
+    return b"\r\nconnection:" not in lower or b"\r\nconnection: keep-alive\r\n" in lower

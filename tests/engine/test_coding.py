@@ -1,0 +1,439 @@
+"""The coder: made once, kept within bounds, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway.clock import ManualClock
+from gateway.config import RouteConfig
+from gateway.engine import coding as module
+from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.coding import CODERS, INLINE_BYTES, PATIENCE_S, Coder
+from gateway.engine.request import Read
+from gateway.engine.route import Route
+from gateway.metrics_seam import Silent
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding, negotiate
+from gateway.protocol.target import parse_target
+from gateway.tape.eviction import LeastRecentlyUsed
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Group, Stream, StreamKey
+from tests.codings import DECODERS, messages
+
+SMALL = messages(100)
+LARGE = messages(1_000)
+ALL = tuple(Coding)
+
+
+class Gate(Executor):
+    """Holds what it is given until it is let go, and says how much that is."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.held.append((future, lambda: fn(*args, **more)))
+        return future
+
+    def release(self) -> None:
+        held, self.held = self.held, []
+        for future, work in held:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+
+class Bench:
+    """A coder on a library of its own, with a gate in the place of its thread."""
+
+    def __init__(self, cache_bytes: int = 10 << 20, keep_bytes: int = 1 << 20, **route: Any) -> None:
+        self.clock = ManualClock()
+        self.recorder = Silent()
+        mint: Callable[[], str] = map(str, count()).__next__
+        self.library = Library(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
+        self.coder = Coder(self.library, self.clock, self.recorder, min_bytes=1_000, keep_bytes=keep_bytes)
+        self.gate = self.coder.executor = Gate()
+        self.evicted: list[Stream] = []
+        self.coder.on_evict = self.evicted.append
+        self.library.on_forget = self.coder.forget
+        self.route = Route(RouteConfig(origin="http://127.0.0.1:1", **route), "n", self.clock)
+
+    def stream(self, name: str = "s") -> Stream:
+        return self.library.open(StreamKey(Group("default", f"/{name}"), "", ""), self.clock.now())
+
+    def read(self, stream: Stream, accept_encoding: str | None = "gzip", **more: Any) -> Read:
+        target = parse_target(stream.key.group.path)
+        source = self.route.source(target, CIMultiDict())
+        wish = negotiate(accept_encoding, None, self.route.codings)
+        return Read(self.route, stream.key, source, "-1", wish=wish, **more)
+
+    def answer(self, stream: Stream, body: bytes, end: str = "9", **headers: str) -> Answer:
+        parts = Parts()
+        parts.add_pieces((body[1:500], body[500:-1]))
+        fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
+        shown = Shown(stream, "-1", end)
+        return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, shown=shown)
+
+    async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:
+        """An answer through the coder, whose gate is open."""
+        coding = asyncio.create_task(
+            self.coder.code(self.read(stream, accept_encoding), self.answer(stream, body, end))
+        )
+        while not coding.done():
+            await asyncio.sleep(0)
+            self.gate.release()
+        return coding.result()
+
+
+async def started(work: Any) -> asyncio.Task[Answer]:
+    """The work, gone on until it waits for something."""
+    task: asyncio.Task[Answer] = asyncio.create_task(work)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return task
+
+
+def body_of(answer: Answer) -> bytes:
+    assert answer.parts is not None
+    pieces = answer.parts.held(answer.is_json)
+    assert pieces is not None
+    return DECODERS[answer.headers.get("Content-Encoding", "identity")](b"".join(pieces))
+
+
+def is_coded(answer: Answer) -> bool:
+    return "Content-Encoding" in answer.headers
+
+
+@pytest.mark.parametrize("coding", ALL)
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
+async def test_every_coding_can_be_undone(coding: Coding, body: bytes) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    answer = await bench.code(stream, body, coding.value)
+    assert answer.headers["Content-Encoding"] == coding.value
+    assert answer.headers["ETag"] == f'"k:-1:9:{coding.value}"'
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert body_of(answer) == body
+    assert answer.stream is stream
+    assert bench.recorder.counts["coded", coding.value] == 1
+
+
+@given(st.binary(min_size=1, max_size=5_000), st.sampled_from(ALL), st.integers(1, 9))
+def test_equal_bytes_give_equal_bytes_and_come_back(data: bytes, coding: Coding, level: int) -> None:
+    coded = CODERS[coding](data, level)
+    assert DECODERS[coding.value](coded) == data
+    assert CODERS[coding](data, level) == coded
+
+
+@pytest.mark.parametrize(("coding", "low", "high"), [("zstd", 1, 19), ("br", 1, 9), ("gzip", 1, 9)])
+async def test_the_route_says_how_hard_to_try(coding: str, low: int, high: int) -> None:
+    sizes = []
+    for level in (low, high):
+        bench = Bench(**{f"{'brotli' if coding == 'br' else coding}_level": level})
+        await bench.code(bench.stream(), LARGE, coding)
+        sizes.append(bench.coder.cost)
+    assert sizes[0] > sizes[1]
+
+
+async def test_those_who_ask_for_the_same_share_one_coding() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    tasks = [await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))) for _ in range(20)]
+    assert bench.coder.making == len(bench.gate.held) == 1
+    bench.gate.release()
+    answers = await asyncio.gather(*tasks)
+    assert all(is_coded(answer) and body_of(answer) == LARGE for answer in answers)
+    # Made once, and not made again.
+    again = await bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))
+    assert is_coded(again)
+    assert bench.recorder.counts["coded", "gzip"] == 1
+
+
+async def test_what_is_there_is_given_without_waiting() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    shown = Shown(stream, "-1", "9")
+    assert bench.coder.ready(shown, Coding.BR) is None
+    await bench.code(stream, LARGE, "br")
+    data = bench.coder.ready(shown, Coding.BR)
+    assert data is not None
+    assert DECODERS["br"](data) == LARGE
+    assert bench.coder.ready(shown, Coding.GZIP) is None
+    assert bench.coder.ready(Shown(stream, "-1", "8"), Coding.BR) is None
+
+
+async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    leader = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
+    follower = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
+    leader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leader
+    bench.gate.release()
+    assert is_coded(await follower)
+
+
+async def test_who_has_waited_long_enough_gets_plain_bytes() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
+    bench.clock.advance(PATIENCE_S)
+    answer = await task
+    assert not is_coded(answer)
+    assert answer.headers["ETag"] == '"k:-1:9"'
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert body_of(answer) == LARGE
+    # Plain for the moment only: nobody is to remember it.
+    assert answer.stream is None
+    bench.gate.release()
+    assert is_coded(await bench.code(stream, LARGE))
+    assert bench.recorder.counts["coded", "gzip"] == 1
+
+
+async def test_a_gateway_that_leaves_codes_no_more() -> None:
+    bench = Bench()
+    bench.coder.executor = ThreadPoolExecutor(1)
+    bench.coder.close()
+    stream = bench.stream()
+    answer = await bench.coder.code(bench.read(stream), bench.answer(stream, LARGE))
+    assert not is_coded(answer)
+    assert body_of(answer) == LARGE
+    assert not bench.coder.making
+
+
+async def test_when_too_much_waits_the_rest_goes_out_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES", 2 * len(LARGE))
+    bench = Bench()
+    streams = [bench.stream(str(at)) for at in range(3)]
+    tasks = [await started(bench.coder.code(bench.read(one), bench.answer(one, LARGE))) for one in streams]
+    assert [task.done() for task in tasks] == [False, False, True]
+    bench.gate.release()
+    assert [is_coded(answer) for answer in await asyncio.gather(*tasks)] == [True, True, False]
+    assert is_coded(await bench.code(streams[2], LARGE))
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
+async def test_a_coder_that_fails_costs_nobody_an_answer(
+    body: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(data: bytes, level: int) -> bytes:
+        raise MemoryError("no room")
+
+    bench = Bench()
+    stream = bench.stream()
+    with monkeypatch.context() as patch:
+        patch.setitem(CODERS, Coding.GZIP, broken)
+        answer = await bench.code(stream, body)
+    assert not is_coded(answer)
+    assert body_of(answer) == body
+    assert answer.stream is None
+    assert "coding failed (gzip)" in caplog.text
+    assert not bench.coder.making
+    assert is_coded(await bench.code(stream, body))
+
+
+async def test_what_does_not_shrink_goes_out_plain_and_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    noise = b"[" + Random(1).randbytes(3_000) + b"]"
+    calls: list[int] = []
+    br = CODERS[Coding.BR]
+
+    def counted(data: bytes, level: int) -> bytes:
+        calls.append(len(data))
+        return br(data, level)
+
+    monkeypatch.setitem(CODERS, Coding.BR, counted)
+    for _ in range(3):
+        answer = await bench.code(stream, noise, "br")
+        assert not is_coded(answer)
+        assert body_of(answer) == noise
+        # It will never be otherwise, so it may be remembered.
+        assert answer.stream is stream
+    assert calls == [len(noise)]
+    assert not bench.recorder.counts["coded", "br"]
+
+
+async def test_small_bodies_and_those_that_do_not_shrink_by_type_are_left_alone() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    tiny = await bench.code(stream, messages(5))
+    assert not is_coded(tiny)
+    assert tiny.headers["Vary"] == "Accept-Encoding"
+    picture = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL, **{"Content-Type": "image/png"}))
+    assert not is_coded(picture)
+    assert "Vary" not in picture.headers
+    # But who refuses plain bytes gets none where that can be helped.
+    assert is_coded(await bench.code(stream, messages(5), "gzip, identity;q=0"))
+
+
+@pytest.mark.parametrize("cache_control", ["no-transform", "public, max-age=60, no-transform"])
+async def test_what_the_origin_wants_untouched_is_left_so(cache_control: str) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    answer = bench.answer(stream, SMALL, **{"Cache-Control": cache_control})
+    assert not is_coded(await bench.coder.code(bench.read(stream), answer))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("Origin", "Origin, Accept-Encoding"), ("accept-encoding", "accept-encoding"), ("*", "*")],
+)
+async def test_an_answer_varies_with_what_it_varied_with_before(before: str, after: str) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    answer = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL, Vary=before))
+    assert answer.headers["Vary"] == after
+
+
+async def test_a_route_without_codings_says_nothing_of_them() -> None:
+    bench = Bench(compression=())
+    stream = bench.stream()
+    answer = await bench.coder.code(bench.read(stream), bench.answer(stream, SMALL))
+    assert not is_coded(answer)
+    assert "Vary" not in answer.headers
+
+
+async def test_a_304_names_the_coding_that_the_client_has() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    for field, etag in [
+        ('"k:-1:9:gzip"', '"k:-1:9:gzip"'),
+        ('"k:-1:9"', '"k:-1:9"'),
+        ('W/"k:-1:9:gzip"', '"k:-1:9:gzip"'),
+        ("*", '"k:-1:9"'),
+    ]:
+        answer = Answer(304, CIMultiDict({"ETag": '"k:-1:9"'}), Outcome.HIT)
+        answer = await bench.coder.code(bench.read(stream, if_none_match=field), answer)
+        assert answer.headers["ETag"] == etag
+        assert answer.headers["Vary"] == "Accept-Encoding"
+        assert "Content-Encoding" not in answer.headers
+
+
+# -- keeping
+
+
+async def test_coded_bytes_go_with_the_stream() -> None:
+    bench = Bench()
+    stream, other = bench.stream("a"), bench.stream("b")
+    for one in (stream, other):
+        for coding in ALL:
+            await bench.code(one, LARGE, coding.value)
+    assert len(bench.coder) == 6
+    assert bench.library.lent == bench.coder.cost > 0
+    bench.library.drop(stream, End.DELETED)
+    assert len(bench.coder) == 3
+    bench.library.forget_bytes(other)
+    assert (len(bench.coder), bench.coder.cost, bench.library.lent) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+async def test_what_was_being_made_of_dropped_bytes_is_not_kept(is_dropped: bool) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
+    if is_dropped:
+        bench.library.drop(stream, End.DELETED)
+    else:
+        bench.library.forget_bytes(stream)
+    bench.gate.release()
+    answer = await task
+    assert is_coded(answer)
+    assert body_of(answer) == LARGE
+    assert answer.stream is None
+    assert (len(bench.coder), bench.library.lent, bench.coder.making) == (0, 0, 0)
+
+
+async def test_nobody_joins_a_coding_of_bytes_that_were_dropped() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    old = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
+    bench.library.forget_bytes(stream)
+    other = messages(1_001)
+    new = await started(bench.coder.code(bench.read(stream), bench.answer(stream, other)))
+    bench.gate.release()
+    assert body_of(await old) == LARGE
+    assert body_of(await new) == other
+    assert body_of(await bench.code(stream, other)) == other
+    assert len(bench.coder) == 1
+
+
+async def test_a_stream_that_grows_keeps_its_latest_only() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    for size in range(200, 210):
+        await bench.code(stream, messages(size), end=str(size))
+    assert len(bench.coder) == 1
+    assert bench.library.lent == bench.coder.cost
+    # Whoever held on to the one before is told.
+    assert bench.evicted == [stream] * 9
+
+
+async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago() -> None:
+    bench = Bench(keep_bytes=60_000)
+    hot = bench.stream("hot")
+    await bench.code(hot, LARGE)
+    for at in range(20):
+        bench.coder.touch(hot)
+        await bench.code(bench.stream(str(at)), LARGE)
+        assert bench.coder.cost <= 60_000
+        assert bench.library.lent == bench.coder.cost
+    assert bench.coder.ready(Shown(hot, "-1", "9"), Coding.GZIP) is not None
+    assert bench.evicted
+    assert hot not in bench.evicted
+
+
+async def test_a_body_too_large_to_be_kept_is_given_and_not_remembered() -> None:
+    bench = Bench(keep_bytes=10_000)
+    stream = bench.stream()
+    answer = await bench.code(stream, LARGE)
+    assert is_coded(answer)
+    assert answer.stream is None
+    assert len(bench.coder) == bench.coder.cost == bench.library.lent == 0
+
+
+async def test_coded_bytes_count_within_the_budget() -> None:
+    bench = Bench(cache_bytes=200_000, keep_bytes=1 << 20)
+    cold = bench.stream("cold")
+    bench.library.lay(cold, "-1", "1", [b"x" * 186_000], 0.0)
+    hot = bench.stream("hot")
+    bench.library.lay(hot, "-1", "1", [LARGE[1:10_000]], 0.0)
+    await bench.code(hot, LARGE)
+    assert bench.coder.cost > 5_000
+    assert bench.library.cost + bench.library.lent <= 200_000
+    assert cold.ended is End.EVICTED
+    assert bench.recorder.cache_bytes == bench.library.cost + bench.library.lent
+    # Never from the stream whose bytes they are.
+    room = 200_000 - bench.library.cost - bench.library.lent
+    bench.library.lay(hot, "1", "2", [b"x" * (room - 1_000)], 0.0)
+    before = hot.tape.size
+    assert is_coded(await bench.code(hot, LARGE, "br"))
+    assert hot.tape.size == before
+    assert len(bench.coder) == 1
+    assert bench.library.cost + bench.library.lent <= 200_000
+
+
+async def test_a_body_is_coded_on_the_loop_only_while_it_is_small() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    at = next(size for size in range(1, 1_000) if len(messages(size)) > INLINE_BYTES)
+    here = await bench.coder.code(bench.read(stream), bench.answer(stream, messages(at - 1)))
+    assert is_coded(here)
+    assert not bench.gate.held
+    task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, messages(at), end="a")))
+    assert not task.done()
+    bench.gate.release()
+    assert is_coded(await task)

@@ -1,0 +1,148 @@
+"""What clients take of the codings offered, and what is worth coding."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.coding import PLAIN, Coding, Wish, is_compressible, negotiate
+
+ZSTD, BR, GZIP = Coding.ZSTD, Coding.BR, Coding.GZIP
+ALL = (ZSTD, BR, GZIP)
+
+
+def wish(accept_encoding: str | None, offered: tuple[Coding, ...] = ALL) -> Wish:
+    return negotiate(accept_encoding, None, offered)
+
+
+class TestNegotiate:
+    @pytest.mark.parametrize(
+        ("accept_encoding", "best"),
+        [
+            (None, None),
+            ("", None),
+            ("identity", None),
+            ("gzip", GZIP),
+            ("x-gzip", GZIP),
+            ("GZip", GZIP),
+            ("br", BR),
+            ("zstd", ZSTD),
+            ("gzip, deflate, br, zstd", ZSTD),
+            ("gzip,br", BR),
+            ("deflate, compress, dcb", None),
+            ("gzip;q=1, br;q=0.5", GZIP),
+            ("gzip; q=0.001", GZIP),
+            ("gzip ;\tQ=0.9 , br;q=0.8", GZIP),
+            ("*", ZSTD),
+            ("*;q=0", None),
+            ("*;q=0, gzip", GZIP),
+            ("*, zstd;q=0", BR),
+            ("gzip;q=0.2, *;q=0.5", ZSTD),
+            ("gzip;q=0", None),
+            ("gzip;q=0.0", None),
+            ("gzip;q=0.000, br;q=0", None),
+            ("gzip, identity;q=0.5", GZIP),
+            ("gzip;q=0.5, identity", None),
+            ("gzip;q=0.5, identity;q=0.5", GZIP),
+            ("gzip;q=0.5, identity;q=0", GZIP),
+            ("identity;q=0", None),
+            ("gzip, gzip;q=0", None),
+            ("gzip;q=0, gzip", None),
+            ("gzip;q=0, x-gzip", None),
+        ],
+    )
+    def test_what_the_client_likes_best_is_given(self, accept_encoding: str | None, best: Coding | None) -> None:
+        assert wish(accept_encoding).best is best
+
+    @pytest.mark.parametrize(
+        "member",
+        ["gzip;q=2", "gzip;q=-1", "gzip;q=", "gzip;q=0.0001", "gzip;q=.5", "gzip;q=1.5", "gzip;level=9", "gzip q=1",
+         "gzip;q=0.5;q=1", "gzip/br", "gzip=1"],
+    )  # fmt: skip
+    def test_what_cannot_be_read_is_a_refusal(self, member: str) -> None:
+        assert wish(member).best is None
+        assert wish(f"{member}, br").taken == {BR}
+        assert wish(f"*, {member}").taken == {ZSTD, BR}
+
+    @pytest.mark.parametrize(
+        ("accept_encoding", "takes_identity"),
+        [
+            ("gzip", True),
+            ("", True),
+            ("identity;q=0", False),
+            ("*;q=0", False),
+            ("*;q=0, identity", True),
+            ("gzip, *;q=0", False),
+            ("gzip, identity;q=0.1, *;q=0", True),
+        ],
+    )
+    def test_plain_bytes_are_refused_only_in_so_many_words(self, accept_encoding: str, takes_identity: bool) -> None:
+        assert wish(accept_encoding).takes_identity is takes_identity
+
+    def test_the_order_of_the_offer_decides_among_equals(self) -> None:
+        assert wish("gzip, br, zstd", (GZIP, BR)).best is GZIP
+        assert wish("gzip, br, zstd", (BR, GZIP)).best is BR
+
+    def test_nothing_is_given_that_is_not_offered(self) -> None:
+        assert wish("gzip, br", (ZSTD,)) == Wish()
+        assert wish("gzip, br", ()) is PLAIN
+
+    def test_who_wants_bytes_untouched_gets_them_so(self) -> None:
+        assert negotiate("gzip", "no-transform", ALL) is PLAIN
+        assert negotiate("gzip", "no-cache, No-Transform", ALL) is PLAIN
+        assert negotiate("gzip", "no-cache", ALL).best is GZIP
+
+    weights = st.none() | st.integers(0, 1000)
+    members = st.lists(
+        st.tuples(st.sampled_from(["zstd", "br", "gzip", "identity", "*", "deflate"]), weights),
+        unique_by=lambda member: member[0],
+    )
+    blanks = st.text(" \t", max_size=2)
+
+    @given(members, st.permutations(ALL).flatmap(lambda order: st.sampled_from([tuple(order[:n]) for n in range(4)])),
+           blanks, st.booleans())  # fmt: skip
+    def test_no_refused_coding_is_given_and_none_is_liked_better(
+        self, members: list[tuple[str, int | None]], offered: tuple[Coding, ...], blank: str, upper: bool
+    ) -> None:
+        field = f"{blank},{blank}".join(
+            name if weight is None else f"{name}{blank};{blank}q={weight / 1000:.3f}" for name, weight in members
+        )
+        field = field.upper() if upper else field
+        liked = {name: 1000 if weight is None else weight for name, weight in members}
+        likes = {coding: liked.get(coding.value, liked.get("*", 0)) for coding in offered}
+        identity = liked.get("identity", liked.get("*"))
+        answer = wish(field, offered)
+        if offered:
+            assert answer.taken == {coding for coding in offered if likes[coding]}
+        if answer.best is None:
+            assert not answer.taken or (identity is not None and identity > max(likes.values()))
+            return
+        assert answer.best in answer.taken
+        assert likes[answer.best] == max(likes.values())
+        assert identity is None or likes[answer.best] >= identity
+        assert all(likes[other] < likes[answer.best] for other in offered[: offered.index(answer.best)])
+
+    @given(st.text(alphabet='gzipbrstd*;q=01.5, \t"x-'))
+    def test_whatever_a_client_sends_it_gets_only_what_it_named(self, field: str) -> None:
+        answer = wish(field)
+        for coding in answer.taken | ({answer.best} if answer.best else set()):
+            assert coding.value in field.lower() or "*" in field
+
+
+class TestIsCompressible:
+    @pytest.mark.parametrize(
+        "content_type",
+        ["application/json", "Application/JSON; charset=utf-8", "text/plain", "text/csv;x=y", "application/ld+json",
+         "image/svg+xml", "application/x-ndjson", "application/x-protobuf", "application/atom+xml"],
+    )  # fmt: skip
+    def test_it_shrinks(self, content_type: str) -> None:
+        assert is_compressible(content_type)
+
+    @pytest.mark.parametrize(
+        "content_type",
+        [None, "", "application/octet-stream", "image/png", "image/jpeg", "video/mp4", "audio/ogg", "font/woff2",
+         "application/zip", "application/gzip", "application/zstd", "application/pdf", "text/event-stream", "nonsense"],
+    )  # fmt: skip
+    def test_it_does_not_or_nobody_knows(self, content_type: str | None) -> None:
+        assert not is_compressible(content_type)

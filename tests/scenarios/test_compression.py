@@ -1,0 +1,364 @@
+"""Compressed answers through the whole gateway: who gets which bytes, and what they may be taken for."""
+
+import asyncio
+import threading
+
+import pytest
+
+from gateway.engine.coding import PATIENCE_S
+from gateway.origin.app import OriginSettings, RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
+from gateway.protocol.coding import Coding
+from tests.codings import DECODERS, messages
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.wire import BOUND_S, Answer
+
+JSON = "application/json"
+TEXT = b"".join(b"line %d of a text that repeats itself\n" % at for at in range(4_000))
+CLOSED = {"Stream_Closed": "true"}
+ALL = [coding.value for coding in Coding]
+
+
+def taking(coding: str, **more: str) -> dict[str, str]:
+    return {"Accept-Encoding": coding, **{name.replace("_", "-"): value for name, value in more.items()}}
+
+
+def coding_of(answer: Answer) -> str:
+    return answer.headers.get("Content-Encoding", "identity")
+
+
+def plain(answer: Answer) -> bytes:
+    return DECODERS[coding_of(answer)](answer.body)
+
+
+def compressions(edge: Edge, coding: str = "gzip") -> float:
+    value = edge.gateway.metrics.registry.get_sample_value("gateway_compressions_total", {"coding": coding})
+    assert value is not None
+    return value
+
+
+@pytest.fixture
+def origin_settings() -> OriginSettings:
+    return OriginSettings(max_chunk_bytes=4 << 20)
+
+
+@pytest.fixture(params=[True, False], ids=["fast path", "strict"])
+def settings(request: pytest.FixtureRequest) -> dict[str, object]:
+    return {"fast_path": request.param}
+
+
+@pytest.mark.parametrize("coding", ALL)
+@pytest.mark.parametrize(
+    ("content_type", "body"), [(JSON, messages(60)), (JSON, messages(3_000)), ("text/plain", TEXT)]
+)
+async def test_everyone_gets_the_same_bytes_in_the_coding_they_ask_for(
+    edge: Edge, counters: Counters, coding: str, content_type: str, body: bytes
+) -> None:
+    await edge.put("/s", body, content_type, **CLOSED)
+    identity = await edge.get("/s?offset=-1")
+    assert coding_of(identity) == "identity"
+    assert identity.headers["Vary"] == "Accept-Encoding"
+    for _ in range(3):
+        answer = await edge.get("/s?offset=-1", taking(coding))
+        assert coding_of(answer) == coding
+        assert plain(answer) == identity.body == body
+        assert len(answer.body) < len(body) / 2
+        assert answer.headers["Content-Length"] == str(len(answer.body))
+        assert answer.headers["Vary"] == "Accept-Encoding"
+        assert answer.headers["ETag"] == identity.headers["ETag"][:-1] + f':{coding}"'
+        assert answer.headers["Content-Type"] == identity.headers["Content-Type"]
+        assert answer.next_offset == identity.next_offset
+        assert answer.is_closed
+        assert answer.is_up_to_date
+    assert (await edge.get("/s?offset=-1")).body == body
+    assert compressions(edge, coding) == 1
+    assert counters.requests[Kind.CATCHUP] == 1
+
+
+async def test_on_one_connection_each_request_is_answered_for_itself(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    await edge.get("/s?offset=-1")
+    wire = await edge.wire()
+    for _ in range(2):
+        for coding in [*ALL, "identity", "gzip;q=0", "*;q=0"]:
+            await wire.ask("/s?offset=-1", taking(coding))
+            answer = await wire.answer()
+            assert coding_of(answer) == (coding if coding in ALL else "identity")
+            assert plain(answer) == TEXT
+
+
+async def test_a_304_is_for_the_bytes_that_the_client_has_and_takes(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    tags = {coding: (await edge.get("/s?offset=-1", taking(coding))).headers["ETag"] for coding in [*ALL, "identity"]}
+    assert len(set(tags.values())) == 4
+    made = {coding: compressions(edge, coding) for coding in ALL}
+    for _ in range(3):
+        for coding, tag in tags.items():
+            answer = await edge.get("/s?offset=-1", taking(coding, If_None_Match=tag))
+            assert (answer.status, answer.headers["ETag"]) == (304, tag)
+            assert answer.headers["Vary"] == "Accept-Encoding"
+            assert "Content-Encoding" not in answer.headers
+            assert not answer.body
+        assert (await edge.get("/s?offset=-1", taking("gzip", If_None_Match="W/" + tags["gzip"]))).status == 304
+        assert (await edge.get("/s?offset=-1", taking("br", If_None_Match=tags["gzip"]))).status == 200
+        assert (await edge.get("/s?offset=-1", {"If-None-Match": tags["gzip"]})).status == 200
+        both = await edge.get("/s?offset=-1", taking("br", If_None_Match=f"{tags['gzip']}, {tags['br']}"))
+        assert (both.status, both.headers["ETag"]) == (304, tags["br"])
+    assert made == {coding: compressions(edge, coding) for coding in ALL}
+
+
+async def test_a_304_costs_no_compression(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    tag = (await edge.get("/s?offset=-1")).headers["ETag"]
+    for value in (tag, tag[:-1] + ':gzip"'):
+        assert (await edge.get("/s?offset=-1", taking("gzip", If_None_Match=value))).status == 304
+    assert compressions(edge) == 0
+
+
+async def test_closing_changes_the_tag_of_a_coding_too(edge: Edge) -> None:
+    await edge.put("/s", TEXT)
+    before = await edge.get("/s?offset=-1", taking("gzip"))
+    await edge.post("/s", b"", **CLOSED)
+    after = await edge.get("/s?offset=-1", taking("gzip", If_None_Match=before.headers["ETag"]))
+    assert after.status == 200
+    assert after.is_closed
+    assert after.headers["ETag"] != before.headers["ETag"]
+    assert plain(after) == TEXT
+
+
+async def test_a_growing_stream_is_read_whole_in_every_coding(edge: Edge) -> None:
+    body = messages(400)
+    await edge.put("/s", body, JSON)
+    offset = "-1"
+    for at in range(1, 4):
+        more = messages(100, first=1_000 * at)
+        await edge.post("/s", more, JSON)
+        body = body[:-1] + b"," + more[1:]
+        for coding in ALL:
+            whole = await edge.get("/s?offset=-1", taking(coding))
+            assert (coding_of(whole), plain(whole)) == (coding, body)
+            assert whole.is_up_to_date
+        if offset != "-1":
+            rest = await edge.get(f"/s?offset={offset}", taking("br"))
+            assert (coding_of(rest), plain(rest)) == ("br", more)
+        offset = whole.next_offset
+
+
+async def test_writes_are_read_at_once(edge: Edge) -> None:
+    await edge.put("/s", TEXT)
+    for at in range(5):
+        await edge.post("/s", b"more %d\n" % at)
+        assert plain(await edge.get("/s?offset=-1", taking("gzip"))).endswith(b"more %d\n" % at)
+
+
+async def test_those_who_wait_are_woken_with_one_compressed_body(edge: Edge) -> None:
+    await edge.put("/s", messages(1), JSON)
+    tail = (await edge.get("/s?offset=-1")).next_offset
+    waiting = [edge.asking(f"/s?offset={tail}&live=long-poll", taking("gzip")) for _ in range(30)]
+    engine = edge.gateway.engine
+    await eventually(lambda: any(topic.readers >= 30 and topic.is_confirmed for topic in engine.live._topics.values()))
+    more = messages(1_000, first=1)
+    await edge.post("/s", more, JSON)
+    answers = await asyncio.gather(*waiting)
+    assert {(coding_of(answer), plain(answer)) for answer in answers} == {("gzip", more)}
+    assert {answer.headers["Vary"] for answer in answers} == {"Accept-Encoding"}
+    assert compressions(edge) == 1
+
+
+async def test_sse_is_never_compressed(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    wire = await edge.begin("/s?offset=-1&live=sse", taking("gzip, br, zstd"))
+    head = await wire.head()
+    assert coding_of(head) == "identity"
+    assert "Vary" not in head.headers
+    assert (await wire.body()).startswith(b"event: data\n")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"), [("image/png", TEXT), ("application/octet-stream", TEXT), (JSON, messages(3))]
+)
+async def test_what_is_small_or_does_not_shrink_goes_out_as_it_is(edge: Edge, content_type: str, body: bytes) -> None:
+    await edge.put("/s", body, content_type, **CLOSED)
+    for _ in range(3):
+        answer = await edge.get("/s?offset=-1", taking("gzip, br, zstd"))
+        assert coding_of(answer) == "identity"
+        assert answer.body == body
+        # A short stream may be long the next time.
+        assert ("Vary" in answer.headers) == (content_type == JSON)
+
+
+async def test_a_body_that_is_still_in_the_air_is_not_waited_for(edge: Edge, faults: Faults) -> None:
+    body = 2 * TEXT
+    await edge.put("/s", body)
+    stall = faults.stall(100_000, kind="catchup", times=1)
+    wire = await edge.begin("/s?offset=-1", taking("gzip"))
+    await bounded(stall.waiting(1))
+    head = await wire.head()
+    assert coding_of(head) == "identity"
+    assert head.headers["Vary"] == "Accept-Encoding"
+    assert body.startswith(await wire.piece())
+    stall.release()
+    await wire.body()
+    assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
+
+
+async def test_compressed_bytes_die_with_the_stream(edge: Edge) -> None:
+    coder, library = edge.gateway.engine.coder, edge.gateway.engine.library
+    await edge.put("/s", TEXT, **CLOSED)
+    for _ in range(3):
+        await edge.get("/s?offset=-1", taking("gzip"))
+    assert len(coder) == 1
+    assert library.lent == coder.cost
+    await edge.send("DELETE", "/s")
+    assert len(coder) == library.lent == 0
+    assert (await edge.get("/s?offset=-1", taking("gzip"))).status == 404
+    other = TEXT[::-1]
+    await edge.put("/s", other, **CLOSED)
+    assert plain(await edge.get("/s?offset=-1", taking("gzip"))) == other
+
+
+async def test_compressed_bytes_stay_within_the_budget(
+    start: Start, origin: RunningOrigin, settings: dict[str, bool]
+) -> None:
+    edge = await start(origin.url, cache_bytes=1_000_000, compress_cache_bytes=100_000, **settings)
+    engine = edge.gateway.engine
+    for at in range(30):
+        body = TEXT + b"%d" % at
+        await edge.put(f"/{at}", body, **CLOSED)
+        for coding in ALL:
+            for _ in range(2):
+                assert plain(await edge.get(f"/{at}?offset=-1", taking(coding))) == body
+        assert engine.coder.cost == engine.library.lent <= 100_000
+        assert engine.library.cost + engine.library.lent <= 1_000_000
+    assert len(engine.coder) > 3
+
+
+async def test_a_large_body_blocks_nobody_while_it_is_compressed(edge: Edge) -> None:
+    await edge.put("/large", TEXT, **CLOSED)
+    await edge.put("/small", messages(60), JSON, **CLOSED)
+    coder = edge.gateway.engine.coder
+    gate = threading.Event()
+    # The one thread is busy until the gate opens.
+    busy = coder.executor.submit(gate.wait, BOUND_S)
+    try:
+        large = [edge.asking("/large?offset=-1", taking("gzip")) for _ in range(3)]
+        await eventually(lambda: coder.making == 1)
+        assert coding_of(await edge.get("/small?offset=-1", taking("gzip"))) == "gzip"
+        assert (await edge.get("/large?offset=-1")).body == TEXT
+        assert not any(task.done() for task in large)
+        gate.set()
+        assert [(coding_of(answer), plain(answer)) for answer in await asyncio.gather(*large)] == [("gzip", TEXT)] * 3
+    finally:
+        gate.set()
+    assert busy.result()
+    assert compressions(edge) == 2
+
+
+async def test_who_waits_too_long_for_the_thread_gets_plain_bytes(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    coder = edge.gateway.engine.coder
+    gate = threading.Event()
+    busy = coder.executor.submit(gate.wait, BOUND_S)
+    try:
+        reader = edge.asking("/s?offset=-1", taking("gzip"))
+        await eventually(lambda: coder.making == 1)
+        edge.clock.advance(PATIENCE_S)
+        answer = await reader
+        assert coding_of(answer) == "identity"
+        assert answer.body == TEXT
+    finally:
+        gate.set()
+    assert busy.result()
+    await eventually(lambda: not coder.making)
+    # That it was plain once is not remembered.
+    assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
+
+
+async def test_a_reader_that_leaves_while_it_is_compressed_leaves_nothing_behind(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    coder = edge.gateway.engine.coder
+    gate = threading.Event()
+    busy = coder.executor.submit(gate.wait, BOUND_S)
+    try:
+        wire = await edge.begin("/s?offset=-1", taking("gzip"))
+        await eventually(lambda: coder.making == 1)
+        wire.reset()
+        await edge.until_idle()
+    finally:
+        gate.set()
+    assert busy.result()
+    await eventually(lambda: len(coder) == 1)
+
+
+async def test_a_client_or_an_origin_may_forbid_it(hostile: Hostile, start: Start, edge: Edge) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        headers = {"Cache-Control": "max-age=60, no-transform", "Content-Type": "text/plain"}
+        writer.write(part_of_stream(TEXT, "0001", **headers))
+
+    strict = await start((await hostile(script)).url)
+    answer = await strict.get("/s?offset=-1", taking("gzip"))
+    assert (coding_of(answer), answer.body) == ("identity", TEXT)
+    assert "no-transform" in answer.headers["Cache-Control"]
+
+    await edge.put("/s", TEXT, **CLOSED)
+    for _ in range(2):
+        answer = await edge.get("/s?offset=-1", taking("gzip", Cache_Control="no-transform"))
+        assert (coding_of(answer), answer.body) == ("identity", TEXT)
+        assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
+
+
+async def test_a_route_may_do_without(start: Start, origin: RunningOrigin, settings: dict[str, bool]) -> None:
+    edge = await start(origin.url, compression=[], **settings)
+    await edge.put("/s", TEXT, **CLOSED)
+    for _ in range(3):
+        answer = await edge.get("/s?offset=-1", taking("gzip, br, zstd"))
+        assert (coding_of(answer), answer.body) == ("identity", TEXT)
+        assert "Vary" not in answer.headers
+
+
+async def test_the_route_decides_among_what_a_browser_takes(start: Start, origin: RunningOrigin) -> None:
+    for compression, expected in (["br", "gzip"], "br"), (["gzip"], "gzip"), (["gzip", "zstd"], "gzip"):
+        edge = await start(origin.url, compression=compression)
+        await edge.send("DELETE", "/s")
+        await edge.put("/s", TEXT, **CLOSED)
+        assert coding_of(await edge.get("/s?offset=-1", taking("gzip, deflate, br, zstd"))) == expected
+
+
+async def test_cors_and_coding_both_stand_in_vary(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, cors={"allow_origins": ["https://a.example"]})
+    await edge.put("/s", TEXT, **CLOSED)
+    for _ in range(2):
+        answer = await edge.get("/s?offset=-1", taking("gzip", Origin="https://a.example"))
+        assert {name.strip() for name in answer.headers["Vary"].split(",")} == {"Accept-Encoding", "Origin"}
+        assert coding_of(answer) == "gzip"
+
+
+async def test_head_and_what_is_passed_through_are_left_alone(edge: Edge) -> None:
+    await edge.put("/s", TEXT, **CLOSED)
+    await edge.get("/s?offset=-1", taking("gzip"))
+    head = await edge.send("HEAD", "/s", taking("gzip"))
+    assert coding_of(head) == "identity"
+    none = await edge.get("/none?offset=-1", taking("gzip"))
+    assert (none.status, coding_of(none)) == (404, "identity")
+    assert "Vary" not in none.headers
+
+
+async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kept(
+    start: Start, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url, compress_cache_bytes=60_000)
+    ready, coder = edge.gateway.doors.ready, edge.gateway.engine.coder
+    assert ready is not None
+    bodies = {f"/{at}": TEXT[at:] for at in range(20)}
+    for path, body in bodies.items():
+        await edge.put(path, body, **CLOSED)
+        for _ in range(4):
+            answer = await edge.get(f"{path}?offset=-1", taking("gzip"))
+            assert (coding_of(answer), plain(answer)) == ("gzip", body)
+    assert ready.served >= 2 * len(bodies)
+    # What the coder has given up is not held by others beyond it.
+    assert len(ready) == len(coder) < len(bodies)
+    assert compressions(edge) == len(bodies)

@@ -1,0 +1,138 @@
+"""Two gateways before one origin: one answers at the door, the other sends every request the strict way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import uvloop
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+
+BOUND_S = 10.0
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the programs run on: what a transport tells its protocol differs between loops."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same origin by two ways, on one manual clock."""
+
+    origin: RunningOrigin
+    fast: RunningGateway
+    strict: RunningGateway
+    clock: ManualClock
+
+
+async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
+    """Both gateways; `stop_pair` is owed."""
+    clock = ManualClock()
+    origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes), clock=clock)
+    gateways = [
+        await start_gateway(
+            GatewayConfig.for_origin(
+                origin.url,
+                listen="127.0.0.1:0",
+                admin="127.0.0.1:0",
+                fast_path=fast_path,
+                credential_headers=("authorization",),
+                **settings,
+            ),
+            clock=clock,
+            rng=Random(0),
+        )
+        for fast_path in (True, False)
+    ]
+    return Pair(origin, gateways[0], gateways[1], clock)
+
+
+async def stop_pair(pair: Pair) -> None:
+    await pair.fast.stop()
+    await pair.strict.stop()
+    await pair.origin.stop(grace_s=0)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    pair = await start_pair()
+    try:
+        yield pair
+    finally:
+        await stop_pair(pair)
+
+
+def port_of(gateway: RunningGateway) -> int:
+    return int(gateway.gateway_url.rpartition(":")[2])
+
+
+async def connect(
+    gateway: RunningGateway, receive_bytes: int | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection, whose kernel takes no more than about `receive_bytes` that nobody has read."""
+    sock = socket.socket()
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port_of(gateway)))
+    return await asyncio.open_connection(sock=sock)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response as it came: header names in lower case, all values of each."""
+
+    status: int
+    headers: dict[str, list[str]]
+    body: bytes
+
+
+async def read_response(reader: asyncio.StreamReader) -> Response:
+    """The next response on a connection; IncompleteReadError when there is none."""
+    async with asyncio.timeout(BOUND_S):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers: dict[str, list[str]] = {}
+        for line in head[1:-2]:
+            name, _, value = line.partition(":")
+            headers.setdefault(name.lower(), []).append(value.strip())
+        status = int(head[0].split(" ")[1])
+        body = b""
+        if status not in (204, 304):
+            if headers.get("transfer-encoding") == ["chunked"]:
+                while size := int(await reader.readline(), 16):
+                    body += await reader.readexactly(size)
+                    await reader.readline()
+                await reader.readline()
+            else:
+                body = await reader.readexactly(int(headers.get("content-length", ["0"])[0]))
+        return Response(status, headers, body)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection and see it closed."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def ask(gateway: RunningGateway, *requests: bytes) -> list[Response]:
+    """Requests one after the other on one connection, each sent when the one before is answered."""
+    reader, writer = await connect(gateway)
+    try:
+        responses = []
+        for request in requests:
+            writer.write(request)
+            responses.append(await read_response(reader))
+        return responses
+    finally:
+        await close(writer)

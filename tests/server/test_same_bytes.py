@@ -1,0 +1,161 @@
+"""Both ways are fed the same bytes, cut at any place, piled up, spoiled: the door answers the same or is stricter.
+
+The streams are closed, so that what is right does not change while the two are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.app import RunningGateway
+from tests.server.conftest import Pair, close, connect, start_pair, stop_pair
+from tests.server.test_door import create_closed
+
+TARGETS = [
+    "/s?offset=-1",
+    "/s?offset=-1&x=1",
+    "/s",
+    "/none?offset=-1",
+    "/s?offset=%2",
+    "/s?offset=-1&offset=-1",
+    "/j?offset=-1",
+]
+LINES = [
+    "Accept: */*",
+    "accept:text/plain",
+    "User-Agent: a b c",
+    "traceparent: 00-1",
+    "Cookie: a=b",
+    "Cookie: a=\\u00e9",
+    "X-Unknown: 1",
+    "Origin: https://a.example",
+    "Accept-Encoding: gzip",
+    "Connection: keep-alive",
+    "Connection: close",
+    "Content-Length: 0",
+    "Content-Length: 5",
+    "Transfer-Encoding: chunked",
+    "Host: other",
+    "Authorization: Bearer a",
+    'If-None-Match: "a"',
+    "Range: bytes=0-1",
+    " folded: line",
+    "User-Agent : space before colon",
+    "User-Agent: bad\x00value",
+    "No colon here",
+    "Expect: 100-continue",
+    "Upgrade: h2c",
+]
+ENDS = ["\r\n\r\n", "\n\n", "\r\n", "\r\n\r\n\r\n", "\r\n\r\nhello"]
+
+requests = st.builds(
+    lambda method, target, version, lines, end: (
+        "\r\n".join([f"{method} {target} {version}", "Host: edge", *lines]).encode("latin-1", "replace") + end.encode()
+    ),
+    st.sampled_from(["GET"] * 8 + ["HEAD", "get", "POST"]),
+    st.sampled_from(TARGETS[:1] * 4 + TARGETS),
+    st.sampled_from(["HTTP/1.1"] * 8 + ["HTTP/1.0", "HTTP/1.2", "HTTP/2.0", ""]),
+    st.lists(st.sampled_from(LINES), max_size=4),
+    st.sampled_from(ENDS[:1] * 8 + ENDS),
+)
+plain = st.just(b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\n\r\n")
+chunks = st.lists(st.one_of(plain, plain, requests), min_size=1, max_size=5)
+
+
+class World:
+    """A pair on a loop of its own, for a test whose examples are no coroutines."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.pair: Pair = self.loop.run_until_complete(
+            start_pair(client_header_timeout_s=0.05, client_idle_timeout_s=0.1)
+        )
+        self.loop.run_until_complete(create_closed(self.pair))
+        self.loop.run_until_complete(create_closed(self.pair, "/j", b"[1]", "application/json"))
+
+    def ask_both(self, pieces: list[bytes]) -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
+        async def both() -> tuple[tuple[bytes, bool], tuple[bytes, bool]]:
+            fast, strict = await asyncio.gather(feed(self.pair.fast, pieces), feed(self.pair.strict, pieces))
+            return fast, strict
+
+        return self.loop.run_until_complete(both())
+
+    def close(self) -> None:
+        self.loop.run_until_complete(stop_pair(self.pair))
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, bool]:
+    """Everything the gateway says to these pieces, sent in writes of their own, until it has nothing more to say.
+
+    And whether the connection was reset: then TCP may have thrown away what was said last (RFC 9112 §9.6).
+    """
+    reader, writer = await connect(gateway)
+    said = b""
+    was_reset = False
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            # A few turns of the loop that both ends run on, so that pieces arrive as pieces.
+            for _ in range(5):
+                await asyncio.sleep(0)
+        writer.write(b"GET /end HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(10):
+            while data := await reader.read(65_536):
+                said += data
+    except (ConnectionError, RuntimeError):
+        # The gateway had heard enough; uvloop says that in a RuntimeError.
+        was_reset = True
+    finally:
+        await close(writer)
+    return said, was_reset
+
+
+def essence(said: bytes) -> list[tuple[int, bytes]]:
+    """Statuses and what follows each head; header values that name a gateway's own things are left out."""
+    parts = re.split(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n", said)
+    found = []
+    for status, rest in zip(parts[1::2], parts[2::2], strict=True):
+        _, _, body = rest.partition(b"\r\n\r\n")
+        found.append((int(status), body))
+    return found
+
+
+@settings(max_examples=150)
+@given(chunks, st.lists(st.integers(0, 400), max_size=4))
+def test_both_ways_answer_the_same_bytes_alike(world: World, sent: list[bytes], cuts: list[int]) -> None:
+    joined = b"".join(sent)
+    places = sorted({min(cut, len(joined)) for cut in cuts})
+    pieces = [joined[a:b] for a, b in zip([0, *places], [*places, len(joined)], strict=True) if a < b] if cuts else sent
+    (fast, fast_was_reset), (strict, strict_was_reset) = world.ask_both(pieces)
+    assert b"Traceback" not in fast + strict
+    by_door, by_strict = essence(fast), essence(strict)
+    if fast_was_reset or strict_was_reset:
+        both = min(len(by_door), len(by_strict))
+        by_door, by_strict = by_door[: max(0, both - 1)], by_strict[: max(0, both - 1)]
+    assert by_door == by_strict
+
+
+def test_the_door_had_a_part_in_it(world: World) -> None:
+    request = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\n\r\n"
+    ready = world.pair.fast.doors.ready
+    assert ready is not None
+    before = ready.served
+    for _ in range(3):
+        world.ask_both([request])
+    assert ready.served > before
