@@ -92,6 +92,14 @@ class _Job(NamedTuple):
     coding: Coding
 
 
+class _Wanted(NamedTuple):
+    """A run that is to be coded: its bytes, and how many they are."""
+
+    job: _Job
+    pieces: Sequence[bytes]
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """The coded form of the run up to `end`; `data` is None where coding did not pay."""
@@ -138,73 +146,74 @@ class Coder:
 
     async def code(self, read: Read, answer: Answer) -> Answer:
         """The answer in the coding that its reader likes best, or as it was; the same object, `close` is still owed."""
-        if not read.route.codings or "ETag" not in answer.headers:
+        wanted = self._wanted(read, answer)
+        if wanted is None:
             return answer
+        data = await self._make(wanted, read.route.levels[wanted.job.coding])
+        if self._find(wanted.job) is None:
+            # Plain for the moment only, or coded bytes that are not kept: not to be remembered by others either.
+            answer.stream = None
+        return _in_coding(answer, wanted.job.coding, data)
+
+    def code_now(self, read: Read, answer: Answer) -> Answer:
+        """The same without waiting: what the thread would have to make is sent plain."""
+        wanted = self._wanted(read, answer)
+        if wanted is None or wanted.size > INLINE_BYTES:
+            return answer
+        return _in_coding(answer, wanted.job.coding, self._make_here(wanted, read.route.levels[wanted.job.coding]))
+
+    def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
+        """What is to be made for the answer; None where it is finished, coded or as it was."""
+        if not read.route.codings or "ETag" not in answer.headers:
+            return None
         if answer.status == 304:
             _vary(answer)
             named = coding_named(read.if_none_match, answer.headers["ETag"], read.wish)
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
-            return answer
+            return None
         shown, parts, coding = answer.shown, answer.parts, read.wish.best
         if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
-            return answer
+            return None
         _vary(answer)
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
-            return answer
+            return None
         pieces = parts.settled(answer.is_json)
         if pieces is None:
-            return answer
+            return None
         size = sum(map(len, pieces))
         if size < self._min_bytes and read.wish.takes_identity:
-            return answer
-        data = self.ready(shown, coding)
-        if data is None and not self._is_hopeless(shown, coding):
-            data = await self._make(_Job(shown, coding), read.route.levels[coding], pieces, size)
-            if not self._is_known(shown, coding):
-                # Plain for the moment only, or coded bytes that are not kept: not to be remembered by others either.
-                answer.stream = None
-        if data is None:
-            return answer
-        parts.close()
-        answer.parts = Parts()
-        answer.parts.add_pieces((data,))
-        answer.is_json = False
-        answer.headers["Content-Encoding"] = coding.value
-        answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
-        return answer
+            return None
+        job = _Job(shown, coding)
+        kept = self._find(job)
+        if kept is None:
+            return _Wanted(job, pieces, size)
+        self._kept.move_to_end(shown.stream)
+        _in_coding(answer, coding, kept.data)
+        return None
 
     def ready(self, shown: Shown, coding: Coding) -> bytes | None:
         """The bytes of a run in a coding, where they have been made."""
-        kept = self._find(shown, coding)
-        if kept is None:
-            return None
-        self._kept.move_to_end(shown.stream)
-        return kept.data
+        kept = self._find(_Job(shown, coding))
+        return kept.data if kept is not None else None
 
-    def _find(self, shown: Shown, coding: Coding) -> _Kept | None:
+    def _find(self, job: _Job) -> _Kept | None:
+        shown, coding = job
         kept = self._kept.get(shown.stream, {}).get((shown.start, coding))
         return kept if kept is not None and kept.end == shown.end else None
 
-    def _is_known(self, shown: Shown, coding: Coding) -> bool:
-        return self._find(shown, coding) is not None
-
-    def _is_hopeless(self, shown: Shown, coding: Coding) -> bool:
-        kept = self._find(shown, coding)
-        return kept is not None and kept.data is None
-
     # -- making
 
-    async def _make(self, job: _Job, level: int, pieces: Sequence[bytes], size: int) -> bytes | None:
+    async def _make(self, wanted: _Wanted, level: int) -> bytes | None:
         """Have the run coded, together with all who ask for it meanwhile; None to send it plain."""
+        job, pieces, size = wanted
         making = self._making.get(job)
         if making is None:
-            work = partial(_coded, CODERS[job.coding], level, pieces)
             if size <= INLINE_BYTES:
-                return self._make_here(job, work, size)
+                return self._make_here(wanted, level)
             if self._queued_bytes + size > QUEUE_BYTES:
                 return None
-            making = self._begin(job, work, size)
+            making = self._begin(job, partial(_coded, CODERS[job.coding], level, pieces), size)
             if making is None:
                 return None
         # Not awaited itself: it belongs to everyone, and the one who leaves must not cancel it.
@@ -213,9 +222,10 @@ class Coder:
         data: bytes | None = making.result()
         return data
 
-    def _make_here(self, job: _Job, work: Callable[[], bytes | None], size: int) -> bytes | None:
+    def _make_here(self, wanted: _Wanted, level: int) -> bytes | None:
+        job, pieces, size = wanted
         try:
-            data = work()
+            data = _coded(CODERS[job.coding], level, pieces)
         except Exception:
             _log.exception("coding failed (%s)", job.coding)
             return None
@@ -310,6 +320,18 @@ def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[byt
     plain = b"".join(pieces)
     data = code(plain, level)
     return data if len(data) <= len(plain) * _WORTH else None
+
+
+def _in_coding(answer: Answer, coding: Coding, data: bytes | None) -> Answer:
+    """The answer with `data` for its body; as it was where there is none."""
+    if data is not None and answer.parts is not None:
+        answer.parts.close()
+        answer.parts = Parts()
+        answer.parts.add_pieces((data,))
+        answer.is_json = False
+        answer.headers["Content-Encoding"] = coding.value
+        answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
+    return answer
 
 
 def _vary(answer: Answer) -> None:

@@ -19,6 +19,7 @@ from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail, Waiting
+from gateway.engine.waiter import Waiter
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
@@ -87,8 +88,17 @@ class Engine:
         """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
         asked = _without_codings(read)
         found = await self._on_stream(asked, lambda stream: self._tail.long_poll(asked, stream))
-        # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
         return found if isinstance(found, Waiting) else await self._coded(read, found)
+
+    def wait(self, waiting: Waiting, answered: Callable[[Answer | None], None]) -> Waiter:
+        """Wait there; the waiter is to be started.  `answered` is called once, with None when the client has gone."""
+        read = waiting.read
+
+        def woken(answer: Answer | None) -> None:
+            # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
+            answered(self.coder.code_now(read, answer) if answer is not None else None)
+
+        return waiting.start(self.long_poll, woken)
 
     async def _coded(self, read: Read, answer: Answer) -> Answer:
         try:

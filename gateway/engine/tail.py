@@ -169,7 +169,8 @@ class Tail:
                     if found is Poll.WAIT:
                         self._live.follow(topic)
                         is_waiting = True
-                        return Waiting(self, read, stream, topic)
+                        # Little is kept while it waits: the key and the source are the stream's and the topic's.
+                        return Waiting(self, replace(read, key=stream.key, source=topic.source), stream, topic)
             finally:
                 if not is_waiting:
                     self.detach(read, topic)
@@ -229,11 +230,8 @@ class Tail:
 
     def wait(self, place: Waiting, again: Again, answered: Callable[[Answer | None], None]) -> Waiter:
         """A waiter, to be started."""
-        # What it keeps while it waits is little: the key and the source are the stream's and the topic's.
-        slim = replace(place.read, key=place.stream.key, source=place.topic.source)
-        waiter = Waiter(
-            replace(place, read=slim), self._clock, self._tasks, slim.route.config.long_poll_timeout_s, again, answered
-        )
+        patience_s = place.read.route.config.long_poll_timeout_s
+        waiter = Waiter(place, self._clock, self._tasks, patience_s, again, answered)
         if self._drain.is_set:
             waiter.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
         return waiter

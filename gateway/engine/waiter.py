@@ -7,7 +7,6 @@ follower can vouch for that.  Only where the origin has to be asked does it need
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.clock import Clock, Timer
@@ -158,7 +157,7 @@ class Waiter:
             return Poll.WAIT
         place.topic.readers_now.discard(self)
         place.close()
-        self._place = replace(found, read=place.read)
+        self._place = found
         found.topic.readers_now.add(self)
         return Poll.LOOK
 

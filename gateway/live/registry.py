@@ -13,7 +13,7 @@ import random
 from gateway.clock import Clock, Timer
 from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
-from gateway.live.topic import Look, Topic
+from gateway.live.topic import BEATS, Look, Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.library import Library
@@ -77,7 +77,7 @@ class Live:
             topic = self._topics[stream] = Topic(stream, source, look, lifetime_s, self._clock.wall)
             stream.pins += 1
             self._watch_expiry(topic)
-            self._beat_in(topic, heartbeat_s / 2)
+            self._beat_in(topic, heartbeat_s / BEATS)
         if topic.is_refused:
             # Where credentials are shared, the first reader's may have been revoked; those that are good are kept.
             topic.source, topic.look, topic.is_refused = source, look, False
@@ -137,9 +137,8 @@ class Live:
             )
 
     def _beat_in(self, topic: Topic, delay_s: float) -> None:
-        """Two beats make a heartbeat: a reader that was silent for the whole of one sends it at the next."""
-
         def beat() -> None:
+            topic.beats += 1
             for reader in tuple(topic.readers_now):
                 reader.beat()
             self._beat_in(topic, delay_s)

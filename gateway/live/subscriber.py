@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.clock import Clock, Timer
-from gateway.live.topic import HEARTBEAT_CHUNK, Topic
+from gateway.live.topic import BEATS, HEARTBEAT_CHUNK, Topic
 
 SHORTEST_S = 1.0
 """The TypeScript client gives SSE up after three connections that lived less long than this."""
@@ -43,10 +43,10 @@ class Subscriber:
         "_has_missed",
         "_is_filling",
         "_is_over",
-        "_is_quiet",
         "_is_told",
         "_least_cursor",
         "_on_over",
+        "_sent_at_beat",
         "_settled_at",
         "_timer",
         "_topic",
@@ -77,8 +77,7 @@ class Subscriber:
         self._has_missed = False
         """Whether the topic has changed while bytes were being fetched."""
         self._is_over = False
-        self._is_quiet = False
-        """Whether nothing has been written since the topic's last beat."""
+        self._sent_at_beat = topic.beats
         self._settled_at = clock.now() + SHORTEST_S
         """When the connection has lived long enough not to be taken for a failure."""
         self._ends_at = math.inf
@@ -100,7 +99,7 @@ class Subscriber:
             step = topic.step(self.at, self._is_told, self._least_cursor)
             self.at = step.end
             if step.data:
-                self._is_quiet = False
+                self._sent_at_beat = topic.beats
                 self._is_told = step.is_told
                 wire.send(step.data)
                 if step.is_last:
@@ -122,10 +121,10 @@ class Subscriber:
             self.pump()
 
     def beat(self) -> None:
-        """A sign of life, where there was none since the last beat."""
-        if self._is_quiet and not self._wire.is_full:
+        """A sign of life, where nothing was written for the time of a heartbeat."""
+        if self._topic.beats - self._sent_at_beat >= BEATS and not self._wire.is_full:
+            self._sent_at_beat = self._topic.beats
             self._wire.send(HEARTBEAT_CHUNK)
-        self._is_quiet = not self._is_quiet
 
     def leave(self, delay_s: float, within_s: float) -> None:
         """End after `delay_s`, but not so early that the client takes it for a failure, unless time is short: in order

@@ -40,6 +40,8 @@ _FRAME_BYTES: Final = 1 << 20
 """Frames kept for the next who stand at the same place; a larger one is encoded anew for each."""
 _EVENT_BYTES: Final = 1 << 18
 """About as much of a replay goes into one data event, where the known offsets allow it."""
+BEATS: Final = 16
+"""One timer of a topic beats so often in the time of a heartbeat, so that none of its readers needs one."""
 _CURSOR_REACH: Final = 1_000
 """A client's cursor that is further ahead than this many intervals does not lift everybody's."""
 
@@ -102,6 +104,8 @@ class Topic:
         self.trouble: GatewayError | None = None
         """Why the follower is not connected, where it failed."""
         self.changed = Signal()
+        self.beats = 0
+        """How many beats have gone by: time enough for readers to know how long they have been silent."""
         self.readers_now: set[Listener] = set()
         """Readers that are pumped when the topic changes; all others wait for `changed`."""
         self._is_flushing = False

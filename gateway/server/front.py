@@ -271,7 +271,7 @@ class Front:
                     answer.headers["Content-Length"] = str(len(body))
                 door.reply(self._head(answer.status, answer.headers, keeps=keeps) + body, len(body))
 
-        waiter = waiting.start(self._engine.long_poll, answered)
+        waiter = self._engine.wait(waiting, answered)
         door.take_over(waiter, keeps=keeps, is_chunked=False)
         waiter.start()
         return Parked()
