@@ -117,10 +117,11 @@ async def start_gateway(
     server = ClientServer(front, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
     ready = None
     if config.server.fast_path:
-        credentials = {name for route in config.routes for name in route.credential_headers}
-        ready = ReadyAnswers(clock, credentials, engine.touch)
+        credentials = [route.credential_headers for route in config.routes]
+        ready = ReadyAnswers(clock, engine.library, metrics, credentials, engine.touch)
         engine.on_forget = ready.forget
-    doors = Doorkeeper(server, config.limits, ready, metrics)
+    doors = Doorkeeper(server, config.limits, ready, clock, metrics)
+    metrics.before_collect = doors.count
     gateway: RunningGateway | None = None
     admin = web.AppRunner(
         admin_application(metrics, lambda: gateway is not None and gateway.is_ready),

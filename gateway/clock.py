@@ -33,11 +33,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks and the running loop's timers."""
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def wall(self) -> float:
-        return time.time()
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback)

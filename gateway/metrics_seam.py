@@ -20,6 +20,9 @@ class Recorder(Protocol):
     def request(self, mode: Mode, outcome: Outcome, duration_s: float) -> None:
         """A client's request has been answered, or its connection dropped, `duration_s` after it was read."""
 
+    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int) -> None:
+        """`n` requests have been answered at once, with `body_bytes` in all: counted together, a little later."""
+
     def upstream_request(self, mode: Mode) -> None:
         """A request is being sent to the origin; each try counts."""
 
@@ -58,6 +61,10 @@ class Silent:
 
     def request(self, mode: Mode, outcome: Outcome, duration_s: float) -> None:
         self.counts["request", mode.value, outcome.value] += 1
+
+    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int) -> None:
+        self.counts["request", mode.value, outcome.value] += n
+        self.counts["downstream_bytes",] += body_bytes
 
     def upstream_request(self, mode: Mode) -> None:
         self.counts["upstream_request", mode.value] += 1

@@ -19,7 +19,6 @@ from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail, Waiting
-from gateway.engine.waiter import Waiter
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
@@ -74,7 +73,17 @@ class Engine:
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
         self._tail = Tail(
-            self.deck, self._catch_up, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes
+            self.deck,
+            self._catch_up,
+            self.live,
+            clock,
+            self.tasks,
+            rng,
+            self.drain,
+            limits.max_reply_bytes,
+            self.long_poll,
+            # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
+            self.coder.code_now,
         )
 
     async def catch_up(self, read: Read) -> Answer:
@@ -89,16 +98,6 @@ class Engine:
         asked = _without_codings(read)
         found = await self._on_stream(asked, lambda stream: self._tail.long_poll(asked, stream))
         return found if isinstance(found, Waiting) else await self._coded(read, found)
-
-    def wait(self, waiting: Waiting, answered: Callable[[Answer | None], None]) -> Waiter:
-        """Wait there; the waiter is to be started.  `answered` is called once, with None when the client has gone."""
-        read = waiting.read
-
-        def woken(answer: Answer | None) -> None:
-            # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
-            answered(self.coder.code_now(read, answer) if answer is not None else None)
-
-        return waiting.start(self.long_poll, woken)
 
     async def _coded(self, read: Read, answer: Answer) -> Answer:
         try:

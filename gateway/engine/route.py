@@ -67,7 +67,7 @@ class Route:
             Coding.BR: config.brotli_level,
             Coding.GZIP: config.gzip_level,
         }
-        self._credential_names = tuple(name.lower() for name in config.credential_headers)
+        self.credential_names = tuple(name.lower() for name in config.credential_headers)
 
     def serves(self, host: str, path: str) -> bool:
         """Whether host (lower case, no port) and canonical path are this route's."""
@@ -110,7 +110,7 @@ class Route:
     def credentials(self, headers: Mapping[str, str]) -> CIMultiDict[str]:
         """The request's headers that make it one with credentials; all values of each."""
         found: CIMultiDict[str] = CIMultiDict()
-        for name in self._credential_names:
+        for name in self.credential_names:
             if name in headers:
                 values = headers.getall(name) if hasattr(headers, "getall") else [headers[name]]
                 for value in values:

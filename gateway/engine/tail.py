@@ -9,9 +9,8 @@ twice.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
@@ -19,11 +18,12 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
-from gateway.engine.waiter import Again, Waiter
+from gateway.engine.route import Route
+from gateway.engine.waiter import Client, Waiter
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
 from gateway.live.subscriber import Subscriber, Wire
-from gateway.live.topic import Topic
+from gateway.live.topic import Terms, Topic, Ways
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
@@ -33,6 +33,8 @@ from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.tasks import Tasks
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
+from gateway.upstream.source import Source
+from gateway.wheel import Wheel
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
@@ -40,7 +42,11 @@ _TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
 
 
 class Tail:
-    """Answers live reads.  Keeps no state of its own; `drain` tells it to send readers off in order."""
+    """Answers live reads.  Keeps no state of its own; `drain` tells it to send readers off in order.
+
+    It is also what all waiting readers of the process share: time, and what is done for them.  `again` asks a long-poll
+    from the beginning, `code_now` gives an answer its content coding.
+    """
 
     def __init__(
         self,
@@ -52,12 +58,17 @@ class Tail:
         rng: random.Random,
         drain: Drain,
         max_reply_bytes: int,
+        again: Callable[[Read], Awaitable[Answer | Waiting]],
+        code_now: Callable[[Read, Answer], Answer],
     ) -> None:
+        self.clock = clock
+        self.tasks = tasks
+        self.wheel = Wheel(clock)
+        self.again = again
+        self.code_now = code_now
         self._deck = deck
         self._catch_up = catch_up
         self._live = live
-        self._clock = clock
-        self._tasks = tasks
         self._rng = rng
         self._drain = drain
         self._max_reply_bytes = max_reply_bytes
@@ -77,7 +88,7 @@ class Tail:
             # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
             if not isinstance(head, Foreign) or stream.content_type is None:
                 self._expect_stream(head)
-        elif not stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
+        elif not stream.may_answer_alone(self.clock.now(), read.route.config.trust_s):
             tail = stream.tape.tail or read.start
             head = await fresh(stream, tail, read.route, read.source)
             if isinstance(head, Refusal) and head.status == 400 and tail != read.start:
@@ -106,34 +117,39 @@ class Tail:
                 raise head
 
     def attach(self, read: Read, stream: Stream) -> Topic:
-        """Join the stream's topic; `detach` is owed."""
+        """Join the stream's topic; `left` is owed."""
+        route, source, config = read.route, read.source, read.route.config
         topic = self._live.attach(
             stream,
-            read.source,
-            lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, read.route, read.source),
-            read.route.config.sse_lifetime_s,
-            read.route.config.heartbeat_s,
+            Ways(
+                source,
+                lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, route, source),
+                lambda at: self._fill(route, source, topic, at),
+            ),
+            Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s),
         )
-        topic.greet(read.cursor, self._clock.wall())
+        topic.greet(read.cursor, self.clock.wall())
         return topic
 
-    def detach(self, read: Read, topic: Topic) -> None:
-        self._live.detach(topic, read.route.config.live_linger_s)
+    def left(self, topic: Topic) -> None:
+        """A reader has left the topic."""
+        self._live.detach(topic)
 
-    async def _fill(self, read: Read, stream: Stream, topic: Topic, at: str) -> bool:
+    async def _fill(self, route: Route, source: Source, topic: Topic, at: str) -> bool:
         """Have what lies after `at` fetched, where it is not for the follower to bring; whether that changed anything.
 
         An offset that the origin has not named yet is shown to it once: it may be behind, ahead, or no offset at all.
         """
+        stream = topic.stream
         tape = stream.tape
         if not topic.is_missing(at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        stale = await self._deck.settle(stream, at, read.route)
+        stale = await self._deck.settle(stream, at, route)
         if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
-        head = self._expect_stream(await self._deck.fresh_head(stream, at, read.route, read.source))
+        head = self._expect_stream(await self._deck.fresh_head(stream, at, route, source))
         if head.next_offset != at and not tape.knows_after(at) and stream.ended is None and tape.resolve(at) == at:
             # Too large to be kept, or evicted at once: this reader cannot be served from a tape.
             raise Uncacheable(_TOO_LARGE)
@@ -170,10 +186,10 @@ class Tail:
                         self._live.follow(topic)
                         is_waiting = True
                         # Little is kept while it waits: the key and the source are the stream's and the topic's.
-                        return Waiting(self, replace(read, key=stream.key, source=topic.source), stream, topic)
+                        return Waiting(self, replace(read, key=stream.key, source=topic.ways.source), stream, topic)
             finally:
                 if not is_waiting:
-                    self.detach(read, topic)
+                    self.left(topic)
         except Ended as ended:
             return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
@@ -194,7 +210,7 @@ class Tail:
         tape = stream.tape
         reading = tape.read(read.start, self._max_reply_bytes)
         if not reading.size:
-            return Poll.LOOK if await self._fill(read, stream, topic, reading.end) else Poll.WAIT
+            return Poll.LOOK if await self._fill(read.route, read.source, topic, reading.end) else Poll.WAIT
         # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
         head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
         self._check_ended(stream)
@@ -220,7 +236,7 @@ class Tail:
             up_to_date=is_closed or is_current,
             is_closed=is_closed,
             outcome=outcome,
-            cursor=next_cursor(self._clock.wall(), read.cursor, self._rng),
+            cursor=next_cursor(self.clock.wall(), read.cursor, self._rng),
         )
         if matches(read.if_none_match, headers["ETag"]):
             return Answer(304, not_modified(headers), outcome)
@@ -228,10 +244,9 @@ class Tail:
         parts.add_pieces(reading.pieces)
         return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end))
 
-    def wait(self, place: Waiting, again: Again, answered: Callable[[Answer | None], None]) -> Waiter:
+    def wait(self, place: Waiting, client: Client) -> Waiter:
         """A waiter, to be started."""
-        patience_s = place.read.route.config.long_poll_timeout_s
-        waiter = Waiter(place, self._clock, self._tasks, patience_s, again, answered)
+        waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
         if self._drain.is_set:
             waiter.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
         return waiter
@@ -247,7 +262,7 @@ class Tail:
                 body.append(piece)
                 if sum(map(len, body)) > self._max_reply_bytes:
                     raise Uncacheable(_TOO_LARGE)
-            answer.headers[STREAM_CURSOR] = next_cursor(self._clock.wall(), read.cursor, self._rng)
+            answer.headers[STREAM_CURSOR] = next_cursor(self.clock.wall(), read.cursor, self._rng)
             return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
         finally:
             answer.close()
@@ -257,12 +272,12 @@ class Tail:
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
-        cursor = next_cursor(self._clock.wall(), read.cursor, self._rng)
+        cursor = next_cursor(self.clock.wall(), read.cursor, self._rng)
         return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
 
     async def nothing_new(self, read: Read, stream: Stream) -> Answer:
         """The time is up and nobody can vouch for the tail: look."""
-        cursor = next_cursor(self._clock.wall(), read.cursor, self._rng)
+        cursor = next_cursor(self.clock.wall(), read.cursor, self._rng)
         at = stream.tape.resolve(read.start)
         head = await self._deck.fresh_head(stream, at, read.route, read.source)
         self._expect_stream(head)
@@ -289,51 +304,41 @@ class Tail:
         try:
             self._live.follow(topic)
             if not stream.tape.knows_after(at) and not stream.tape.is_closed_at(at):
-                await self._fill(read, stream, topic, at)
+                await self._fill(read.route, read.source, topic, at)
             await self._settle_in(stream, topic)
             self._check_ended(stream)
         except BaseException:
-            self.detach(read, topic)
+            self.left(topic)
             raise
         return Subscription(self, read, stream, topic, at)
 
     async def _settle_in(self, stream: Stream, topic: Topic) -> None:
         """Give a follower that is just connecting a moment, so that the first control event can tell of the tail."""
-        deadline = self._clock.now() + _SETTLING_S
+        deadline = self.clock.now() + _SETTLING_S
         while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
-            left = deadline - self._clock.now()
-            if left <= 0 or not await topic.changed.wait_within(self._clock, left):
+            left = deadline - self.clock.now()
+            if left <= 0 or not await topic.changed.wait_within(self.clock, left):
                 return
 
-    def subscribe(
-        self, read: Read, stream: Stream, topic: Topic, at: str, wire: Wire, on_over: Callable[[bool], None]
-    ) -> Subscriber:
-        """A subscriber at `at`, to be started; `on_over` says whether the response is to end in order."""
-        config, stream_key = read.route.config, stream.key
-        # What the subscriber keeps for as long as it lives is little: not its client's request.
-        slim = Read(read.route, stream_key, topic.source, at)
-
-        def over(in_order: bool) -> None:
-            self.detach(slim, topic)
-            on_over(in_order)
-
-        lifetime_s = config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
+    def subscribe(self, place: Subscription, wire: Wire) -> Subscriber:
+        """A subscriber, to be started."""
+        read, topic = place.read, place.topic
+        lifetime_s = read.route.config.sse_lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
-        cursor = int(topic.cursor_for(read.cursor, self._clock.wall(), self._rng))
-        subscriber = Subscriber(
-            topic, at, cursor, wire, self._clock, lifetime_s, partial(self._start_fill, slim, stream, topic), over
-        )
+        cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._rng))
+        subscriber = Subscriber(topic, place.at, cursor, wire, self, lifetime_s)
         if self._drain.is_set:
             subscriber.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
         return subscriber
 
-    def _start_fill(self, read: Read, stream: Stream, topic: Topic, subscriber: Subscriber) -> None:
-        self._tasks.start(self._fill_for(read, stream, topic, subscriber), f"fill {read.start}")
+    def fill(self, subscriber: Subscriber) -> None:
+        """Have what lies after the subscriber's place fetched; it is told when that is done."""
+        self.tasks.start(self._fill_for(subscriber), f"fill {subscriber.at}")
 
-    async def _fill_for(self, read: Read, stream: Stream, topic: Topic, subscriber: Subscriber) -> None:
+    async def _fill_for(self, subscriber: Subscriber) -> None:
         has_changed: bool | None = None
         try:
-            has_changed = await self._fill(read, stream, topic, subscriber.at)
+            has_changed = await subscriber.topic.ways.fill(subscriber.at)
         except (Ended, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass
@@ -361,12 +366,12 @@ class Subscription:
         """What the response says of its encoding."""
         return {} if is_sse_text(self.stream.content_type) else {SSE_DATA_ENCODING.lower(): "base64"}
 
-    def start(self, wire: Wire, on_over: Callable[[bool], None]) -> Subscriber:
+    def start(self, wire: Wire) -> Subscriber:
         """A subscriber on `wire`, not yet started."""
-        return self.tail.subscribe(self.read, self.stream, self.topic, self.at, wire, on_over)
+        return self.tail.subscribe(self, wire)
 
     def close(self) -> None:
-        self.tail.detach(self.read, self.topic)
+        self.tail.left(self.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,12 +383,9 @@ class Waiting:
     stream: Stream
     topic: Topic
 
-    def start(self, again: Again, answered: Callable[[Answer | None], None]) -> Waiter:
-        """A waiter, not yet started; `answered` is called once, with None when the client has gone.
-
-        `again` asks from the beginning, where the stream proves to be another one than was remembered.
-        """
-        return self.tail.wait(self, again, answered)
+    def start(self, client: Client) -> Waiter:
+        """A waiter for `client`, not yet started."""
+        return self.tail.wait(self, client)
 
     def close(self) -> None:
-        self.tail.detach(self.read, self.topic)
+        self.tail.left(self.topic)

@@ -1,72 +1,85 @@
-"""A waiter: one long-poll client at the tail, as an object of a few slots and a timer, with no task.
+"""A waiter: one long-poll client at the tail, as an object of a few slots, with no task and no timer.
 
 When its topic moves it looks whether it can be answered; when its time is up it is answered with nothing, if the
 follower can vouch for that.  Only where the origin has to be asked does it need a task, for as long as that takes.
+
+Those who are woken by one event and whose answers cannot differ are given the same bytes, made once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Hashable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from gateway.clock import Clock, Timer
 from gateway.engine.answer import Answer
 from gateway.engine.replies import failure_answer, refusal_answer
-from gateway.engine.request import Ended, Poll, Read, Uncacheable
+from gateway.engine.request import Ended, Poll, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.protocol.cache_status import Outcome
-from gateway.tasks import Tasks
+from gateway.protocol.cursor import interval, parse_cursor
 from gateway.upstream.flight import Refusal
+from gateway.wheel import TICK_S
 
 if TYPE_CHECKING:
     from gateway.engine.tail import Waiting
 
 
-Again = Callable[[Read], "Awaitable[Answer | Waiting]"]
-"""Asks a long-poll from the beginning.  Raises Uncacheable or a GatewayError."""
+class Rendered(NamedTuple):
+    """A whole response in bytes."""
+
+    data: bytes
+    body_bytes: int
+    outcome: Outcome
+
+
+class Client(Protocol):
+    """The client of a long-poll, as far as a waiter sees it."""
+
+    @property
+    def shape(self) -> Hashable:
+        """What of the client shapes the response: two of one shape are rendered alike."""
+
+    def render(self, answer: Answer) -> Rendered:
+        """The response to such a client."""
+
+    def reply(self, rendered: Rendered) -> None:
+        """Send it."""
+
+    def has_gone(self) -> None:
+        """It went before it was answered."""
 
 
 class Waiter:
-    """One long-poll client.  `answered` is called once: with the answer, or with None when the client has gone."""
+    """One long-poll client.  It is answered, or found gone, once."""
 
     __slots__ = (
-        "_again",
-        "_answered",
-        "_clock",
-        "_ends_at",
+        "_client",
         "_has_missed",
         "_is_asking",
         "_is_late",
         "_is_over",
+        "_is_plain",
         "_place",
-        "_tasks",
-        "_timer",
+        "_tick",
         "_was_confirmed",
     )
 
-    def __init__(
-        self,
-        place: Waiting,
-        clock: Clock,
-        tasks: Tasks,
-        patience_s: float,
-        again: Again,
-        answered: Callable[[Answer | None], None],
-    ) -> None:
+    def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
+        tail, read = place.tail, place.read
         self._place = place
+        self._client = client
+        own = parse_cursor(read.cursor)
+        # A cursor above the present one is answered at random above that: by an answer of its own.
+        is_low = own is None or own < interval(tail.clock.wall())
+        self._is_plain = is_low and read.if_none_match is None
         self._was_confirmed = place.topic.is_confirmed
         """Whether the follower vouched for the stream when the client came."""
-        self._clock = clock
-        self._tasks = tasks
-        self._again = again
-        self._answered = answered
         self._is_over = False
         self._is_asking = False
         self._has_missed = False
         """Whether the topic has changed while the origin was being asked."""
         self._is_late = False
-        self._ends_at = clock.now() + patience_s
-        self._timer: Timer = clock.call_later(patience_s, self._time_is_up)
+        self._tick = tail.wheel.add(self, patience_s)
 
     def start(self) -> None:
         """Join the topic."""
@@ -81,6 +94,12 @@ class Waiter:
             self._has_missed = True
             return
         place = self._place
+        answers = place.topic.answers if self._is_plain else None
+        kind = (place.read.start, place.read.wish, self._client.shape) if answers is not None else None
+        if answers is not None and isinstance(shared := answers.get(kind), Rendered):
+            self._leave()
+            self._client.reply(shared)
+            return
         try:
             found = place.tail.poll_now(place.read, place.stream, place.topic, Outcome.FOLLOWED)
         except Ended as ended:
@@ -89,7 +108,9 @@ class Waiter:
             self._ask(self._begin_anew())
             return
         if isinstance(found, Answer):
-            self._finish(found)
+            rendered = self._finish(found)
+            if answers is not None:
+                answers[kind] = rendered
         elif found is Poll.LOOK:
             self._ask(place.tail.poll_looking(place.read, place.stream, place.topic))
 
@@ -98,13 +119,15 @@ class Waiter:
 
     def leave(self, delay_s: float, within_s: float) -> None:
         """The wait is over after `delay_s`, if not before: to be answered with nothing disturbs nobody."""
-        delay_s = min(delay_s, within_s)
-        if not self._is_over and self._clock.now() + delay_s < self._ends_at:
-            self._ends_at = self._clock.now() + delay_s
-            self._timer.cancel()
-            self._timer = self._clock.call_later(delay_s, self._time_is_up)
+        if self._is_over or self._is_late:
+            return
+        wheel = self._place.tail.wheel
+        wheel.drop(self, self._tick)
+        left_s = self._tick * TICK_S - self._place.tail.clock.now()
+        self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
-    def _time_is_up(self) -> None:
+    def due(self) -> None:
+        """The time is up."""
         self._is_late = True
         if self._is_over or self._is_asking:
             return
@@ -118,7 +141,7 @@ class Waiter:
     def _ask(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         self._is_asking = True
         self._has_missed = False
-        self._tasks.start(self._asked(question), f"long-poll {self._place.read.start}")
+        self._place.tail.tasks.start(self._asked(question), f"long-poll {self._place.read.start}")
 
     async def _asked(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         found: Answer | Poll = Poll.WAIT
@@ -136,10 +159,13 @@ class Waiter:
             found = failure_answer(route.node, error)
         finally:
             self._is_asking = False
-        if isinstance(found, Answer):
+        if self._is_over:
+            if isinstance(found, Answer):
+                found.close()
+        elif isinstance(found, Answer):
             self._finish(found)
         elif self._is_late:
-            self._time_is_up()
+            self.due()
         elif found is Poll.LOOK or self._has_missed:
             self.pump()
 
@@ -149,7 +175,7 @@ class Waiter:
         place = self._place
         if self._was_confirmed:
             return refusal_answer(place.read.route, Refusal.of_ended(404), Outcome.FOLLOWED)
-        found = await self._again(place.read)
+        found = await place.tail.again(place.read)
         if isinstance(found, Answer):
             return found
         if self._is_over:
@@ -172,12 +198,20 @@ class Waiter:
 
     def gone(self) -> None:
         """The client is no longer there."""
-        self._finish(None)
-
-    def _finish(self, answer: Answer | None) -> None:
         if not self._is_over:
-            self._is_over = True
-            self._timer.cancel()
-            self._place.topic.readers_now.discard(self)
-            self._place.close()
-            self._answered(answer)
+            self._leave()
+            self._client.has_gone()
+
+    def _finish(self, answer: Answer) -> Rendered:
+        self._leave()
+        place = self._place
+        rendered = self._client.render(place.tail.code_now(place.read, answer))
+        self._client.reply(rendered)
+        return rendered
+
+    def _leave(self) -> None:
+        self._is_over = True
+        place = self._place
+        place.tail.wheel.drop(self, self._tick)
+        place.topic.readers_now.discard(self)
+        place.close()

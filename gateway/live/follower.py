@@ -138,8 +138,8 @@ class Follower:
 
     async def _by_long_poll(self) -> None:
         """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
-        ends_at = self._clock.now() + self._topic.lifetime_s
-        head = await self._topic.look(self._place)
+        ends_at = self._clock.now() + self._topic.terms.lifetime_s
+        head = await self._topic.ways.look(self._place)
         if isinstance(head, Refusal):
             self._refused(head.status)
         if isinstance(head, GatewayError):
@@ -151,7 +151,7 @@ class Follower:
             at = self._topic.position
             assert at is not None
             asked_at = self._clock.now()
-            async with await self._ask(at, LIVE_LONG_POLL, self._topic.source.live_bounds) as reply:
+            async with await self._ask(at, LIVE_LONG_POLL, self._topic.ways.source.live_bounds) as reply:
                 is_empty = await self._take_poll(at, reply)
             if self._is_bulk and (is_empty or self._clock.now() >= ends_at):
                 self._is_bulk = False
@@ -186,8 +186,8 @@ class Follower:
 
     async def _by_sse(self) -> None:
         """One SSE connection, from the tail until its lifetime is over."""
-        lifetime_s = self._topic.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
-        bounds = replace(self._topic.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
+        lifetime_s = self._topic.terms.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
+        bounds = replace(self._topic.ways.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
         at = self._place
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
@@ -214,7 +214,7 @@ class Follower:
         is_new, self._is_new = self._is_new, False
         if is_new and self._stream.identity is not None:
             return
-        head = await self._topic.look(None)
+        head = await self._topic.ways.look(None)
         if isinstance(head, Refusal):
             self._refused(head.status)
         if isinstance(head, GatewayError):
@@ -259,7 +259,7 @@ class Follower:
     # -- both
 
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
-        source = self._topic.source
+        source = self._topic.ways.source
         self._recorder.upstream_request(Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL)
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers

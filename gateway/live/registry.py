@@ -13,7 +13,7 @@ import random
 from gateway.clock import Clock, Timer
 from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
-from gateway.live.topic import BEATS, Look, Topic
+from gateway.live.topic import BEATS, Terms, Topic, Ways
 from gateway.metrics_seam import Recorder
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.library import Library
@@ -21,7 +21,6 @@ from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.upstream.client import Client
 from gateway.upstream.flight import StreamHead
-from gateway.upstream.source import Source
 
 _DOUBT_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
@@ -70,17 +69,17 @@ class Live:
             return None
         return topic if stream.tape.resolve(topic.position) == at else None
 
-    def attach(self, stream: Stream, source: Source, look: Look, lifetime_s: float, heartbeat_s: float) -> Topic:
+    def attach(self, stream: Stream, ways: Ways, terms: Terms) -> Topic:
         """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = Topic(stream, source, look, lifetime_s, self._clock.wall)
+            topic = self._topics[stream] = Topic(stream, ways, terms, self._clock.wall)
             stream.pins += 1
             self._watch_expiry(topic)
-            self._beat_in(topic, heartbeat_s / BEATS)
+            self._beat_in(topic, terms.heartbeat_s / BEATS)
         if topic.is_refused:
             # Where credentials are shared, the first reader's may have been revoked; those that are good are kept.
-            topic.source, topic.look, topic.is_refused = source, look, False
+            topic.ways, topic.is_refused = ways, False
         topic.readers += 1
         if (linger := self._lingers.pop(topic, None)) is not None:
             linger.cancel()
@@ -121,7 +120,7 @@ class Live:
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.look(tape.resolve(topic.position or START))
+        head = await topic.ways.look(tape.resolve(topic.position or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 self.restart(topic.stream)
@@ -160,7 +159,7 @@ class Live:
         if why is not None:
             self.drop(topic.stream, why)
 
-    def detach(self, topic: Topic, linger_s: float) -> None:
+    def detach(self, topic: Topic) -> None:
         """A reader leaves; the last one's leaving ends the topic after the linger, where there is anything to keep."""
         topic.readers -= 1
         if topic.readers or self._topics.get(topic.stream) is not topic:
@@ -168,7 +167,7 @@ class Live:
         if topic not in self._runs:
             self._remove(topic)
         else:
-            self._lingers[topic] = self._clock.call_later(linger_s, lambda: self._expire(topic))
+            self._lingers[topic] = self._clock.call_later(topic.terms.linger_s, lambda: self._expire(topic))
 
     def _expire(self, topic: Topic) -> None:
         self._lingers.pop(topic, None)

@@ -16,6 +16,7 @@ import logging
 import math
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from cachetools import LRUCache
@@ -70,6 +71,27 @@ class Listener(Protocol):
         """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""
 
 
+Fill = Callable[[str], Awaitable[bool]]
+"""Has what lies after an offset fetched, where it is not for the follower to bring; whether that changed anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a topic reaches its origin: as its first reader would."""
+
+    source: Source
+    look: Look
+    fill: Fill
+
+
+class Terms(NamedTuple):
+    """A route's times for live reads, in seconds."""
+
+    lifetime_s: float
+    heartbeat_s: float
+    linger_s: float
+
+
 class Step(NamedTuple):
     """What a reader at one place is to be sent next; without data there is nothing to send now."""
 
@@ -78,23 +100,24 @@ class Step(NamedTuple):
     end: str
     is_told: bool
     """Whether the reader has been told that it is up to date here."""
+    cursor: int
     is_last: bool = False
+    """Whether the response ends with it."""
+    is_all: bool = False
+    """Whether there is nothing behind it to be sent now."""
     needs_fill: bool = False
 
 
 class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
-    def __init__(
-        self, stream: Stream, source: Source, look: Look, lifetime_s: float, wall: Callable[[], float]
-    ) -> None:
-        self.wall = wall
+    def __init__(self, stream: Stream, ways: Ways, terms: Terms, wall: Callable[[], float]) -> None:
         self.stream = stream
-        self.source = source
-        self.look = look
+        self.ways = ways
+        self.terms = terms
+        self._wall = wall
         self.is_refused = False
         """Whether the origin has refused the source's headers."""
-        self.lifetime_s = lifetime_s
         self.readers = 0
         self.doubted_at = -math.inf
         """When the live request was last begun anew for a write of unknown outcome."""
@@ -109,8 +132,10 @@ class Topic:
         self.readers_now: set[Listener] = set()
         """Readers that are pumped when the topic changes; all others wait for `changed`."""
         self._is_flushing = False
-        self._steps: dict[tuple[str, bool, int], Step] | None = None
-        """Steps of this flush: nothing changes while it lasts, and most readers stand at one place."""
+        self.steps: dict[str, Step] = {}
+        """While readers are pumped: what those at a place are sent, made once for all who stand there."""
+        self.answers: dict[object, object] | None = None
+        """The same for long-polls, by what shapes their answer; None at all other times."""
         self._cursor_floor = 0
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
@@ -150,7 +175,8 @@ class Topic:
 
     def _flush(self) -> None:
         self._is_flushing = False
-        self._steps = {}
+        # Nothing changes while this lasts: no reader is given a chance to.
+        self.steps, self.answers = {}, {}
         try:
             for reader in tuple(self.readers_now):
                 try:
@@ -160,7 +186,7 @@ class Topic:
                     _log.exception("a live reader failed")
                     reader.gone()
         finally:
-            self._steps = None
+            self.steps, self.answers = {}, None
 
     def wake(self) -> None:
         """Have every live reader look again."""
@@ -189,32 +215,33 @@ class Topic:
         own = parse_cursor(client)
         return str(shared) if own is None or own < shared else next_cursor(wall, client, rng)
 
-    def step(self, at: str, is_told: bool, least_cursor: int) -> Step:
-        """What a reader at `at` is to be sent next; `least_cursor` is the least that its frames may carry."""
-        shared = shared_cursor(self.wall(), self._cursor_floor) if self._cursor_floor else interval(self.wall())
-        cursor = max(shared, least_cursor)
-        steps = self._steps
-        if steps is None:
-            return self._step(at, is_told, str(cursor))
-        key = (at, is_told, cursor)
-        step = steps.get(key)
-        if step is None:
-            step = steps[key] = self._step(at, is_told, str(cursor))
-        return step
+    def shared_cursor(self) -> int:
+        """The cursor that shared frames carry now."""
+        wall = self._wall()
+        return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
 
-    def _step(self, at: str, is_told: bool, cursor: str) -> Step:
+    def step(self, at: str, is_told: bool, least_cursor: int) -> Step:
+        """What a reader at `at` is to be sent next; `least_cursor` is the least that its frames may carry.
+
+        Data that is sent to all is left in `steps`, while readers are pumped.
+        """
+        shared = self.shared_cursor()
+        cursor = max(shared, least_cursor)
         tape = self.stream.tape
         reading = tape.read(at, _EVENT_BYTES)
         end = reading.end
         is_closed = tape.is_closed_at(end)
         is_current = self.is_current(end)
         if reading.size:
-            frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=cursor)
-            return Step(_chunk(frame), end, is_current, is_closed)
+            frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
+            step = Step(_chunk(frame), end, is_current, cursor, is_closed, is_current)
+            if self.answers is not None and cursor == shared:
+                self.steps[at] = step
+            return step
         if is_closed or (is_current and not is_told):
-            frame = self.control(end, is_current=True, is_closed=is_closed, cursor=cursor)
-            return Step(_chunk(frame), end, is_current, is_closed)
-        return Step(b"", end, is_told, needs_fill=self.is_missing(end))
+            frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
+            return Step(_chunk(frame), end, is_current, cursor, is_closed, is_current)
+        return Step(b"", end, is_told, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
         """Whether what lies after `at` is to be fetched: it is neither the tail nor for the follower to bring."""

@@ -9,7 +9,7 @@ modes and outcomes exist from the start at 0, so that rates are right from the f
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Final
 
@@ -106,6 +106,8 @@ class Metrics(Collector):
         self._cache_bytes = 0
         self._tapes = 0
         self.cache_limit_bytes = cache_limit_bytes
+        self.before_collect: Callable[[], None] = lambda: None
+        """Called before the series are read, for whoever counts many at a time."""
         if registry is None:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
@@ -131,6 +133,11 @@ class Metrics(Collector):
     def request(self, mode: Mode, outcome: Outcome, duration_s: float) -> None:
         self._requests[mode, outcome].value += 1
         self._durations[mode].observe(duration_s)
+
+    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int) -> None:
+        self._requests[mode, outcome].value += n
+        self._durations[mode].counts[0] += n
+        self._downstream_bytes.value += body_bytes
 
     def upstream_request(self, mode: Mode) -> None:
         self._upstream_requests[mode].value += 1
@@ -174,6 +181,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The series as they stand."""
+        self.before_collect()
         yield from self._traffic()
         yield from self._state()
 

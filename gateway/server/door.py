@@ -14,17 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Protocol, cast
 
+from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
 from gateway.metrics_seam import Recorder
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientConnection, ClientServer
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
 from gateway.signals import Signal
+from gateway.wheel import NEVER, Wheel
 
 _HEAD_END = b"\r\n\r\n"
 _ABORT_S = 1.0
+_LOOKS = 4
+"""A connection that may be idle for so long is looked at so often within that time."""
 _LAST_CHUNK = b"0\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
 
@@ -40,54 +47,63 @@ class LiveReader(Protocol):
 
 
 class Door(asyncio.Protocol):
-    """One client's connection.  Owner of its transport and of its one idle timer."""
+    """One client's connection.  Owner of its transport and of its one deadline."""
 
     __slots__ = (
-        "_active_at",
         "_candidate",
-        "_has_spoken",
+        "_exact",
         "_held",
+        "_is_active",
+        "_is_busy",
         "_is_chunked",
         "_is_clean",
         "_keeper",
         "_keeps",
         "_live",
-        "_paused",
+        "_live_began",
+        "_live_mode",
+        "_now",
+        "_quiet_looks",
         "_strict",
-        "_timer",
+        "_tick",
         "_unsent",
+        "is_full",
         "transport",
     )
 
     def __init__(self, keeper: Doorkeeper) -> None:
         self._keeper = keeper
+        self._exact = keeper.exact
+        self._now = keeper.now
         self.transport: asyncio.Transport | None = None
         self._strict: ClientConnection | None = None
         self._is_clean = True
         """Whether the strict protocol's parser holds nothing: all it was given were whole requests without bodies."""
+        self._is_busy = False
+        """Whether a request may find something before it here: a look is due before it is answered by itself."""
         self._candidate: bytes | None = None
         self._live: LiveReader | None = None
         """Who is being answered without the strict protocol."""
+        self._live_mode = Mode.SSE
+        self._live_began = 0.0
         self._held = b""
         """What the client sent while it could not be taken yet."""
         self._is_chunked = True
         self._keeps = True
         """Whether the connection is kept after the live answer."""
-        self._paused = False
-        self._has_spoken = False
-        self._active_at = 0.0
+        self.is_full = False
+        """Whether the client has left so much unread that nothing more is to be written."""
+        self._is_active = False
+        """Whether the client has sent anything since the last look at the time."""
+        self._quiet_looks = NEVER
+        """Looks since then; below zero until the client has sent anything at all."""
         self._unsent = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._tick = NEVER
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is being answered."""
         return self._live is None and (self._strict is None or self._strict.is_idle)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more is to be written."""
-        return self._paused
 
     # -- asyncio's side
 
@@ -107,6 +123,25 @@ class Door(asyncio.Protocol):
         self._watch(keeper.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
+        # The one place where every attribute counts: a hit that nothing stands before.
+        answer = self._exact.get(data)
+        if (
+            answer is None
+            or self._is_busy
+            or self._now() >= answer.until
+            or answer.doubts != answer.stream.doubts
+            or self.transport is None
+        ):
+            self._receive(data)
+            return
+        self._is_active = True
+        answer.hits += 1
+        if answer.joined is not None:
+            self.transport.write(answer.joined)
+        else:
+            self.transport.writelines(answer.pieces)
+
+    def _receive(self, data: bytes) -> None:
         strict = self._strict
         if self._live is not None or self._held:
             self._hold(data)
@@ -118,11 +153,12 @@ class Door(asyncio.Protocol):
             self._keeper.loop.call_soon(self._take_held)
             return
         self._candidate = None
-        self._has_spoken = True
+        self._is_active = True
         if self._is_clean and (strict is None or strict.is_idle):
             ready = self._keeper.ready
-            if ready is not None and not self._paused and (answer := ready.find(data)) is not None:
-                self._serve(answer, ready.render(answer))
+            if ready is not None and not self.is_full and (answer := ready.find(data)) is not None:
+                self._is_busy = False
+                self._serve(answer)
                 return
             if _is_one_plain_get(data):
                 self._candidate = data
@@ -130,6 +166,7 @@ class Door(asyncio.Protocol):
                 self._is_clean = False
         else:
             self._is_clean = False
+        self._is_busy = True
         if strict is None:
             strict = self._strict = self._keeper.strict(self)
             assert self.transport is not None
@@ -140,7 +177,7 @@ class Door(asyncio.Protocol):
         """The client has said its last word: with None the transport closes, as aiohttp has it too."""
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self.is_full = self._is_busy = True
         if self._strict is not None:
             self._strict.pause_writing()
         if self.is_idle or self._live is not None:
@@ -149,11 +186,11 @@ class Door(asyncio.Protocol):
             self._watch(self._keeper.limits.client_write_timeout_s)
 
     def resume_writing(self) -> None:
-        self._paused = False
+        self.is_full = False
         if self._strict is not None:
             self._strict.resume_writing()
         if self._live is None:
-            self._watch(self._keeper.limits.keepalive_timeout_s)
+            self._watch_idle()
         else:
             self._unwatch()
             self._live.pump()
@@ -171,29 +208,30 @@ class Door(asyncio.Protocol):
 
     # -- answers
 
-    def _serve(self, answer: Ready, pieces: tuple[bytes, ...]) -> None:
-        keeper, transport = self._keeper, self.transport
-        assert transport is not None
-        if len(pieces) == 1:
-            transport.write(pieces[0])
+    def _serve(self, answer: Ready) -> None:
+        assert self.transport is not None
+        answer.hits += 1
+        if answer.joined is not None:
+            self.transport.write(answer.joined)
         else:
-            transport.writelines(pieces)
-        self._active_at = keeper.loop.time()
-        keeper.recorder.downstream_bytes(answer.body_bytes)
-        keeper.recorder.request(answer.mode, answer.outcome, 0.0)
+            self.transport.writelines(answer.pieces)
 
-    def learn(self, answer: Ready) -> None:
+    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The strict way has answered the request that came in last; remember it if it was one to remember."""
         if self._candidate is not None and self._keeper.ready is not None:
-            self._keeper.ready.remember(self._candidate, answer)
+            self._keeper.ready.remember(self._candidate, answer, credential_headers)
 
     # -- live answers
 
-    def take_over(self, live: LiveReader, *, keeps: bool, is_chunked: bool) -> None:
-        """Answer without the strict protocol from here on, until `finish` or `reply`; it is not kept for that long."""
+    def take_over(self, live: LiveReader, mode: Mode, began: float, *, keeps: bool, is_chunked: bool) -> None:
+        """Answer without the strict protocol from here on, until `over` or `reply`; it is not kept for that long."""
         self._live = live
+        self._live_mode = mode
+        self._live_began = began
         self._keeps = keeps
         self._is_chunked = is_chunked
+        self._is_busy = True
+        self._keeper.recorder.subscribers(mode, 1)
         self._unwatch()
         self._keeper.loop.call_soon(self._retire)
 
@@ -213,28 +251,37 @@ class Door(asyncio.Protocol):
 
     def send(self, chunk: bytes) -> None:
         """Write a part of the body, framed as a chunk."""
-        if self.transport is None:
+        transport = self.transport
+        if transport is None:
             return
         if not self._is_chunked:
             chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
-        self.transport.write(chunk)
-        self._keeper.recorder.downstream_bytes(len(chunk))
+        transport.write(chunk)
+        self._keeper.sent_bytes += len(chunk)
 
-    def finish(self) -> None:
-        """The live body is whole."""
-        if self._is_chunked and self.transport is not None:
-            self.transport.write(_LAST_CHUNK)
-        self._over()
+    def over(self, *, in_order: bool) -> None:
+        """The live body is whole; or the client has gone."""
+        if self.transport is not None:
+            if not in_order:
+                # Only the end of the connection tells a part from the whole.
+                self.transport.abort()
+                self.transport = None
+            elif self._is_chunked:
+                self.transport.write(_LAST_CHUNK)
+        self._over(Outcome.FOLLOWED if in_order else Outcome.ABORTED)
 
-    def reply(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole response."""
+    def reply(self, response: bytes, body_bytes: int, outcome: Outcome) -> None:
+        """Write a whole response; nothing of it is written where the client has gone."""
         if self.transport is not None:
             self.transport.write(response)
-            self._keeper.recorder.downstream_bytes(body_bytes)
-        self._over()
+            self._keeper.sent_bytes += body_bytes
+        self._over(outcome)
 
-    def _over(self) -> None:
+    def _over(self, outcome: Outcome) -> None:
         """A live answer has ended: the connection is free for the next request, or goes."""
+        recorder = self._keeper.recorder
+        recorder.subscribers(self._live_mode, -1)
+        recorder.request(self._live_mode, outcome, self._now() - self._live_began)
         self._live = None
         if self.transport is None:
             return
@@ -245,44 +292,51 @@ class Door(asyncio.Protocol):
 
     def _resume(self) -> None:
         self._is_clean = True
-        self._watch(self._keeper.limits.keepalive_timeout_s)
-        self._take_held()
+        self._is_busy = self.is_full
+        self._is_active = True
+        self._watch_idle()
+        if self._held:
+            self._take_held()
 
     def _take_held(self) -> None:
         held, self._held = self._held, b""
         if held and self.transport is not None:
             self.transport.resume_reading()
-            self.data_received(held)
+            self._receive(held)
 
     def _hold(self, data: bytes) -> None:
         """Keep what belongs to the next request; it is not read beyond a bound."""
         self._held += data
+        self._is_busy = True
         if len(self._held) > MAX_REQUEST_BYTES and self.transport is not None:
             self.transport.pause_reading()
 
     # -- time
 
     def _unwatch(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._tick != NEVER:
+            self._keeper.wheel.drop(self, self._tick)
+            self._tick = NEVER
 
     def _watch(self, delay_s: float) -> None:
         self._unwatch()
-        self._active_at = self._keeper.loop.time()
-        self._timer = self._keeper.loop.call_later(delay_s, self._look)
+        self._tick = self._keeper.wheel.add(self, delay_s)
 
-    def _look(self) -> None:
-        """The one timer: a connection that never spoke, is idle for too long, or does not take its answer, goes."""
-        self._timer = None
+    def _watch_idle(self) -> None:
+        """Look again after a part of the time that a connection may be idle."""
+        self._watch(self._keeper.limits.keepalive_timeout_s / _LOOKS)
+
+    def due(self) -> None:
+        """The one deadline: a connection that never spoke, is idle for too long, or does not take its answer, goes."""
+        self._tick = NEVER
         keeper, transport = self._keeper, self.transport
         if transport is None:
             return
-        idle_s = keeper.limits.keepalive_timeout_s
         if not self.is_idle and self._live is None:
             # Whoever is answering keeps the time; idleness begins to count when this looks again.
-            self._watch(max(idle_s, 1.0))
-        elif self._paused:
+            self._is_active = True
+            self._watch(max(keeper.limits.keepalive_timeout_s, 1.0))
+        elif self.is_full:
             unsent, self._unsent = self._unsent, self._unsent_now()
             if self._unsent < unsent:
                 self._watch(keeper.limits.client_write_timeout_s)
@@ -291,12 +345,19 @@ class Door(asyncio.Protocol):
                 transport.abort()
         elif self._live is not None:
             return
-        elif not self._has_spoken:
+        elif self._is_active:
+            self._is_active = False
+            self._quiet_looks = 0
+            self._watch_idle()
+        elif self._quiet_looks < 0:
             transport.abort()
-        elif (left := self._active_at + idle_s - keeper.loop.time()) > 0:
-            self._timer = keeper.loop.call_later(left, self._look)
         else:
-            transport.close()
+            # An answer from ready bytes leaves no time behind, only that there was one: four quiet looks are enough.
+            self._quiet_looks += 1
+            if self._quiet_looks < _LOOKS:
+                self._watch_idle()
+            else:
+                transport.close()
 
     def _unsent_now(self) -> int:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
@@ -315,13 +376,19 @@ class Doorkeeper:
     """Makes doors and knows those that are open.  `ready` is None where every request goes the strict way."""
 
     def __init__(
-        self, server: ClientServer, limits: LimitsConfig, ready: ReadyAnswers | None, recorder: Recorder
+        self, server: ClientServer, limits: LimitsConfig, ready: ReadyAnswers | None, clock: Clock, recorder: Recorder
     ) -> None:
         self._server = server
         self.limits = limits
         self.ready = ready
         self.recorder = recorder
+        self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
+        self.now = clock.now
         self.loop = asyncio.get_running_loop()
+        # Connections go by the machine's time, whatever the clock that streams go by.
+        self.wheel = Wheel(SystemClock())
+        self.sent_bytes = 0
+        """Body bytes of live answers that have not been counted yet."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
@@ -357,6 +424,13 @@ class Doorkeeper:
         self._doors.discard(door)
         if not self._doors:
             self._emptied.fire()
+
+    def count(self) -> None:
+        """Tell the recorder what is not counted one by one."""
+        sent, self.sent_bytes = self.sent_bytes, 0
+        self.recorder.downstream_bytes(sent)
+        if self.ready is not None:
+            self.ready.count()
 
     def strict(self, door: Door) -> ClientConnection:
         """An aiohttp protocol for the door's connection."""

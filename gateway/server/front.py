@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import hdrs, web
@@ -31,14 +31,12 @@ from gateway.protocol.forwarding import (
     response_headers_for_client,
 )
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.connection import ClientConnection
 from gateway.server.delivery import Aborted, Delivery
-from gateway.server.door import Door
-from gateway.server.head import date_line, field_lines, status_line
+from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.upload import Upload
 from gateway.tape.stream import Stream, StreamKey
@@ -74,6 +72,7 @@ class Front:
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._recorder = recorder
+        self._live = LiveAnswers(self._node, self._dress, engine.clock)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         began = self._engine.clock.now()
@@ -180,12 +179,14 @@ class Front:
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
-                return self._subscribe(exchange, opened)
+                exchange.is_parked = True
+                return self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
             answer: Answer = opened
         elif exchange.mode is Mode.LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
-                return self._wait(exchange, polled)
+                exchange.is_parked = True
+                return self._live.wait(exchange.request, polled, exchange.route, exchange.began)
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
@@ -219,79 +220,9 @@ class Front:
                 headers,
                 body,
                 laid_at,
-            )
+            ),
+            read.route.credential_names,
         )
-
-    # -- live answers, which leave the strict protocol
-
-    def _subscribe(self, exchange: Exchange, subscription: Subscription) -> web.StreamResponse:
-        request = exchange.request
-        door = _door(request)
-        is_chunked = request.version >= HttpVersion11
-        headers = CIMultiDict(subscription.stream.headers)
-        headers.update(subscription.headers)
-        headers["Content-Type"] = SSE_TYPE
-        headers["Cache-Control"] = "no-cache"
-        headers["Cache-Status"] = cache_status(self._node, Outcome.FOLLOWED)
-        if is_chunked:
-            headers["Transfer-Encoding"] = "chunked"
-        self._finish(exchange, headers)
-        keeps = is_chunked and request.keep_alive
-        try:
-            head = self._head(200, headers, keeps=keeps)
-        except GatewayError:
-            subscription.close()
-            raise
-        record = self._live_record(exchange)
-
-        def over(in_order: bool) -> None:
-            record(Outcome.FOLLOWED if in_order else Outcome.ABORTED)
-            if in_order:
-                door.finish()
-
-        subscriber = subscription.start(door, over)
-        door.take_over(subscriber, keeps=keeps, is_chunked=is_chunked)
-        door.write_head(head)
-        subscriber.start()
-        return Parked()
-
-    def _wait(self, exchange: Exchange, waiting: Waiting) -> web.StreamResponse:
-        request = exchange.request
-        door = _door(request)
-        origin, route = request.headers.get(hdrs.ORIGIN), exchange.route
-        keeps = request.version >= HttpVersion11 and request.keep_alive
-        record = self._live_record(exchange)
-
-        def answered(answer: Answer | None) -> None:
-            record(answer.outcome if answer is not None else Outcome.ABORTED)
-            if answer is not None:
-                self._dress(route, origin, answer.headers)
-                body = answer.whole()
-                if answer.status not in (204, 304):
-                    answer.headers["Content-Length"] = str(len(body))
-                door.reply(self._head(answer.status, answer.headers, keeps=keeps) + body, len(body))
-
-        waiter = self._engine.wait(waiting, answered)
-        door.take_over(waiter, keeps=keeps, is_chunked=False)
-        waiter.start()
-        return Parked()
-
-    def _live_record(self, exchange: Exchange) -> Callable[[Outcome], None]:
-        """Count a live reader in; what is returned counts it out."""
-        mode, began, recorder, clock = exchange.mode, exchange.began, self._recorder, self._engine.clock
-        exchange.is_parked = True
-        recorder.subscribers(mode, 1)
-
-        def record(outcome: Outcome) -> None:
-            recorder.subscribers(mode, -1)
-            recorder.request(mode, outcome, clock.now() - began)
-
-        return record
-
-    def _head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
-        close = b"" if keeps else b"Connection: close\r\n"
-        date = date_line(int(self._engine.clock.wall()))
-        return status_line(status) + field_lines(headers) + close + date + b"\r\n"
 
     # -- everything else
 
@@ -374,26 +305,6 @@ class Front:
             return await self._engine.relay.send(passed)
         except GatewayError as error:
             return error
-
-
-class Parked(web.StreamResponse):
-    """In place of a response: it is written elsewhere, and the connection is no longer aiohttp's."""
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing to write."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing to end."""
-
-    @property
-    def keep_alive(self) -> bool:
-        return True
-
-
-def _door(request: web.BaseRequest) -> Door:
-    connection = request.protocol
-    assert isinstance(connection, ClientConnection)
-    return connection.door
 
 
 def _close_unwanted(task: asyncio.Task[Reply | GatewayError]) -> None:

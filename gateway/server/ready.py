@@ -6,24 +6,29 @@ very bytes were judged by the strict one.
 
 Requests that differ from call to call in headers that mean nothing here (trace ids, user agents, cookies where they are
 no credentials) share one key: the request without those lines.  Such a line is taken out only where it is of the one
-shape that cannot hide anything, a known name, a colon and printable characters up to the line's end.
+shape that cannot hide anything, a known name in one of its two usual spellings, a colon and printable characters up to
+the line's end.
 
-An answer shows bytes of a tape, and dies with them: `forget` is called when the stream ends or its bytes are dropped.
-Beyond that it holds only while the stream may be answered for without the origin.
+An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
+trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
+doubt by `Stream.doubts`.  What answers hold, keys and joined bodies, is lent from the cache's budget.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
+from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.head import date_line, field_lines, status_line
+from gateway.tape.library import Library
 from gateway.tape.stream import Stream
 
 MAX_REQUEST_BYTES: Final = 4_096
@@ -33,6 +38,7 @@ _MEANINGLESS: Final = (
     "accept",
     "accept-language",
     "baggage",
+    "cookie",
     "dnt",
     "referer",
     "sec-ch-ua",
@@ -48,14 +54,26 @@ _MEANINGLESS: Final = (
     "x-correlation-id",
     "x-request-id",
 )
+"""Headers that no answer depends on, unless a route takes them for credentials."""
+
 _MOST_LINES: Final = 64
 """More of them than this in one request and the strict parser shall count."""
 
-_JOINED_BYTES: Final = 1 << 14
-"""A body up to this size is kept joined with its head for a second: one write, no list."""
+_HEAD_END: Final = b"\r\n\r\n"
 
-_ENTRIES: Final = 65_536
-_KEY_BYTES: Final = 64 << 20
+_JOINED_BYTES: Final = 1 << 14
+"""A body up to this size is kept joined with its head: one write, no list."""
+
+_ENTRY_COST: Final = 1_200
+"""Bytes charged for an answer beside its keys, head and joined body: objects and dictionary slots."""
+
+_MOST_SPELLINGS: Final = 4
+"""Requests in full that lead to one answer without a look at their lines."""
+
+_LARGEST_SHARE: Final = 8
+"""Ready answers take up to this fraction of the cache's budget."""
+
+_SEEN: Final = 8_192
 
 
 class Ready:
@@ -64,15 +82,20 @@ class Ready:
     __slots__ = (
         "_body",
         "_head",
-        "_joined",
         "_laid_at",
-        "_second",
         "body_bytes",
-        "is_forgotten",
+        "cost",
+        "doubts",
+        "hits",
+        "joined",
+        "key",
         "mode",
         "outcome",
+        "pieces",
+        "spellings",
         "stream",
         "trust_s",
+        "until",
     )
 
     def __init__(
@@ -91,106 +114,231 @@ class Ready:
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
-        self.is_forgotten = False
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
-        self._body = tuple(body) if self.body_bytes > _JOINED_BYTES else (b"".join(body),)
+        self._body = tuple(body)
         self._laid_at = laid_at
-        self._second = -1
-        self._joined: tuple[bytes, ...] = ()
+        self.joined: bytes | None = None
+        """The whole response, where it is small."""
+        self.pieces: tuple[bytes, ...] = ()
+        """The whole response, where it is not."""
+        self.until = -math.inf
+        self.doubts = -1
+        """Those of the stream when this was rendered."""
+        self.hits = 0
+        """Answers given that have not been counted yet."""
+        self.key: tuple[bool, bytes] | None = None
+        self.spellings: list[bytes] = []
+        self.cost = 0
 
-    def holds(self, now: float, wall: float) -> bool:
-        """Whether the answer may be given now without asking anyone."""
+    @property
+    def is_small(self) -> bool:
+        return self.body_bytes <= _JOINED_BYTES
+
+    def cost_with(self, request: bytes) -> int:
+        """Bytes that this takes when it is remembered for `request`."""
+        copy = self.body_bytes if self.is_small else 0
+        return _ENTRY_COST + 2 * len(self._head) + copy + (1 + _MOST_SPELLINGS) * len(request)
+
+    def is_good(self, now: float) -> bool:
+        """Whether it may be given at `now` as it was rendered."""
+        return now < self.until and self.stream.doubts == self.doubts
+
+    def render(self, now: float, wall: float) -> bool:
+        """Make it the response of this second; False where the stream may not be answered for without the origin."""
         stream = self.stream
-        if self.is_forgotten or stream.ended is not None or stream.has_expired(now, wall):
+        if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
-        return stream.may_answer_alone(now, self.trust_s)
-
-    def is_of(self, wall: float) -> bool:
-        """Whether it has been rendered in this second already."""
-        return int(wall) == self._second
-
-    def render(self, now: float, wall: float) -> tuple[bytes, ...]:
-        """The whole response as of this second; one piece for a small one."""
-        second = int(wall)
-        if second != self._second:
-            age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
-            head = self._head + age + date_line(second) + b"\r\n"
-            self._joined = (head + self._body[0],) if self.body_bytes <= _JOINED_BYTES else (head, *self._body)
-            self._second = second
-        return self._joined
+        age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
+        head = self._head + age + date_line(int(wall)) + b"\r\n"
+        if self.is_small:
+            self.joined = head + b"".join(self._body)
+        else:
+            self.pieces = (head, *self._body)
+        self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s))
+        if stream.lifetime is not None and stream.lifetime.expires_at is not None:
+            self.until = min(self.until, now + stream.lifetime.expires_at - wall)
+        self.doubts = stream.doubts
+        return True
 
 
 class ReadyAnswers:
-    """Requests to ready answers.  One owner per process; bounded in entries and in bytes of keys."""
+    """Requests to ready answers.  One owner per process.  `touch` is told of streams that are answered from."""
 
     def __init__(
-        self, clock: Clock, credential_headers: Iterable[str], touch: Callable[[Stream], None] = lambda stream: None
+        self,
+        clock: Clock,
+        library: Library,
+        recorder: Recorder,
+        credential_headers: Iterable[Collection[str]],
+        touch: Callable[[Stream], None],
     ) -> None:
         self._clock = clock
+        self._library = library
+        self._recorder = recorder
         self._touch = touch
-        self._by_request: dict[bytes, Ready] = {}
-        self._by_stream: dict[Stream, set[bytes]] = {}
-        self._key_bytes = 0
-        self.served = 0
-        """Answers given."""
-        credentials = {name.lower() for name in credential_headers}
-        names = [name for name in (*_MEANINGLESS, "cookie") if name not in credentials]
-        shape = rb"\r\n(?:" + b"|".join(re.escape(name.encode()) for name in names) + rb"):[\t\x20-\x7e]*(?=\r\n)"
-        self._meaningless = re.compile(shape, re.IGNORECASE)
+        self.exact: dict[bytes, Ready] = {}
+        """Requests byte for byte: where the door looks first."""
+        self._by_loose: dict[bytes, Ready] = {}
+        self._by_tight: dict[bytes, Ready] = {}
+        self._by_stream: dict[Stream, set[Ready]] = {}
+        self._all: dict[Ready, None] = {}
+        self._lively: set[Ready] = set()
+        """Those that may have been given since they were counted."""
+        self._seen: set[int] = set()
+        self._served = 0
+        self.cost = 0
+        self.budget_bytes = library.budget_bytes // _LARGEST_SHARE
+        by_route = [{name.lower() for name in names} for names in credential_headers]
+        self._loose_names = [name for name in _MEANINGLESS if not all(name in names for names in by_route)]
+        tight_names = [name for name in _MEANINGLESS if not any(name in names for names in by_route)]
+        self._loose = _lines(self._loose_names)
+        self._tight = _lines(tight_names) if tight_names != self._loose_names else None
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self._all)
+
+    @property
+    def served(self) -> int:
+        """Answers given."""
+        self.count()
+        return self._served
+
+    # -- finding
 
     def find(self, request: bytes) -> Ready | None:
         """The answer to exactly this request, or to one that differs in meaningless lines only; None to go on."""
-        ready = self._by_request.get(request)
+        ready = self.exact.get(request)
         if ready is None:
-            reduced = self._reduce(request)
-            ready = self._by_request.get(reduced) if reduced is not None else None
-        if ready is None or not ready.holds(self._clock.now(), self._clock.wall()):
-            return None
-        self.served += 1
-        return ready
+            ready = self._find_reduced(request)
+            if ready is None:
+                return None
+            self._note(request, ready)
+        if ready.is_good(self._clock.now()) or self._renew(ready):
+            return ready
+        return None
 
-    def render(self, ready: Ready) -> tuple[bytes, ...]:
-        """The response as of this second; the stream counts as read once for each second in which it is."""
-        wall = self._clock.wall()
-        if not ready.is_of(wall):
-            self._touch(ready.stream)
-        return ready.render(self._clock.now(), wall)
+    def _find_reduced(self, request: bytes) -> Ready | None:
+        if self._by_loose and (reduced := _reduce(self._loose, request)) is not None:
+            ready = self._by_loose.get(reduced)
+            if ready is not None:
+                return ready
+        if self._by_tight and self._tight is not None and (reduced := _reduce(self._tight, request)) is not None:
+            return self._by_tight.get(reduced)
+        return None
 
-    def remember(self, request: bytes, ready: Ready) -> None:
-        """The strict way has answered `request` by `ready`; the request is kept without its meaningless lines."""
-        key = self._reduce(request)
-        if key is None or ready.stream.ended is not None:
+    def _note(self, request: bytes, ready: Ready) -> None:
+        """A request that comes again as it was is found without a look at its lines; one that came once is not kept."""
+        mark = hash(request)
+        if mark in self._seen:
+            self._spell(request, ready)
+        else:
+            if len(self._seen) >= _SEEN:
+                self._seen.clear()
+            self._seen.add(mark)
+
+    def _spell(self, request: bytes, ready: Ready) -> None:
+        if len(ready.spellings) >= _MOST_SPELLINGS:
+            del self.exact[ready.spellings.pop(0)]
+        ready.spellings.append(request)
+        self.exact[request] = ready
+
+    def _renew(self, ready: Ready) -> bool:
+        self._count(ready)
+        if not ready.render(self._clock.now(), self._clock.wall()):
+            return False
+        # The stream counts as read once for each second in which it is.
+        self._touch(ready.stream)
+        self._lively.add(ready)
+        return True
+
+    # -- counting
+
+    def count(self) -> None:
+        """Tell the recorder of all that was given."""
+        now = self._clock.now()
+        for ready in list(self._lively):
+            self._count(ready)
+            if now >= ready.until:
+                self._lively.discard(ready)
+
+    def _count(self, ready: Ready) -> None:
+        hits, ready.hits = ready.hits, 0
+        if hits:
+            self._served += hits
+            self._recorder.hits(ready.mode, ready.outcome, hits, hits * ready.body_bytes)
+
+    # -- remembering and forgetting
+
+    def remember(self, request: bytes, ready: Ready, credential_headers: Collection[str]) -> None:
+        """The strict way has answered `request` by `ready`; the request is kept without its meaningless lines.
+
+        `credential_headers` are those of its route, in lower case.
+        """
+        is_loose = self._tight is None or not any(name in credential_headers for name in self._loose_names)
+        shape = self._loose if is_loose or self._tight is None else self._tight
+        by_key = self._by_loose if is_loose else self._by_tight
+        key = _reduce(shape, request)
+        cost = ready.cost_with(request)
+        if key is None or ready.stream.ended is not None or cost > self.budget_bytes:
             return
-        self._drop(key)
-        while self._by_request and (len(self._by_request) >= _ENTRIES or self._key_bytes + len(key) > _KEY_BYTES):
-            self._drop(next(iter(self._by_request)))
-        self._by_request[key] = ready
-        self._by_stream.setdefault(ready.stream, set()).add(key)
-        self._key_bytes += len(key)
+        if (old := by_key.get(key)) is not None:
+            self._drop(old)
+        if (old := self.exact.get(request)) is not None:
+            self._drop(old)
+        while self.cost + cost > self.budget_bytes:
+            self._drop(next(iter(self._all)))
+        if not self._library.lend(cost, ready.stream):
+            return
+        ready.cost = cost
+        self.cost += cost
+        ready.key = (is_loose, key)
+        by_key[key] = ready
+        self._all[ready] = None
+        self._by_stream.setdefault(ready.stream, set()).add(ready)
+        self._spell(request, ready)
 
     def forget(self, stream: Stream) -> None:
         """Drop every answer that shows bytes of `stream`."""
-        for key in list(self._by_stream.get(stream, ())):
-            self._drop(key)
+        for ready in list(self._by_stream.get(stream, ())):
+            self._drop(ready)
 
-    def _drop(self, key: bytes) -> None:
-        ready = self._by_request.pop(key, None)
-        if ready is None:
-            return
-        ready.is_forgotten = True
-        self._key_bytes -= len(key)
-        keys = self._by_stream[ready.stream]
-        keys.discard(key)
-        if not keys:
+    def _drop(self, ready: Ready) -> None:
+        assert ready.key is not None
+        self._count(ready)
+        self._lively.discard(ready)
+        is_loose, key = ready.key
+        del (self._by_loose if is_loose else self._by_tight)[key]
+        for request in ready.spellings:
+            del self.exact[request]
+        del self._all[ready]
+        self.cost -= ready.cost
+        self._library.take_back(ready.cost)
+        siblings = self._by_stream[ready.stream]
+        siblings.discard(ready)
+        if not siblings:
             del self._by_stream[ready.stream]
 
-    def _reduce(self, request: bytes) -> bytes | None:
-        if len(request) > MAX_REQUEST_BYTES:
-            return None
-        reduced, lines = self._meaningless.subn(b"", request)
-        return reduced if lines <= _MOST_LINES else None
+
+def _lines(names: Sequence[str]) -> re.Pattern[bytes]:
+    """A header line of one of these names, with the line end before it.
+
+    Two spellings of each, Any-Name and any-name (any-Name and Any-name as well): a pattern without case is three times
+    as slow.
+    """
+    if not names:
+        return re.compile(rb"(?!)")
+    spelled = [
+        "-".join(f"[{part[0].upper()}{part[0]}]{re.escape(part[1:])}" for part in name.split("-")) for name in names
+    ]
+    return re.compile(rb"\r\n(?:" + "|".join(spelled).encode() + rb"):[\t\x20-\x7e]*(?=\r\n)")
+
+
+def _reduce(shape: re.Pattern[bytes], request: bytes) -> bytes | None:
+    """The request without the lines of `shape`; None where it is not one whole head and nothing more, or too much."""
+    size = len(request)
+    if size > MAX_REQUEST_BYTES or request.find(_HEAD_END) != size - len(_HEAD_END):
+        return None
+    reduced, lines = shape.subn(b"", request)
+    return reduced if lines <= _MOST_LINES else None

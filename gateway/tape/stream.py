@@ -130,10 +130,12 @@ class Stream:
         """Whether a hit may be given without the origin: the lifetime is known, no doubt is open, the origin was seen
         within `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen
         to be read)."""
-        life = self.lifetime
-        if life is None or self.is_doubted:
+        if self.lifetime is None or self.is_doubted:
             return False
-        if self.is_followed:
-            return True
-        bound = trust_s if life.ttl_s is None else min(trust_s, life.ttl_s / 2)
-        return now - self.contacted_at < bound
+        return self.is_followed or now < self.trusted_until(now, trust_s)
+
+    def trusted_until(self, now: float, trust_s: float) -> float:
+        """Until when that stays so, whatever becomes of its live read, unless a doubt comes up (monotonic seconds)."""
+        ttl_s = self.lifetime.ttl_s if self.lifetime is not None else None
+        bound = trust_s if ttl_s is None else min(trust_s, ttl_s / 2)
+        return (now if self.is_followed else self.contacted_at) + bound

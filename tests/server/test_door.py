@@ -121,16 +121,16 @@ async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
 
 
 async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
-    pair = await start_pair(cache_bytes=20_000, eviction="lru")
+    pair = await start_pair(max_chunk_bytes=100_000, cache_bytes=400_000, eviction="lru")
     try:
-        await create_closed(pair, "/a", b"a" * 4_000)
+        await create_closed(pair, "/a", b"a" * 90_000)
         await ask(pair.fast, *[get("/a?offset=-1")] * 3)
         assert len(pair.fast.doors.ready or ()) == 1
         for name in ("b", "c", "d", "e"):
-            await create_closed(pair, f"/{name}", name.encode() * 4_000)
+            await create_closed(pair, f"/{name}", name.encode() * 90_000)
             await ask(pair.fast, get(f"/{name}?offset=-1"))
         assert len(pair.fast.doors.ready or ()) == 0
-        assert (await ask(pair.fast, get("/a?offset=-1")))[0].body == b"a" * 4_000
+        assert (await ask(pair.fast, get("/a?offset=-1")))[0].body == b"a" * 90_000
     finally:
         await stop_pair(pair)
 
