@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.clock import Clock
-from gateway.live.topic import BEATS, HEARTBEAT_CHUNK, Topic
+from gateway.live.topic import BEATS, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
 from gateway.wheel import TICK_S, Wheel
 
+PART_BYTES = 1 << 17
+"""Of a large event so much is written at a time."""
 SHORTEST_S = 1.0
 """The TypeScript client gives SSE up after three connections that lived less long than this."""
 
@@ -52,6 +54,8 @@ class Subscriber:
         "_is_filling",
         "_is_over",
         "_is_told",
+        "_large",
+        "_large_sent",
         "_least_cursor",
         "_sent_at_beat",
         "_settled_tick",
@@ -68,6 +72,9 @@ class Subscriber:
         self._least_cursor = least_cursor
         self._wire = wire
         self._desk = desk
+        self._large: Large | None = None
+        """An event of which only `_large_sent` bytes have been written."""
+        self._large_sent = 0
         self._is_filling = False
         self._has_missed = False
         """Whether the topic has changed while bytes were being fetched."""
@@ -91,17 +98,19 @@ class Subscriber:
                 self._end()
             return
         while not self._is_over and not wire.is_full:
+            if self._large is not None:
+                self._send_part(self._large)
+                continue
             # Most stand at one place when something comes, and are sent the same.
             step = topic.steps.get(self.at)
             if step is None or step.cursor < self._least_cursor:
                 step = topic.step(self.at, self._is_told, self._least_cursor)
+            if step.large is not None:
+                self._large, self._large_sent = step.large, 0
+                continue
             self.at = step.end
             if step.data:
-                self._sent_at_beat = topic.beats
-                self._is_told = step.is_told
-                wire.send(step.data)
-                if step.is_last:
-                    self._end()
+                self._take(step)
                 if step.is_all:
                     return
             elif step.needs_fill:
@@ -111,6 +120,23 @@ class Subscriber:
                 return
             else:
                 return
+
+    def _take(self, step: Step) -> None:
+        self._sent_at_beat = self.topic.beats
+        self._is_told = step.is_told
+        self._wire.send(step.data)
+        if step.is_last:
+            self._end()
+
+    def _send_part(self, large: Large) -> None:
+        part = large.data[self._large_sent : self._large_sent + PART_BYTES]
+        self._large_sent += len(part)
+        self._sent_at_beat = self.topic.beats
+        self._wire.send(chunk(part))
+        if self._large_sent == len(large.data):
+            self._large = None
+            self.at = large.end
+            self._take(self.topic.last_step(large, self._least_cursor))
 
     def filled(self, has_changed: bool | None) -> None:
         """What was to be fetched is on the tape (True), was not there (False), or cannot be had (None): then the client
@@ -123,7 +149,7 @@ class Subscriber:
 
     def beat(self) -> None:
         """A sign of life, where nothing was written for the time of a heartbeat."""
-        if self.topic.beats - self._sent_at_beat >= BEATS and not self._wire.is_full:
+        if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self._wire.is_full:
             self._sent_at_beat = self.topic.beats
             self._wire.send(HEARTBEAT_CHUNK)
 
@@ -140,10 +166,14 @@ class Subscriber:
 
     def due(self) -> None:
         """The connection has lived long enough."""
-        self._end()
+        if self._large is not None:
+            # Nothing is to end in the middle of an event; who does not take it is its connection's concern.
+            self._tick = self._desk.wheel.add(self, SHORTEST_S)
+        else:
+            self._end()
 
     def _end(self) -> None:
-        self._finish(in_order=True)
+        self._finish(in_order=self._large is None)
 
     def gone(self) -> None:
         """The client is no longer there."""

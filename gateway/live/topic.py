@@ -18,6 +18,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
@@ -38,7 +39,7 @@ Look = Callable[[str | None], Awaitable[Head]]
 """A fresh catch-up look at an offset, or at the metadata alone; what it brings is on the tape when it returns."""
 
 _FRAME_BYTES: Final = 1 << 20
-"""Frames kept for the next who stand at the same place; a larger one is encoded anew for each."""
+"""Frames kept for the next who stand at the same place."""
 _EVENT_BYTES: Final = 1 << 18
 """About as much of a replay goes into one data event, where the known offsets allow it."""
 BEATS: Final = 16
@@ -47,12 +48,12 @@ _CURSOR_REACH: Final = 1_000
 """A client's cursor that is further ahead than this many intervals does not lift everybody's."""
 
 
-def _chunk(data: bytes) -> bytes:
+def chunk(data: bytes) -> bytes:
     """One chunk of a chunked body (RFC 9112 §7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-HEARTBEAT_CHUNK: Final = _chunk(HEARTBEAT)
+HEARTBEAT_CHUNK: Final = chunk(HEARTBEAT)
 
 
 class Listener(Protocol):
@@ -92,6 +93,17 @@ class Terms(NamedTuple):
     linger_s: float
 
 
+class Large:
+    """One data event, encoded, that is too large to be written at once: sent in parts, and kept while anybody is being
+    sent it.  Offsets inside it are not known, so it cannot be cut into events."""
+
+    __slots__ = ("__weakref__", "data", "end")
+
+    def __init__(self, data: bytes, end: str) -> None:
+        self.data = data
+        self.end = end
+
+
 class Step(NamedTuple):
     """What a reader at one place is to be sent next; without data there is nothing to send now."""
 
@@ -106,6 +118,8 @@ class Step(NamedTuple):
     is_all: bool = False
     """Whether there is nothing behind it to be sent now."""
     needs_fill: bool = False
+    large: Large | None = None
+    """In place of data: to be sent in parts, and then its control event."""
 
 
 class Topic:
@@ -137,6 +151,7 @@ class Topic:
         self.answers: dict[object, object] | None = None
         """The same for long-polls, by what shapes their answer; None at all other times."""
         self._cursor_floor = 0
+        self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
     # -- the follower's side
@@ -232,15 +247,17 @@ class Topic:
         end = reading.end
         is_closed = tape.is_closed_at(end)
         is_current = self.is_current(end)
+        if reading.size > _EVENT_BYTES:
+            return Step(b"", end, is_told, cursor, large=self._large_event(at, reading))
         if reading.size:
             frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-            step = Step(_chunk(frame), end, is_current, cursor, is_closed, is_current)
+            step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current)
             if self.answers is not None and cursor == shared:
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not is_told):
             frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
-            return Step(_chunk(frame), end, is_current, cursor, is_closed, is_current)
+            return Step(chunk(frame), end, is_current, cursor, is_closed, is_current)
         return Step(b"", end, is_told, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
@@ -255,13 +272,28 @@ class Topic:
         key = (start, reading.end, is_current, is_closed, cursor)
         frame = self._frames.get(key)
         if frame is None:
-            stream = self.stream
-            pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
-            data = encode_data(pieces, base64=not is_sse_text(stream.content_type))
-            frame = data + self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
-            if len(frame) <= _FRAME_BYTES:
-                self._frames[key] = frame
+            control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
+            frame = self._data_event(reading) + control
+            self._frames[key] = frame
         return frame
+
+    def _data_event(self, reading: Reading) -> bytes:
+        stream = self.stream
+        pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
+        return encode_data(pieces, base64=not is_sse_text(stream.content_type))
+
+    def _large_event(self, start: str, reading: Reading) -> Large:
+        large = self._larges.get((start, reading.end))
+        if large is None:
+            large = self._larges[start, reading.end] = Large(self._data_event(reading), reading.end)
+        return large
+
+    def last_step(self, large: Large, least_cursor: int) -> Step:
+        """The control event behind a large event that has been sent: what is true now, not when it was begun."""
+        end, cursor = large.end, max(self.shared_cursor(), least_cursor)
+        is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
+        frame = self.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
+        return Step(chunk(frame), end, is_current, cursor, is_closed)
 
     @staticmethod
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:

@@ -222,14 +222,22 @@ async def hostile() -> AsyncIterator[Hostile]:
         await one.stop()
 
 
+@pytest.fixture(params=[True, False], ids=["fast path", "strict"])
+def fast_path(request: pytest.FixtureRequest) -> bool:
+    """Whether the door answers by itself what it remembers: nobody may see a difference."""
+    value: bool = request.param
+    return value
+
+
 @pytest.fixture
-async def start(clock: ManualClock, hostile: Hostile) -> AsyncIterator[Start]:
+async def start(clock: ManualClock, hostile: Hostile, fast_path: bool) -> AsyncIterator[Start]:
     """Starts gateways, which stop before the hostile origins do; each must have come to rest by itself before that."""
     edges: list[Edge] = []
 
     async def start_one(origin_url: str, **settings: Any) -> Edge:
         settings = {
-            "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0, **settings
+            "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0,
+            "fast_path": fast_path, **settings
         }  # fmt: skip
         config = GatewayConfig.for_origin(origin_url, **settings)
         edges.append(Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock))

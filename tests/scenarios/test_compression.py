@@ -57,11 +57,6 @@ def origin_settings() -> OriginSettings:
     return OriginSettings(max_chunk_bytes=4 << 20)
 
 
-@pytest.fixture(params=[True, False], ids=["fast path", "strict"])
-def settings(request: pytest.FixtureRequest) -> dict[str, object]:
-    return {"fast_path": request.param}
-
-
 @pytest.mark.parametrize("coding", ALL)
 @pytest.mark.parametrize(
     ("content_type", "body"), [(JSON, messages(60)), (JSON, messages(3_000)), ("text/plain", TEXT)]
@@ -232,10 +227,8 @@ async def test_compressed_bytes_die_with_the_stream(edge: Edge) -> None:
     assert plain(await edge.get("/s?offset=-1", taking("gzip"))) == other
 
 
-async def test_compressed_bytes_stay_within_the_budget(
-    start: Start, origin: RunningOrigin, settings: dict[str, bool]
-) -> None:
-    edge = await start(origin.url, cache_bytes=1_000_000, compress_cache_bytes=100_000, **settings)
+async def test_compressed_bytes_stay_within_the_budget(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, cache_bytes=1_000_000, compress_cache_bytes=100_000)
     engine = edge.gateway.engine
     for at in range(30):
         body = TEXT + b"%d" % at
@@ -323,8 +316,8 @@ async def test_a_client_or_an_origin_may_forbid_it(hostile: Hostile, start: Star
         assert coding_of(await edge.get("/s?offset=-1", taking("gzip"))) == "gzip"
 
 
-async def test_a_route_may_do_without(start: Start, origin: RunningOrigin, settings: dict[str, bool]) -> None:
-    edge = await start(origin.url, compression=[], **settings)
+async def test_a_route_may_do_without(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, compression=[])
     await edge.put("/s", TEXT, **CLOSED)
     for _ in range(3):
         answer = await edge.get("/s?offset=-1", taking("gzip, br, zstd"))
@@ -362,7 +355,7 @@ async def test_head_and_what_is_passed_through_are_left_alone(edge: Edge) -> Non
 async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kept(
     start: Start, origin: RunningOrigin
 ) -> None:
-    edge = await start(origin.url, compress_cache_bytes=60_000)
+    edge = await start(origin.url, compress_cache_bytes=60_000, fast_path=True)
     ready, coder = edge.gateway.doors.ready, edge.gateway.engine.coder
     assert ready is not None
     bodies = {f"/{at}": TEXT[at:] for at in range(20)}

@@ -33,6 +33,10 @@ LINES = [
     "User-Agent: a b c",
     "traceparent: 00-1",
     "Cookie: a=b",
+    "cookie:",
+    "COOKIE: a=b",
+    "Cookie:\ta\t",
+    "User-agent: a",
     "Cookie: a=\\u00e9",
     "X-Unknown: 1",
     "Origin: https://a.example",
@@ -53,7 +57,17 @@ LINES = [
     "Expect: 100-continue",
     "Upgrade: h2c",
 ]
-ENDS = ["\r\n\r\n", "\n\n", "\r\n", "\r\n\r\n\r\n", "\r\n\r\nhello"]
+ENDS = [
+    "\r\n\r\n",
+    "\n\n",
+    "\r\n",
+    "\r\n\r\n\r\n",
+    "\r\n\r\nhello",
+    # What would be a meaningless line, were it not behind the end of the head.
+    "\r\n\r\nCookie: a=b\r\n",
+    "\r\n\r\ntraceparent: 00-1\r\n\r\n",
+    "\r\nCookie: a=b\r\n\r\nUser-Agent: a\r\n\r\n",
+]
 
 requests = st.builds(
     lambda method, target, version, lines, end: (

@@ -1,0 +1,240 @@
+"""What large streams cost in memory: the tape's budget and a bounded buffer for each client, and little beyond.
+
+The peak is the process's own word at its end, so that none is missed between two looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.scenarios.hostile import Asked, HostileOrigin, answer
+
+MIB: Final = 1 << 20
+BOUND_S: Final = 60.0
+REPLY_BYTES: Final = 4 * MIB
+PATTERN: Final = bytes(range(251)) * 4_500
+"""No power of two long: bytes from a wrong place are other bytes."""
+
+PROGRAM: Final = """
+import resource, sys
+from gateway.cli import main
+status = main()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print("PEAK", peak if sys.platform == "darwin" else peak * 1024, flush=True)
+sys.exit(status)
+"""
+
+
+def stretch(start: int, size: int) -> bytes:
+    """The stream's bytes from `start` on."""
+    skip = start % len(PATTERN)
+    return (PATTERN * (1 + (skip + size) // len(PATTERN)))[skip : skip + size]
+
+
+def origin_of(total: int) -> HostileOrigin:
+    """A closed stream of `total` bytes that is nowhere held."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        found = re.search(r"offset=(\d+)", asked.target)
+        start = int(found[1]) if found is not None else 0
+        size = min(REPLY_BYTES, total - start) if asked.method == "GET" else 0
+        end = start + size if asked.method == "GET" else total
+        headers = {"Content-Type": "application/octet-stream", "Stream-Next-Offset": f"{end:012d}"}
+        if end == total:
+            headers |= {"Stream-Up-To-Date": "true", "Stream-Closed": "true"}
+        writer.write(answer("200 OK", headers, stretch(start, size)))
+        await writer.drain()
+
+    return HostileOrigin(script, takes_head=True)
+
+
+class Gateway:
+    """A gateway process; `stop` tells its peak."""
+
+    def __init__(self, origin: str, folder: Path, cache_mib: int) -> None:
+        config = folder / "gateway.toml"
+        config.write_text(
+            '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n'
+            f'[limits]\ncache_bytes = "{cache_mib}MiB"\n'
+            f'[[route]]\nname = "all"\nprefix = "/"\norigin = "{origin}"\n'
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "serve", "--config", str(config)], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self._lines = self._process.stdout
+        self.port = int(self._line("READY gateway").rpartition(":")[2])
+
+    def _line(self, beginning: str) -> str:
+        for line in self._lines:
+            if line.startswith(beginning):
+                return line
+        raise AssertionError(f"the gateway ended without a word of {beginning}")
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=MIB)
+
+    def stop(self) -> int:
+        """The peak of the process's resident memory in bytes."""
+        self._process.send_signal(signal.SIGTERM)
+        peak = int(self._line("PEAK").split()[1])
+        self._lines.close()
+        assert self._process.wait(BOUND_S) == 0
+        return peak
+
+
+async def leave(writer: asyncio.StreamWriter) -> None:
+    """Drop a connection, whatever is still on it."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+class Reader:
+    """One catch-up client, which checks every byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.at = 0
+        self._left = 0
+        self._next = 0
+        self.is_closed = False
+
+    async def ask(self) -> None:
+        """Ask for what comes next, and read the head of the answer."""
+        offset = f"{self.at:012d}" if self.at else "-1"
+        self._writer.write(f"GET /big?offset={offset} HTTP/1.1\r\nHost: edge\r\n\r\n".encode())
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
+        assert head.startswith("http/1.1 200"), head
+        fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        self._left = int(fields["content-length"])
+        self._next = int(fields["stream-next-offset"])
+        self.is_closed = fields.get("stream-closed") == "true"
+
+    async def read(self, most: int = 1 << 62) -> None:
+        """Read on in the answer, `most` bytes of it."""
+        while self._left and most > 0:
+            data = await self._reader.read(min(self._left, most, MIB))
+            assert data
+            assert data == stretch(self.at, len(data))
+            self.at += len(data)
+            self._left -= len(data)
+            most -= len(data)
+        assert self._left or self.at == self._next
+
+    async def close(self) -> None:
+        await leave(self._writer)
+
+
+Load = Callable[[Gateway], Coroutine[None, None, None]]
+
+
+async def peak_of(origin: HostileOrigin, folder: Path, cache_mib: int, load: Load) -> int:
+    gateway = await asyncio.to_thread(Gateway, origin.url, folder, cache_mib)
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await load(gateway)
+    finally:
+        peak = await asyncio.to_thread(gateway.stop)
+    return peak
+
+
+async def nothing(gateway: Gateway) -> None:
+    """What a gateway takes that has served one small answer."""
+    reader, writer = await gateway.connect()
+    writer.write(b"GET /nowhere?offset=now HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")
+    await reader.read()
+    await leave(writer)
+
+
+@pytest.fixture
+async def large() -> AsyncIterator[HostileOrigin]:
+    origin = origin_of(1024 * MIB)
+    await origin.start()
+    yield origin
+    await origin.stop()
+
+
+@pytest.fixture
+async def middling() -> AsyncIterator[HostileOrigin]:
+    origin = origin_of(100 * MIB)
+    await origin.start()
+    yield origin
+    await origin.stop()
+
+
+async def test_a_replay_of_a_gibibyte_takes_little_beyond_the_tape(large: HostileOrigin, tmp_path: Path) -> None:
+    async def replay(gateway: Gateway) -> None:
+        reader = Reader(*await gateway.connect())
+        while not reader.is_closed:
+            await reader.ask()
+            await reader.read()
+        assert reader.at == 1024 * MIB
+        await reader.close()
+
+    idle = await peak_of(large, tmp_path, 32, nothing)
+    peak = await peak_of(large, tmp_path, 32, replay)
+    assert peak - idle < (32 + 24) * MIB, f"{(peak - idle) / MIB:.0f} MiB"
+
+
+async def test_a_herd_on_a_large_stream_stays_within_its_buffers(middling: HostileOrigin, tmp_path: Path) -> None:
+    clients, buffer_mib = 500, 0.25
+
+    async def herd(gateway: Gateway) -> None:
+        first = Reader(*await gateway.connect())
+        while not first.is_closed:
+            await first.ask()
+            await first.read()
+        readers = [Reader(*await gateway.connect()) for _ in range(clients)]
+        # All have been answered and take nothing: whatever the gateway holds for them it holds now.
+        await asyncio.gather(*(reader.ask() for reader in readers))
+        await asyncio.gather(*(reader.read(64 * 1024) for reader in readers))
+        for reader in readers:
+            await reader.read()
+        # Half of them go on, from the door's own answers, and the others stay where they are.
+        await asyncio.gather(*(reader.ask() for reader in readers))
+        for reader in readers[::2]:
+            await reader.read()
+        for reader in [first, *readers]:
+            await reader.close()
+
+    idle = await peak_of(middling, tmp_path, 128, nothing)
+    peak = await peak_of(middling, tmp_path, 128, herd)
+    assert peak - idle < (128 + clients * buffer_mib) * MIB, f"{(peak - idle) / MIB:.0f} MiB"
+    # Every byte left the origin once.
+    assert len([asked for asked in middling.reads if "big" in asked.target]) == 25
+
+
+async def test_stalled_replays_by_sse_stay_within_their_buffers(middling: HostileOrigin, tmp_path: Path) -> None:
+    clients, buffer_mib = 100, 0.25
+
+    async def stall(gateway: Gateway) -> None:
+        first = Reader(*await gateway.connect())
+        while not first.is_closed:
+            await first.ask()
+            await first.read()
+        wires = [await gateway.connect() for _ in range(clients)]
+        for reader, writer in wires:
+            writer.write(b"GET /big?offset=-1&live=sse HTTP/1.1\r\nHost: edge\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+        for reader, _ in wires:
+            await reader.readexactly(MIB)
+        await first.close()
+        for _, writer in wires:
+            await leave(writer)
+
+    idle = await peak_of(middling, tmp_path, 128, nothing)
+    peak = await peak_of(middling, tmp_path, 128, stall)
+    # One event may go beyond the bound: it is written whole.
+    assert peak - idle < (128 + clients * (buffer_mib + 0.5)) * MIB, f"{(peak - idle) / MIB:.0f} MiB"
