@@ -278,8 +278,12 @@ async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
         async def until_answered(poll: Awaitable[Answer]) -> tuple[int, float]:
             return (await poll).status, edge.clock.now()
 
-        answers = await bounded(asyncio.gather(*(until_answered(poll) for poll in polling)))
-        ended_at = await bounded(asyncio.gather(*(until_end(wire) for wire in wires)))
+        answers, ended_at = await bounded(
+            asyncio.gather(
+                asyncio.gather(*(until_answered(poll) for poll in polling)),
+                asyncio.gather(*(until_end(wire) for wire in wires)),
+            )
+        )
         await bounded(stopping)
     assert {status for status, _ in answers} == {204}
     assert len({round(at, 1) for _, at in answers}) > 1
