@@ -73,7 +73,8 @@ _MOST_SPELLINGS: Final = 4
 _LARGEST_SHARE: Final = 8
 """Ready answers take up to this fraction of the cache's budget."""
 
-_SEEN: Final = 8_192
+_SEEN: Final = 1 << 15
+"""Requests of late that are known to have come once: about 3 MB of marks."""
 
 
 class Ready:
