@@ -92,6 +92,19 @@ class Subscriber:
     def pump(self) -> None:
         """Write on from where the client stands, as far as the tape and the connection allow."""
         topic, wire = self.topic, self._wire
+        # Most stand at one place when something comes, and are sent the same and nothing else.
+        step = topic.steps.get(self.at)
+        if (
+            step is not None
+            and step.is_all
+            and step.cursor >= self._least_cursor
+            and not (wire.is_full or self._is_filling or self._is_over or self._large is not None)
+        ):
+            self.at = step.end
+            self._is_told = step.is_told
+            self._sent_at_beat = topic.beats
+            wire.send(step.data)
+            return
         if self._is_filling or topic.stream.ended is not None:
             self._has_missed = True
             if topic.stream.ended is not None:
@@ -101,10 +114,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            # Most stand at one place when something comes, and are sent the same.
-            step = topic.steps.get(self.at)
-            if step is None or step.cursor < self._least_cursor:
-                step = topic.step(self.at, self._is_told, self._least_cursor)
+            step = topic.step(self.at, self._is_told, self._least_cursor)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue

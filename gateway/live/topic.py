@@ -104,7 +104,8 @@ class Large:
         self.end = end
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """What a reader at one place is to be sent next; without data there is nothing to send now."""
 
     data: bytes
@@ -251,13 +252,13 @@ class Topic:
             return Step(b"", end, is_told, cursor, large=self._large_event(at, reading))
         if reading.size:
             frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-            step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current)
+            step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
             if self.answers is not None and cursor == shared:
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not is_told):
             frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
-            return Step(chunk(frame), end, is_current, cursor, is_closed, is_current)
+            return Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
         return Step(b"", end, is_told, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
