@@ -1,0 +1,74 @@
+"""A run's JSON as the README's tables: what is shown there is what was measured, number for number.
+
+`python -m loadtest.bench.readme docs/bench.json` prints them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+_GATEWAY: Final = "gateway"
+
+
+def tables(document: dict[str, Any]) -> str:
+    """The figures beside the peers', and how cost grows, in Markdown."""
+    lines = ["| benchmark | gateway | beside | | ratio | per cpu s | aim | |", "|---|---:|---|---:|---:|---:|---|---|"]
+    for row in document["rows"]:
+        lines += _row(row)
+    for growth in document["growth"]:
+        lines += [
+            "",
+            f"| {growth['of']} | requests/s | per cpu s | memory |",
+            "|---:|---:|---:|---:|",
+            *(_point(point) for point in growth["points"]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    peers = dict(row["peers"])
+    own = peers.pop(_GATEWAY, None)
+    if own is None:
+        return []
+    left = {target["target"]: target["is_reached"] for target in row["targets"]}
+    lines: list[str] = []
+    for name, peer in (peers or {"": {}}).items():
+        aims = [text for text in left if (text.endswith(name) or f"{name} +" in text if name else True)]
+        aim = aims[0] if aims else ""
+        reached = {True: "yes", False: "**no**", None: ""}[left.pop(aim, None)]
+        cells = [
+            f"{row['title']}, {row['unit']}" if not lines else "",
+            _number(own["median"]) if not lines else "",
+            name,
+            _number(peer.get("median")) + ("~" if peer.get("is_load_bound") else ""),
+            _times(peer.get("gateway_ratio")),
+            _times(peer.get("gateway_ratio_per_busy_second")),
+            aim.removesuffix(f" x {name}").removesuffix(f" {name}") if name else aim,
+            reached,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _point(point: dict[str, Any]) -> str:
+    per_busy_s = point["requests_per_s"] / point["busy"] if point["busy"] else 0.0
+    memory = f"{point['pss_bytes'] / (1 << 20):,.0f} MiB"
+    return f"| {point['count']:,} | {point['requests_per_s']:,.0f} | {per_busy_s:,.0f} | {memory} |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} x"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(tables(orjson.loads(Path(sys.argv[1]).read_bytes())))
