@@ -19,6 +19,7 @@ from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.engine.route import Route
 from gateway.ops.admin import admin_application
+from gateway.ops.console.wiring import add_console
 from gateway.ops.metrics import Metrics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -122,11 +123,10 @@ async def start_gateway(
         engine.on_forget = ready.forget
     doors = Doorkeeper(server, config.limits, ready, metrics)
     gateway: RunningGateway | None = None
-    admin = web.AppRunner(
-        admin_application(metrics, lambda: gateway is not None and gateway.is_ready),
-        access_log=None,
-        shutdown_timeout=1.0,
-    )
+    application = admin_application(metrics, lambda: gateway is not None and gateway.is_ready)
+    add_console(application, lambda: config, lambda: gateway.gateway_url if gateway is not None else "")
+    # A page that closes a live tail leaves no reader behind on the public port.
+    admin = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     gateway = RunningGateway(config, engine, metrics, server, doors, admin)
     return await gateway.listen()
 

@@ -265,8 +265,8 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
     async with AsyncExitStack() as stack:
         running = await _listening(start_origin(settings), origin_address)
         stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
-        flag = Flag("route.*.origin", running.url, "dev")
-        config = load_config(environ=os.environ, flags=[*flags, flag]).config
+        own = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
+        config = load_config(environ=os.environ, flags=[*flags, *own]).config
         server = config.server
         gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
         stack.push_async_callback(gateway.stop)

@@ -254,6 +254,9 @@ class ServerConfig(_Model):
     fast_path: bool = Field(
         default=True, description="Answer repeated plain hits at the door, from ready bytes; false is for comparison."
     )
+    console_writes: bool = Field(
+        default=False, description="Forms in the console that create, append to, close and delete streams."
+    )
     node_name: NodeName = Field(
         default="durable-gateway",
         description="Name in Via, Cache-Status and CDN-Loop; differs from the next gateway's.",
