@@ -1,7 +1,7 @@
-"""The command line: `dev`, `serve`, `origin` and `check`.
+"""The command line: `dev`, `serve`, `origin` and `check` here, and the clients of `gateway/commands/`.
 
-Each command turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for every
-port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
+Each command here turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for
+every port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
 
 Exit statuses: 0 done or drained; 1 it could not run (a port is taken) or was cut short; 2 the command line or the
 configuration is wrong.  Every refusal is one line on stderr.  Servers are imported inside the commands that need
@@ -29,6 +29,9 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
+from gateway.commands.append import append
+from gateway.commands.failure import CommandFailed
+from gateway.commands.tail import tail
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
 from gateway.config_values import Address, parse_address, parse_bytes
@@ -78,7 +81,7 @@ def main() -> int:
     except (TyperException, ConfigError) as error:
         _complain(error.format_message() if isinstance(error, TyperException) else str(error))
         return MISUSED
-    except FailedToRunError as error:
+    except (FailedToRunError, CommandFailed) as error:
         _complain(str(error))
         return FAILED
     except (Abort, KeyboardInterrupt, asyncio.CancelledError):
@@ -194,6 +197,10 @@ def origin(
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
     """Validate a configuration; print each value in effect and where it came from."""
     _print_settings(load_config(config, environ=os.environ))
+
+
+for _command in (tail, append):
+    app.command()(_command)
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
