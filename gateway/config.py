@@ -20,6 +20,7 @@ from gateway.config_values import (
     AllowedOrigins,
     Bytes,
     Codings,
+    CollectorUrl,
     HeaderNames,
     ListenAddress,
     NodeName,
@@ -279,11 +280,35 @@ class ServerConfig(_Model):
         return self
 
 
+class TracingConfig(_Model):
+    """Tracing by OpenTelemetry, which needs the extra `opentelemetry`.  Without an endpoint it is off and costs nothing."""
+
+    endpoint: CollectorUrl = Field(
+        default="",
+        description="OTLP/HTTP URL of the collector, such as http://127.0.0.1:4318/v1/traces; empty: no tracing.",
+    )
+    sample_ratio: float = Field(
+        default=0.01, ge=0, le=1, description="Share of the traces begun here that are recorded."
+    )
+    follow_clients: bool = Field(
+        default=True,
+        description="Continue a client's trace and its sampling decision; false only links to it: for a public edge.",
+    )
+    service_name: NodeName = Field(default="durable-gateway", description="Name of this service in traces.")
+    queue_spans: int = Field(
+        default=2_048, ge=1, le=1_000_000, description="Most spans that wait for export; further ones are dropped."
+    )
+    export_timeout_s: float = Field(
+        default=10, ge=0.1, le=300, description="Bound on handing one batch of spans to the collector."
+    )
+
+
 class GatewayConfig(_Model):
     """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
+    tracing: TracingConfig = TracingConfig()
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
     )
@@ -312,11 +337,17 @@ class GatewayConfig(_Model):
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
         name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
         """
-        parts: dict[str, dict[str, Any]] = {"server": {}, "limits": {}, "route": {"origin": url}}
-        sections: dict[str, type[_Model]] = {"server": ServerConfig, "limits": LimitsConfig, "route": RouteConfig}
+        sections: dict[str, type[_Model]] = {
+            "server": ServerConfig,
+            "limits": LimitsConfig,
+            "tracing": TracingConfig,
+            "route": RouteConfig,
+        }
+        parts: dict[str, dict[str, Any]] = {name: {} for name in sections} | {"route": {"origin": url}}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
             if section is None:
-                raise TypeError(f"{key!r} is no field of the server, the limits or a route")
+                raise TypeError(f"{key!r} is no field of the server, the limits, the tracing or a route")
             parts[section][key] = value
-        return cls.model_validate({"server": parts["server"], "limits": parts["limits"], "routes": [parts["route"]]})
+        route = parts.pop("route")
+        return cls.model_validate({**parts, "routes": [route]})

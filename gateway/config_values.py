@@ -108,6 +108,18 @@ def _origin_url(text: str) -> str:
     return f"{url.scheme}://{authority}{url.path.rstrip('/')}"
 
 
+def _collector_url(text: str) -> str:
+    """Empty, or an http(s) URL with a path; kept as written, since a collector's path may end in a slash."""
+    if not text:
+        return text
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or not url.path:
+        raise ValueError(f"expected a URL such as http://127.0.0.1:4318/v1/traces, got {text!r}")
+    if "@" in url.netloc or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("a collector's URL is printable ASCII and holds no user name or password")
+    return text
+
+
 def _route_host(text: str) -> str:
     host = text.lower()
     if host.startswith("[") and host.endswith("]"):
@@ -167,6 +179,7 @@ HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
 Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_differing)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
 OriginUrl = Annotated[str, AfterValidator(_origin_url)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 RouteHost = Annotated[str, AfterValidator(_route_host)]
 Prefix = Annotated[str, AfterValidator(_prefix)]
 RouteName = Annotated[str, AfterValidator(_route_name)]
