@@ -15,6 +15,7 @@ from aiohttp import web
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
+from gateway.config_file import ConfigError
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.engine.route import Route
@@ -27,6 +28,8 @@ from gateway.server.connection import ClientServer
 from gateway.server.door import Doorkeeper
 from gateway.server.front import Front
 from gateway.server.ready import ReadyAnswers
+from gateway.server.traced import TracedFront, TracedReadyAnswers
+from gateway.tracing import NO_TRACER, Tracer
 
 _BACKLOG = 4_096
 
@@ -104,22 +107,32 @@ class RunningGateway:
 
 
 async def start_gateway(
-    config: GatewayConfig, *, clock: Clock | None = None, rng: random.Random | None = None
+    config: GatewayConfig,
+    *,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    tracer: Tracer | None = None,
 ) -> RunningGateway:
     """Start a gateway on the running loop.  OSError when a port is taken.
 
-    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.
+    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.  `tracer` stands in
+    for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
+    tracer = tracer or _tracer(config, clock)
     metrics = Metrics(cache_limit_bytes=config.limits.cache_bytes)
-    engine = Engine(config, clock, metrics, rng or random.Random())
+    engine = Engine(config, clock, metrics, rng or random.Random(), tracer)
     routes = [Route(route, config.server.node_name, clock) for route in config.routes]
     front = Front(config, engine, routes, metrics)
-    server = ClientServer(front, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
+    handler = front if tracer is NO_TRACER else TracedFront(front, tracer)
+    server = ClientServer(handler, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
     ready = None
     if config.server.fast_path:
         credentials = {name for route in config.routes for name in route.credential_headers}
-        ready = ReadyAnswers(clock, credentials, engine.touch)
+        if tracer is NO_TRACER:
+            ready = ReadyAnswers(clock, credentials, engine.touch)
+        else:
+            ready = TracedReadyAnswers(tracer, clock, credentials, engine.touch)
         engine.on_forget = ready.forget
     doors = Doorkeeper(server, config.limits, ready, metrics)
     gateway: RunningGateway | None = None
@@ -129,6 +142,18 @@ async def start_gateway(
     admin = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     gateway = RunningGateway(config, engine, metrics, server, doors, admin)
     return await gateway.listen()
+
+
+def _tracer(config: GatewayConfig, clock: Clock) -> Tracer:
+    if not config.tracing.endpoint:
+        return NO_TRACER
+    try:
+        from gateway.ops.tracing import OpenTelemetryTracer
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
+        ) from None
+    return OpenTelemetryTracer(config.tracing, clock)
 
 
 def _url(address: Address, port: int) -> str:

@@ -29,6 +29,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
+from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
 from gateway.upstream.flight import Refusal
 
@@ -41,12 +42,20 @@ T = TypeVar("T")
 class Engine:
     """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all."""
 
-    def __init__(self, config: GatewayConfig, clock: Clock, recorder: Recorder, rng: random.Random) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        clock: Clock,
+        recorder: Recorder,
+        rng: random.Random,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         limits = config.limits
         self.clock = clock
         self.tasks = Tasks()
         self.drain = Drain()
-        self.client = Client(limits.upstream_connections)
+        self.tracer = tracer
+        self.client = Client(limits.upstream_connections, tracer)
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -70,6 +79,7 @@ class Engine:
             rng,
             min(limits.max_flight_bytes, max(1, limits.cache_bytes // 2)),
             self.live.end,
+            tracer,
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
@@ -168,6 +178,7 @@ class Engine:
         await self.tasks.close()
         await self.client.close()
         self.coder.close()
+        await self.tracer.close()
 
 
 def _without_codings(read: Read) -> Read:

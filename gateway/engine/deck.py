@@ -34,6 +34,7 @@ from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
+from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client, Reply
 from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
@@ -41,6 +42,7 @@ from gateway.upstream.source import Source
 METADATA = "?metadata"
 """The place of a HEAD among a stream's flights; no offset can look like it."""
 
+_KINDS = {METADATA: "metadata", NOW: "tail"}
 _REFUSAL_BYTES = 1 << 16
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
@@ -62,6 +64,7 @@ class FlightDeck:
         rng: random.Random,
         keep_bytes: int,
         on_end: Callable[[Stream, End], None],
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._client = client
         self._library = library
@@ -71,6 +74,7 @@ class FlightDeck:
         self._rng = rng
         self._keep_bytes = keep_bytes
         self._on_end = on_end
+        self._tracer = tracer
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -89,8 +93,10 @@ class FlightDeck:
         """
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
+            flight.span.joined()
             return flight, False
         flight = Flight(start, self._keep_bytes)
+        flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         self._pending[stream, start] = flight
         stream.pins += 1
         route.retries.request()
@@ -102,12 +108,14 @@ class FlightDeck:
     def _ended(self, stream: Stream, flight: Flight) -> None:
         if not flight.is_over:
             flight.give_up()
+        flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.start)) is flight:
             del self._pending[stream, flight.start]
         self._library.release(stream)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
+        flight.span.joined()
         while flight.head is None:
             left = flight.sent_at + patience_s - self._clock.now()
             if left <= 0 or not await flight.changed.wait_within(self._clock, left):
@@ -154,6 +162,7 @@ class FlightDeck:
     # -- one flight
 
     async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+        flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
         for attempts_left in range(route.config.retry_attempts, -1, -1):
@@ -348,6 +357,19 @@ class FlightDeck:
                 stream.lifetime = lifetime_from_headers({})
             case _:
                 pass
+
+
+def _result(flight: Flight) -> tuple[str, int | None]:
+    """How a flight ended, in a word, and the status that those who shared it are told by it."""
+    match flight.error or flight.head:
+        case GatewayError() as error:
+            return "failed", error.status
+        case Refusal() as refusal:
+            return "refused", refusal.status
+        case Foreign():
+            return "foreign", None
+        case _:
+            return "landed", 200
 
 
 @dataclass(frozen=True, slots=True)

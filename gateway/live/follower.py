@@ -45,6 +45,7 @@ from gateway.protocol.offsets import START, is_sentinel, is_well_formed
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.library import Library
 from gateway.tape.stream import End
+from gateway.tracing import detach
 from gateway.upstream.client import Bounds, Client, Reply
 from gateway.upstream.flight import Refusal, StreamHead
 
@@ -98,6 +99,8 @@ class Follower:
 
     async def run(self) -> End | None:
         """Follow until the stream is closed (None) or gone (why)."""
+        # It outlives the reader for whom it was begun.
+        detach()
         failures = 0
         while True:
             trouble: GatewayError | None = None

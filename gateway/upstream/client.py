@@ -21,6 +21,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
@@ -65,6 +66,7 @@ class Reply:
         self._bounds = bounds
         self._deadline = deadline
         self._whole = False
+        self.span: ExchangeSpan | None = None
         self.status = response.status
         self.reason = response.reason
         self.headers: CIMultiDictProxy[str] = response.headers
@@ -106,9 +108,15 @@ class Reply:
                     return
                 yield chunk
         except TimeoutError as error:
+            self._failed(error)
             raise UpstreamTimeout from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._failed(error)
             raise UpstreamBroken("Origin's answer ended early") from error
+
+    def _failed(self, error: Exception) -> None:
+        if self.span is not None:
+            self.span.failed(error)
 
     async def hold(self, until: Awaitable[None]) -> None:
         """Leave the body alone meanwhile; UpstreamTimeout when the time for the whole of it runs out."""
@@ -133,6 +141,8 @@ class Reply:
             self._response.release()
         else:
             self._response.close()
+        if self.span is not None:
+            self.span.end()
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,9 +160,10 @@ class Client:
     minutes each, they would leave none for the requests that everybody waits for.
     """
 
-    def __init__(self, connections: int = 512) -> None:
+    def __init__(self, connections: int = 512, tracer: Tracer = NO_TRACER) -> None:
         if aiohttp.http.HttpResponseParser is aiohttp.http_parser.HttpResponseParserPy:
             raise RuntimeError("aiohttp runs without its C parser: reinstall it from a wheel")
+        self._tracer = tracer
         self._brief = _session(connections)
         self._live = _session(0)
 
@@ -177,6 +188,29 @@ class Client:
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
         """
+        span = self._tracer.exchange(method, url, headers)
+        if span is None:
+            return await self._exchange(method, url, headers, bounds, body, is_live=is_live)
+        try:
+            reply = await self._exchange(method, url, span.headers, bounds, body, is_live=is_live)
+        except BaseException as error:
+            span.failed(error)
+            span.end()
+            raise
+        span.answered(reply.status)
+        reply.span = span
+        return reply
+
+    async def _exchange(
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: AsyncIterator[bytes] | bytes | None,
+        *,
+        is_live: bool,
+    ) -> Reply:
         loop = asyncio.get_running_loop()
         deadline = None if bounds.total_s is None else loop.time() + bounds.total_s
         # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that phase.
