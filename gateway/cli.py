@@ -30,6 +30,7 @@ from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
 from gateway.commands.append import append
+from gateway.commands.bench import bench
 from gateway.commands.failure import CommandFailed
 from gateway.commands.tail import tail
 from gateway.config import GatewayConfig, ServerConfig
@@ -199,7 +200,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     _print_settings(load_config(config, environ=os.environ))
 
 
-for _command in (tail, append):
+for _command in (tail, append, bench):
     app.command()(_command)
 
 
