@@ -66,7 +66,9 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
 	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
-	$(COMPILE) --build-deps-for editable --extra dev -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry -c requirements/runtime.txt \
+		-o requirements/dev.txt pyproject.toml
+	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 

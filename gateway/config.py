@@ -281,7 +281,7 @@ class ServerConfig(_Model):
 
 
 class TracingConfig(_Model):
-    """Tracing by OpenTelemetry, which needs the extra `opentelemetry`.  Without an endpoint it is off and costs nothing."""
+    """Tracing by OpenTelemetry, which needs the extra `opentelemetry`; off, and free, without an endpoint."""
 
     endpoint: CollectorUrl = Field(
         default="",

@@ -38,7 +38,7 @@ from gateway.clock import Clock
 from gateway.config import TracingConfig
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.tracing import NO_FLIGHT, NO_REQUEST, ExchangeSpan, FlightSpan, Headers, flight_now, request_now
+from gateway.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
 
 EXPORT_S: Final = 5.0
 """How often spans are exported, and how long the last export may take when the gateway leaves."""
@@ -169,7 +169,7 @@ class _Timed:
         self._links = 0
 
     def link(self, to: SpanContext, what: str) -> None:
-        if self._links < _MOST_LINKS:
+        if self._links < _MOST_LINKS and self.span.is_recording():
             self._links += 1
             self.span.add_link(to, {"gateway.link": what})
 
@@ -218,13 +218,15 @@ class _RequestSpan:
     def end(self) -> None:
         self._timed.end()
 
-    def share(self, flight: Span, leader: Span | None) -> None:
-        """Link to a flight of somebody else's and to who launched it, once in a row."""
-        if self._joined is not flight and leader is not self.span and self.span.is_recording():
-            self._joined = flight
-            self._timed.link(flight.get_span_context(), "flight")
-            if leader is not None:
-                self._timed.link(leader.get_span_context(), "leader")
+    def share(self, flight: Span, leader: Span | None) -> bool:
+        """Link to a flight and to who launched it; whether this is a flight of somebody else's and no link to it yet."""
+        if self._joined is flight or leader is self.span:
+            return False
+        self._joined = flight
+        self._timed.link(flight.get_span_context(), "flight")
+        if leader is not None:
+            self._timed.link(leader.get_span_context(), "leader")
+        return True
 
 
 class _FlightSpan:
@@ -241,9 +243,8 @@ class _FlightSpan:
 
     def joined(self) -> None:
         request = request_now.get()
-        if isinstance(request, _RequestSpan) and request.span is not self._leader:
+        if isinstance(request, _RequestSpan) and request.share(self.span, self._leader):
             self._followers += 1
-            request.share(self.span, self._leader)
 
     def end(self, result: str, status: int | None, size: int) -> None:
         span = self.span

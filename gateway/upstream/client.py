@@ -20,7 +20,7 @@ from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
 
 if TYPE_CHECKING:
@@ -108,15 +108,14 @@ class Reply:
                     return
                 yield chunk
         except TimeoutError as error:
-            self._failed(error)
-            raise UpstreamTimeout from error
+            raise self._failed(UpstreamTimeout()) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._failed(error)
-            raise UpstreamBroken("Origin's answer ended early") from error
+            raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: GatewayError) -> GatewayError:
         if self.span is not None:
             self.span.failed(error)
+        return error
 
     async def hold(self, until: Awaitable[None]) -> None:
         """Leave the body alone meanwhile; UpstreamTimeout when the time for the whole of it runs out."""
