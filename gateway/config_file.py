@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway import toml_lines
@@ -28,6 +28,7 @@ from gateway.config import (
     CorsConfig,
     GatewayConfig,
     LimitsConfig,
+    LogConfig,
     MisfitError,
     RouteConfig,
     ServerConfig,
@@ -40,6 +41,7 @@ _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "server": ServerConfig,
     "limits": LimitsConfig,
     "tracing": TracingConfig,
+    "log": LogConfig,
 }
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
@@ -337,6 +339,8 @@ def _written(key: str, value: object) -> str:
             return f"{value:g}"
         case tuple():
             return "[" + ", ".join(_written(key, item) for item in value) + "]"
+        case SecretStr():
+            return f'"{value}"'
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)

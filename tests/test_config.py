@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, RouteConfig, ServerConfig, TracingConfig
+from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, LogConfig, RouteConfig, ServerConfig, TracingConfig
 from gateway.config_file import ConfigError, Flag, every_field, load_config
 from gateway.config_values import Address, format_bytes, parse_address, parse_bytes
 from gateway.toml_lines import key_lines
@@ -418,6 +418,7 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
     assert config.server == ServerConfig()
     assert config.limits == LimitsConfig()
     assert config.tracing == TracingConfig()
+    assert config.log == LogConfig()
     assert config.routes[0] == RouteConfig(origin=ORIGIN, cors=CorsConfig())
 
     prose = " ".join(re.sub(r"^# ?", "", text, flags=re.MULTILINE).split())
