@@ -31,8 +31,13 @@ from typer.exceptions import Abort, TyperException
 from gateway import __version__
 from gateway.commands.append import append
 from gateway.commands.bench import bench
+from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
+from gateway.commands.purge import purge
+from gateway.commands.reload import reload
+from gateway.commands.streams import streams
 from gateway.commands.tail import tail
+from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
 from gateway.config_values import Address, parse_address, parse_bytes
@@ -200,7 +205,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     _print_settings(load_config(config, environ=os.environ))
 
 
-for _command in (tail, append, bench):
+for _command in (tail, append, bench, top, streams, purge, drain, reload):
     app.command()(_command)
 
 
