@@ -219,7 +219,7 @@ class _RequestSpan:
         self._timed.end()
 
     def share(self, flight: Span, leader: Span | None) -> bool:
-        """Link to a flight and to who launched it; whether this is a flight of somebody else's and no link to it yet."""
+        """Link to a flight and to who launched it; False where it is this request's own, or linked to already."""
         if self._joined is flight or leader is self.span:
             return False
         self._joined = flight
