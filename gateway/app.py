@@ -7,31 +7,40 @@ over the first half of the time, let what is in flight finish, drop the rest.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from aiohttp import web
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
+from gateway.config_change import Change
+from gateway.config_change import change as config_change
 from gateway.config_file import ConfigError
 from gateway.config_values import Address
 from gateway.engine.core import Engine
-from gateway.engine.route import Route
+from gateway.entrance import Entrance
 from gateway.ops.admin import admin_application
+from gateway.ops.admin.app import MOST_LINE_BYTES
+from gateway.ops.admin.guard import Guard, admin_token
+from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
+from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
-from gateway.protocol.cache_status import Outcome
-from gateway.protocol.mode import Mode
-from gateway.server.connection import ClientServer
+from gateway.ops.partition_ids import PartitionIds
+from gateway.ops.state import Unsent, look_at
 from gateway.server.door import Doorkeeper
-from gateway.server.front import Front
-from gateway.server.ready import ReadyAnswers
-from gateway.server.traced import TracedFront, TracedReadyAnswers
 from gateway.tracing import NO_TRACER, Tracer
 
 _BACKLOG = 4_096
+_RELOAD_S = 10.0
+"""A configuration on a disk that does not answer is given up."""
+
+Load = Callable[[], GatewayConfig]
 
 
 class RunningGateway:
@@ -42,16 +51,24 @@ class RunningGateway:
         config: GatewayConfig,
         engine: Engine,
         metrics: Metrics,
-        server: ClientServer,
-        doors: Doorkeeper,
-        admin: web.AppRunner,
+        entrance: Entrance,
+        load: Load | None,
     ) -> None:
         self.config = config
+        """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.doors = doors
-        self._server = server
-        self._admin = admin
+        self.routes = entrance.routes
+        self.doors = entrance.doors
+        self.started_at = engine.clock.now()
+        self._entrance = entrance
+        self._server = entrance.server
+        self._load = load
+        self._reloading = asyncio.Lock()
+        self._admin: web.AppRunner | None = None
+        # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
+        self._loop_delay = LoopDelay(SystemClock())
+        metrics.loop_delays = self._loop_delay.delays
         self._listener: asyncio.Server | None = None
         self.gateway_url = ""
         self.admin_url = ""
@@ -61,12 +78,26 @@ class RunningGateway:
         return self._listener is not None and not self.engine.drain.is_set
 
     @property
+    def connections(self) -> int:
+        """Client connections open now."""
+        return len(self.doors)
+
+    @property
     def strict_connections(self) -> int:
         """Client connections for which an aiohttp protocol exists."""
         return len(self._server.connections)
 
-    async def listen(self) -> Self:
-        """Accept on both ports; OSError when one is taken."""
+    async def listen(self, admin: web.Application) -> Self:
+        """Accept on both ports, the admin port with `admin`; OSError when one is taken."""
+        # A page that closes a live tail leaves no reader behind on the public port.
+        self._admin = web.AppRunner(
+            admin,
+            access_log=None,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,
+            max_line_size=MOST_LINE_BYTES,
+        )
+        self._loop_delay.start()
         loop = asyncio.get_running_loop()
         public, private = self.config.server.listen_address, self.config.server.admin_address
         try:
@@ -79,10 +110,42 @@ class RunningGateway:
             )
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
+            self._loop_delay.close()
             await self._admin.cleanup()
             await self.engine.close()
             raise
         return self
+
+    def drain(self, within_s: float | None = None) -> None:
+        """Be no longer ready, and send live readers off in order within `within_s` or the configured time.
+
+        Who still comes is answered, until `stop`: whoever sends clients here needs a while to notice.
+        """
+        within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
+        self.engine.begin_drain(within_s * 0.8, within_s)
+
+    async def reload(self) -> Change:
+        """Read the configuration again and take from it what can be taken while connections are open.
+
+        ConfigError where it cannot be used, and NothingToRead where there is none: then all stays as it was.
+        """
+        if self._load is None:
+            raise NothingToRead("this gateway was started without a configuration that could be read again")
+        async with self._reloading:
+            try:
+                async with asyncio.timeout(_RELOAD_S):
+                    wanted = await asyncio.to_thread(self._load)
+            except TimeoutError:
+                raise ConfigError(f"the configuration could not be read within {_RELOAD_S:g} s") from None
+            change = config_change(self.config, wanted)
+            self._take(change.config)
+            return change
+
+    def _take(self, config: GatewayConfig) -> None:
+        self.config = config
+        self._entrance.take(config)
+        self.engine.library.resize(config.limits.cache_bytes)
+        self.metrics.cache_limit_bytes = config.limits.cache_bytes
 
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
@@ -103,7 +166,9 @@ class RunningGateway:
             await self._listener.wait_closed()
             self._listener = None
         await self.engine.close()
-        await self._admin.cleanup()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        self._loop_delay.close()
 
 
 async def start_gateway(
@@ -112,36 +177,44 @@ async def start_gateway(
     clock: Clock | None = None,
     rng: random.Random | None = None,
     tracer: Tracer | None = None,
+    load: Load | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> RunningGateway:
     """Start a gateway on the running loop.  OSError when a port is taken.
+
+    `load` reads the configuration again, in a thread, raising ConfigError; without it there is no reload.  `environ` is
+    where the admin port's token is, the process's own environment by default; ConfigError where one is needed.
 
     `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.  `tracer` stands in
     for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
+    address = config.server.admin_address
+    guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
     tracer = tracer or _tracer(config, clock)
-    metrics = Metrics(cache_limit_bytes=config.limits.cache_bytes)
+    metrics = Metrics(
+        routes=[route.name for route in config.routes],
+        cache_limit_bytes=config.limits.cache_bytes,
+        limits={
+            "connections": config.limits.max_connections,
+            "followed_streams": config.limits.followed_streams,
+        },
+        wall=clock.wall,
+    )
     engine = Engine(config, clock, metrics, rng or random.Random(), tracer)
-    routes = [Route(route, config.server.node_name, clock) for route in config.routes]
-    front = Front(config, engine, routes, metrics)
-    handler = front if tracer is NO_TRACER else TracedFront(front, tracer)
-    server = ClientServer(handler, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
-    ready = None
-    if config.server.fast_path:
-        credentials = {name for route in config.routes for name in route.credential_headers}
-        if tracer is NO_TRACER:
-            ready = ReadyAnswers(clock, credentials, engine.touch)
-        else:
-            ready = TracedReadyAnswers(tracer, clock, credentials, engine.touch)
-        engine.on_forget = ready.forget
-    doors = Doorkeeper(server, config.limits, ready, metrics)
-    gateway: RunningGateway | None = None
-    application = admin_application(metrics, lambda: gateway is not None and gateway.is_ready)
-    add_console(application, lambda: config, lambda: gateway.gateway_url if gateway is not None else "")
-    # A page that closes a live tail leaves no reader behind on the public port.
-    admin = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
-    gateway = RunningGateway(config, engine, metrics, server, doors, admin)
-    return await gateway.listen()
+    entrance = Entrance(config, engine, metrics, tracer)
+    doors = entrance.doors
+    gateway = RunningGateway(config, engine, metrics, entrance, load)
+    metrics.look = partial(look_at, engine, doors.__len__, partial(_unsent, doors), lambda: gateway.is_ready)
+    application = admin_application(gateway, guard, PartitionIds())
+    add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
+    return await gateway.listen(application)
+
+
+def _unsent(doors: Doorkeeper) -> Unsent:
+    """What clients have left in their connections' buffers."""
+    sizes = [door.transport.get_write_buffer_size() for door in doors._doors if door.transport is not None]
+    return Unsent(sum(sizes), max(sizes, default=0))
 
 
 def _tracer(config: GatewayConfig, clock: Clock) -> Tracer:

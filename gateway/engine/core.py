@@ -14,6 +14,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coding import Coder
 from gateway.engine.deck import FlightDeck
+from gateway.engine.purge import Purge
 from gateway.engine.relay import Relay
 from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
@@ -82,6 +83,7 @@ class Engine:
             tracer,
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
+        self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
         self._tail = Tail(
             self.deck, self._catch_up, self.live, clock, self.tasks, rng, self.drain, limits.max_reply_bytes
@@ -135,7 +137,11 @@ class Engine:
                 return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
             stream.pins += 1
             try:
-                return await work(stream)
+                found = await work(stream)
+                stream.reads += 1
+                if isinstance(found, Answer) and found.outcome is Outcome.HIT:
+                    stream.hits += 1
+                return found
             except TailMovedBack:
                 continue
             except Uncacheable as error:

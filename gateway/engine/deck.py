@@ -12,7 +12,7 @@ the meantime (deleted, re-created) takes nothing, so an answer that was in the a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.clock import Clock, pause
@@ -31,6 +31,7 @@ from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
+from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
@@ -79,6 +80,10 @@ class FlightDeck:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def flights(self) -> Iterator[tuple[Stream, Flight]]:
+        """Every flight that is the latest of its place, with the stream that it is for."""
+        return ((stream, flight) for (stream, _), flight in self._pending.items())
 
     def pending(self, stream: Stream, start: str) -> Flight | None:
         """The latest flight for what lies after `start`, if one is not over."""
@@ -174,7 +179,7 @@ class FlightDeck:
                 flight.fail(error)
                 return
             route.retries.retry()
-            self._recorder.retry()
+            self._recorder.retry(route.config.name)
             await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
 
     async def _attempt(
@@ -188,16 +193,18 @@ class FlightDeck:
         has_seen = stream.tape.has_seen(flight.start)
         is_token = flight.start not in (METADATA, NOW, START)
         known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
-        self._recorder.upstream_request(mode)
+        name = route.config.name
+        self._recorder.upstream_request(mode, name)
         try:
             async with await self._client.send(
                 "HEAD" if is_metadata else "GET", url, source.headers, source.bounds
             ) as reply:
+                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classify(stream, flight, route, source, reply, known)
                 is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
-                if is_token_refused and await self._is_welcome(source):
+                if is_token_refused and await self._is_welcome(source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
@@ -211,7 +218,7 @@ class FlightDeck:
                     return None
                 stream.contacted_at = max(stream.contacted_at, asked_at)
                 stream.settled_doubts = max(stream.settled_doubts, known.doubts)
-                await self._take_body(stream, flight, head, reply)
+                await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
             if self._library.drop(stream, End.RECREATED):
@@ -219,26 +226,29 @@ class FlightDeck:
             flight.fail(error)
             return None
         except GatewayError as error:
+            self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    async def _is_welcome(self, source: Source) -> bool:
+    async def _is_welcome(self, source: Source, route: str) -> bool:
         """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
-            self._recorder.upstream_request(mode)
+            self._recorder.upstream_request(mode, route)
+            asked_at = self._clock.now()
             # Only the head is wanted: a body is dropped together with its connection.
             async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:
+                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in _NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
 
-    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> None:
+    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
         start, end = flight.start, head.next_offset
         is_json = stream.tape.is_json
         unwrapper = ArrayUnwrapper() if is_json else None
         flight.announce(head, reply.content_length, is_verbatim=not is_json)
         try:
             async for chunk in reply.chunks():
-                self._recorder.upstream_bytes(len(chunk))
+                self._recorder.upstream_bytes(len(chunk), Mode.CATCHUP, route)
                 inner = chunk if unwrapper is None else unwrapper.feed(chunk)
                 if inner:
                     stream.tape.check(start, end, has_bytes=True)
@@ -299,6 +309,7 @@ class FlightDeck:
             raise TailMovedBack
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         stream.headers = storable_headers(headers)
+        self._library.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
         else:

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, Shown
 from gateway.errors import GatewayError
 from gateway.metrics_seam import Recorder
 
@@ -38,10 +38,12 @@ class Delivery:
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
             # Nothing has been written yet, so what fails here can still be told by a status.
             body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
+            if answer.shown is not None:
+                answer.shown.stream.sent_bytes += len(body)
             return await self.text(answer.status, answer.headers, body)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = length
-        return await self.stream(response, answer.parts.stream(answer.is_json))
+        return await self.stream(response, answer.parts.stream(answer.is_json), answer.shown)
 
     async def text(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a short body that is here."""
@@ -56,12 +58,16 @@ class Delivery:
         await self._bounded(response.write_eof())
         return response
 
-    async def stream(self, response: web.StreamResponse, body: AsyncIterator[bytes]) -> web.StreamResponse:
-        """Send a body as it becomes available."""
+    async def stream(
+        self, response: web.StreamResponse, body: AsyncIterator[bytes], shown: Shown | None = None
+    ) -> web.StreamResponse:
+        """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
         await self._bounded(response.prepare(self._request))
         try:
             async for chunk in body:
                 self._recorder.downstream_bytes(len(chunk))
+                if shown is not None:
+                    shown.stream.sent_bytes += len(chunk)
                 await self._bounded(response.write(chunk))
         except GatewayError as error:
             raise self.abort() from error

@@ -1,0 +1,69 @@
+"""The entrance: how requests come in, as one piece that a new configuration replaces between two of them.
+
+It makes the front, the doors and the ready answers.  `take` has all later requests go by another configuration: what is
+under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because what a
+request's bytes mean, and which of its lines are credentials, is the routes' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from aiohttp import web
+
+from gateway.config import GatewayConfig
+from gateway.engine.core import Engine
+from gateway.engine.route import RouteTable
+from gateway.metrics_seam import Recorder
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from gateway.server.connection import ClientServer
+from gateway.server.door import Doorkeeper
+from gateway.server.front import Front
+from gateway.server.ready import ReadyAnswers
+from gateway.server.traced import TracedFront, TracedReadyAnswers
+from gateway.tracing import NO_TRACER, Tracer
+
+
+class Entrance:
+    """The way into one engine.  Owner of the route table, the client server and the doors."""
+
+    def __init__(self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer) -> None:
+        self._config = config
+        self._engine = engine
+        self._recorder = recorder
+        self._tracer = tracer
+        self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
+        self._front = self._make_front()
+        self.server = ClientServer(
+            self._answer, config.limits, lambda: recorder.request(Mode.OTHER, Outcome.REFUSED, 0.0)
+        )
+        self.doors = Doorkeeper(self.server, config.limits, self._make_ready(), recorder)
+
+    def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        return self._front(request)
+
+    def _make_front(self) -> Front | TracedFront:
+        front = Front(self._config, self._engine, self.routes.routes, self._recorder)
+        return front if self._tracer is NO_TRACER else TracedFront(front, self._tracer)
+
+    def _make_ready(self) -> ReadyAnswers | None:
+        if not self._config.server.fast_path:
+            return None
+        engine, tracer = self._engine, self._tracer
+        credentials = {name for route in self.routes.routes for name in route.config.credential_headers}
+        if tracer is NO_TRACER:
+            ready = ReadyAnswers(engine.clock, credentials, engine.touch)
+        else:
+            ready = TracedReadyAnswers(tracer, engine.clock, credentials, engine.touch)
+        engine.on_forget = ready.forget
+        return ready
+
+    def take(self, config: GatewayConfig) -> None:
+        """Have every request from here on go by `config`."""
+        self._config = config
+        self.server.limits = self.doors.limits = config.limits
+        if self.routes.replace(config.routes):
+            self.doors.ready = self._make_ready()
+            self._engine.purge.drop_others(self.routes.shares)
+        self._front = self._make_front()

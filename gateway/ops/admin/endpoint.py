@@ -1,0 +1,142 @@
+"""What a request to the admin API and its answer are made of.
+
+An `Endpoint` names the types of its query, its body and its answer.  Requests are judged by them, and the OpenAPI
+document is drawn from them, so that neither can say what the other does not.  Answers are JSON; every error is
+`{"error": "<one line>"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+import orjson
+from aiohttp import hdrs, web
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_JSON: Final = "application/json"
+_SHOWN_CHARS: Final = 60
+
+SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+"""For every type of a query, a body or an answer: it is described by its own words, and unknown keys are refused."""
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+
+class Refused(Exception):
+    """The request is not done: a status and one line."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(" ".join(text.split()))
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why a request was not done."""
+
+    error: str
+    """One line."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Q, B]):
+    """One request: its parameters, its body, and the parts of its path."""
+
+    query: Q
+    body: B
+    path: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path: `answer` is the type of what `handle` gives."""
+
+    method: str
+    path: str
+    summary: str
+    handle: Callable[[Asked[Any, Any]], Awaitable[object]]
+    answer: Any
+    query: Any = Nothing
+    body: Any = Nothing
+    status: int = 200
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    """Statuses of errors beside those of every endpoint, and when they are given."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is asked with a body."""
+        return self.method != "GET"
+
+    def route(self) -> web.RouteDef:
+        """The endpoint as the application takes it."""
+        query, body = TypeAdapter(self.query), TypeAdapter(self.body)
+
+        async def handle(request: web.Request) -> web.Response:
+            asked: Asked[Any, Any] = Asked(
+                _judged(query, _parameters(request), "query"),
+                _judged(body, _parsed(await request.read()), "body") if self.changes else Nothing(),
+                request.match_info,
+            )
+            return json_response(await self.handle(asked), self.status)
+
+        if self.method == "GET":
+            return web.get(self.path, handle)
+        return web.route(self.method, self.path, handle)
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A JSON answer; nothing of it is to be kept by anyone."""
+    body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    return web.Response(status=status, body=body, headers={**HEADERS, **(headers or {}), hdrs.CONTENT_TYPE: _JSON})
+
+
+def refusal_response(error: Refused) -> web.Response:
+    """The one way in which errors are told."""
+    return json_response(Error(str(error)), error.status, error.headers)
+
+
+def _parameters(request: web.Request) -> dict[str, str]:
+    query = request.query
+    for name in query:
+        if len(query.getall(name)) > 1:
+            raise Refused(422, f"{_short(name)}: given more than once")
+    return dict(query)
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+
+
+def _judged(adapter: TypeAdapter[Any], value: object, where: str) -> Any:
+    try:
+        # Parameters come as text, so there numbers are read from it; a body says what it means.
+        return adapter.validate_python(value, strict=False if where == "query" else None)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or where
+        raise Refused(422, f"{_short(place)}: {first['msg']}") from None
+
+
+def _short(text: str) -> str:
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
