@@ -13,7 +13,8 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.http import HttpVersion11
@@ -42,12 +43,39 @@ class Bounds:
     total_s: float | None = 600.0
 
 
+class Connections(NamedTuple):
+    """Connections of one pool: how many are in use, how many wait for a request, and their ages in seconds."""
+
+    busy: int
+    idle: int
+    oldest_s: float
+    mean_s: float
+
+
 class _Connector(aiohttp.TCPConnector):
-    """A pool that never reuses a connection with unread bytes on it.
+    """A pool that never reuses a connection with unread bytes on it, and knows how old its connections are.
 
     aiohttp 3.14 takes an idle connection although an origin has sent an unsolicited reply on it; the next request
     would be answered with that, and every later one be off by one: stream A's bytes under stream B.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._made_at: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
+
+    async def _create_connection(self, *asked: Any) -> ResponseHandler:
+        protocol = await super()._create_connection(*asked)
+        self._made_at[protocol] = self._loop.time()
+        return protocol
+
+    def look(self) -> Connections:
+        """The connections as they are now."""
+        now = self._loop.time()
+        # What is being connected has a place among the busy already, and no age.
+        busy = [protocol for protocol in self._acquired if protocol in self._made_at]
+        idle = [protocol for waiting in self._conns.values() for protocol, _ in waiting if protocol.is_connected()]
+        ages = [now - self._made_at[protocol] for protocol in (*busy, *idle)]
+        return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:
         while (connection := await super()._get(key, traces)) is not None:
@@ -171,6 +199,11 @@ class Client:
         """Connections in use now."""
         connectors = (session.connector for session in (self._brief, self._live))
         return sum(len(connector._acquired) for connector in connectors if connector is not None)
+
+    def connections(self) -> dict[str, Connections]:
+        """What is open: `shared` for requests of all kinds, `live` for followed streams and live reads relayed."""
+        pools = {"shared": self._brief.connector, "live": self._live.connector}
+        return {name: pool.look() for name, pool in pools.items() if isinstance(pool, _Connector)}
 
     async def send(
         self,
