@@ -17,10 +17,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 import uvloop
@@ -41,6 +41,9 @@ from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
 from gateway.config_values import Address, parse_address, parse_bytes
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
 
 PROGRAM: Final = "durable-gateway"
 FAILED: Final = 1
@@ -175,7 +178,7 @@ def serve(
     ):
         if value is not None:
             flags.append(Flag(key, value, name))
-    _run(_serve(load_config(config, environ=os.environ, flags=flags).config))
+    _run(_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
 
 
 @app.command()
@@ -238,17 +241,35 @@ class Departure:
         await self._asked.wait()
 
 
-async def _serve(config: GatewayConfig) -> None:
+async def _serve(load: Callable[[], GatewayConfig]) -> None:
     from gateway.app import start_gateway
 
     departure = Departure()
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    config = load()
     server = config.server
     async with AsyncExitStack() as stack:
-        gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
+        gateway = await _listening(start_gateway(config, load=load), server.listen_address, server.admin_address)
         stack.push_async_callback(gateway.stop)
+        gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
         _ready("gateway", gateway.gateway_url)
         _ready("admin", gateway.admin_url)
         await departure.asked()
+
+
+async def _reload_when(hung_up: asyncio.Event, gateway: RunningGateway) -> None:
+    """Read the configuration again at each SIGHUP, and say in one line what came of it."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        try:
+            change = await gateway.reload()
+        except ConfigError as error:
+            _complain(f"not reloaded, all stays as it was: {error}")
+        else:
+            waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
+            _complain(f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}")
 
 
 async def _origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:

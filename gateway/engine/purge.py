@@ -1,9 +1,9 @@
 """Purging: what an operator no longer wants believed, let go without anybody's connection being ended.
 
-A stream that nobody follows is forgotten as a whole, and who is on his way through it begins anew.  One that is followed
-keeps its record, as it does when it is evicted: its bytes go, the facts by which it would answer alone go with them, and
-its live request is made anew, which finds out whether the stream is still the same.  Its readers notice nothing if it
-is, and are told if it is not.
+A stream that nobody follows is forgotten as a whole, and who is on his way through it begins anew.  One that is
+followed keeps its record, as it does when it is evicted: its bytes go, the facts by which it would answer alone go with
+them, and its live request is made anew, which finds out whether the stream is still the same.  Its readers notice
+nothing if it is, and are told if it is not.
 """
 
 from __future__ import annotations

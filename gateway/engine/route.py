@@ -48,8 +48,8 @@ class Route:
         self.config = config
         self.node = node
         self.share = share or config.name
-        """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common unless
-        they may have tapes in common."""
+        """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common
+        unless they may have tapes in common."""
         self.retries = RetryBudget(config.retry_budget)
         self._origin = URL(config.origin)
         self._base_path = self._origin.raw_path.rstrip("/")
@@ -157,8 +157,8 @@ _SHARING: Final = ("origin", "strip_prefix", "cache", "credentials", "credential
 class RouteTable:
     """The routes in effect.  Owner of which there are: `replace` changes them between two requests.
 
-    A route that stays as it was stays the very object, with what it has learned.  One that changes who may share goes on
-    with tapes of its own: those begun under the old rule are out of its readers' reach, and end with theirs.
+    A route that stays as it was stays the very object, with what it has learned.  One that changes who may share goes
+    on with tapes of its own: those begun under the old rule are out of its readers' reach, and end with theirs.
     """
 
     def __init__(self, configs: Sequence[RouteConfig], node: str, clock: Clock) -> None:
