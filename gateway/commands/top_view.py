@@ -47,8 +47,8 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
     text.append("\n")
     took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
 
-    def counted(count: float, count_before: float, what: str) -> str:
-        return f"{rate((count - count_before) / took_s)} {what}/s" if before else f"{count:,.0f} {what}s"
+    def counted(count: float, count_before: float) -> str:
+        return f"{rate((count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
 
     requests, hits = _requests(now)
     requests_before, hits_before = _requests(before) if before else (0, 0)
@@ -56,16 +56,16 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
     sent = now["downstream_bytes"] - (before["downstream_bytes"] if before else 0)
     ended = requests - requests_before
     line = [
-        counted(requests, requests_before, "request"),
+        f"requests {counted(requests, requests_before)}",
         f"hits {ratio((hits - hits_before) / ended if ended else None)}",
-        counted(upstream, upstream_before, "origin request"),
+        f"origin requests {counted(upstream, upstream_before)}",
         f"sent {size(sent / took_s)}/s" if before else f"sent {size(sent)}",
     ]
     cache = now["cache"]
     other = [
-        f"{_sum(now['subscribers']):,} subscribers",
-        f"{now['followed_streams']:,} streams followed",
-        f"{now['connections']:,} connections",
+        f"subscribers {_sum(now['subscribers']):,}",
+        f"streams followed {now['followed_streams']:,}",
+        f"connections {now['connections']:,}",
         f"cache {size(cache['bytes'])} of {size(cache['limit_bytes'])} in {cache['tapes']:,} tapes",
     ]
     text.append("   ".join(line) + "\n")
@@ -86,7 +86,7 @@ def _table(now: Look, before: Look | None, limit: int) -> Table:
         table.add_row(
             Text(stream_name(stream)),
             f"{stream['readers']:,}",
-            rate(reads),
+            rate(reads) if before else f"{reads:,}",
             ratio(stream["hit_ratio"]),
             size(sent),
             size(stream["bytes"]),
