@@ -25,7 +25,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test conformance offload bench loadtest check lint types layers format lock clean node
+.PHONY: help dev test conformance offload bench loadtest dashboards check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,9 @@ bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
+
+dashboards: $(INSTALLED) ## write grafana/dashboards from what describes them
+	@$(BIN)/python -m grafana
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -75,7 +78,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
