@@ -3,13 +3,19 @@
 import uPlot from "./vendor/uplot/uPlot.esm.js"
 import { h } from "./dom.js"
 
-const WINDOW_S = 180
+const WINDOW_S = 60
+const MEMORY_S = 320
+const STEPS_S = [10, 30, 60, 120]
+const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power)
 const HEIGHT = 168
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()
 
 /** A colour with an alpha, as the canvas takes it. */
-const thin = (name, alpha) => `color-mix(in srgb, ${colour(name)} ${Math.round(alpha * 100)}%, transparent)`
+const thin = (name) => `color-mix(in srgb, ${colour(name)} 16%, transparent)`
+
+/** Areas lie on each other, so they are opaque: else what lies below would colour them. */
+const solid = (name) => `color-mix(in srgb, ${colour(name)} 82%, ${colour("--surface")})`
 
 /** Each column on top of those before it, for stacked areas; a gap stays a gap. */
 function stacked(columns) {
@@ -22,7 +28,8 @@ function stacked(columns) {
  * `most` bounds the scale where the values have a bound of their own.
  */
 export class Chart {
-  constructor({ label, series, format, isStacked = false, most = null }) {
+  constructor({ label, series, format, isStacked = false, most = null, isBytes = false }) {
+    this.isBytes = isBytes
     this.series = series
     this.format = format
     this.isStacked = isStacked
@@ -78,16 +85,16 @@ export class Chart {
     const options = {
       width: this.box.clientWidth,
       height: HEIGHT,
-      padding: [8, 6, 0, 0],
+      padding: [8, 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: !this.isStacked, size: 6 }, drag: { x: false, y: false } },
       scales: {
-        x: { range: (_, low, high) => [Math.min(low ?? 0, (high ?? 1) - WINDOW_S), high ?? 1] },
+        x: { range: (_, low, high) => reach(low, high) },
         y: { range: (_, low, high) => [0, this.most ?? Math.max(high ?? 0, 1e-9) * 1.1] },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 26, space: 70, values: (plot, ticks) => ticks.map((tick) => ago(plot.scales.x.max - tick)) },
-        { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => this.format(tick)) },
+        { ...axis, grid: { show: false }, size: 26, splits: (plot) => marks(plot), values: (plot, ticks) => ticks.map((tick) => ago(plot.scales.x.max - tick)) },
+        { ...axis, size: 58, space: 34, ...(this.isBytes && { incrs: BINARY }), values: (_, ticks) => ticks.map((tick) => this.format(tick)) },
       ],
       series: [
         {},
@@ -95,7 +102,7 @@ export class Chart {
           label: one.label,
           stroke: colour(one.colour),
           width: this.isStacked ? 1 : 1.75,
-          fill: this.isStacked ? thin(one.colour, 0.72) : one.isFilled ? thin(one.colour, 0.16) : undefined,
+          fill: this.isStacked ? solid(one.colour) : one.isFilled ? thin(one.colour) : undefined,
           dash: one.isDashed ? [4, 4] : undefined,
           points: { show: false },
         })),
@@ -106,8 +113,22 @@ export class Chart {
   }
 }
 
+/** At least the window, at most what is remembered; uPlot asks with nulls before there is data. */
+function reach(low, high) {
+  const end = high ?? WINDOW_S
+  return [Math.max(Math.min(low ?? end, end - WINDOW_S), end - MEMORY_S), end]
+}
+
+/** Ticks at whole steps before now. */
+function marks(plot) {
+  const { min, max } = plot.scales.x
+  const most = Math.max(1, plot.width / 84)
+  const step = STEPS_S.find((one) => (max - min) / one <= most) ?? 300
+  return Array.from({ length: Math.floor((max - min) / step + 1e-6) + 1 }, (_, at) => max - at * step).reverse()
+}
+
 const ago = (seconds) => {
   const whole = Math.round(seconds)
   if (whole <= 0) return "now"
-  return whole % 60 === 0 ? `−${whole / 60} min` : `−${whole} s`
+  return whole % 60 === 0 ? `−${whole / 60} min` : whole % 30 === 0 && whole > 60 ? `−${Math.floor(whole / 60)}½ min` : `−${whole} s`
 }

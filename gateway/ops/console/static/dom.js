@@ -10,7 +10,7 @@ function fill(element, properties, children) {
     else if (name === "value") element.value = value
     else element.setAttribute(name, value === true ? "" : String(value))
   }
-  element.append(...children.flat().filter((child) => child !== undefined && child !== null && child !== false))
+  element.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false))
   return element
 }
 

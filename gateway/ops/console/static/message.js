@@ -53,4 +53,4 @@ function content(kind, message) {
 
 /** The line for a message that came `at` (a Date) in a batch that ended at `offset`. */
 export const line = (kind, message, at, offset) =>
-  h("li", { class: "message" }, h("span", { class: "when" }, h("time", {}, clock(at)), h("code", { title: offset }, short(offset, 14))), h("pre", {}, content(kind, message)))
+  h("li", { class: "message" }, h("span", { class: "when" }, h("time", {}, clock(at)), h("code", { title: offset }, short(offset, 14))), h("pre", { class: kind === "bytes" && "is-bytes" }, content(kind, message)))

@@ -72,13 +72,14 @@ export function overviewView() {
     }),
     bytes: new Chart({
       label: "Bytes a second to clients and from the origin",
+      isBytes: true,
       format: (value) => say_.bytes(value),
       series: [{ label: "to clients", colour: "--clients", isFilled: true }, { label: "from the origin", colour: "--origin" }],
     }),
   }
 
-  const clients = figure("asked by clients, a second", "Requests that have ended in the last second; live reads count when they end.")
-  const origin = figure("asked of the origin, a second", "Requests sent to origins, tail probes and retries included.")
+  const clients = figure("client requests/s", "Requests that have ended in the last second; live reads count when they end.")
+  const origin = figure("origin requests/s", "Requests sent to origins, tail probes and retries included.")
   const subscribers = figure("live readers", "Clients that wait on a long-poll or hold an SSE connection.")
   const followed = figure("streams followed", "Each costs the origin one live request, however many read it.")
   const beam = h("div", { class: "beam", "aria-hidden": "true" }, h("i"), h("i"))
@@ -120,9 +121,9 @@ export function overviewView() {
       card("Hit and collapse ratio", "Of reads, in each second.", charts.ratios),
       card("Live readers", subscribers.element.title, charts.subscribers),
       delayCard,
+      h("section", { class: "card wide" }, h("h2", {}, "Busiest streams"), busiest),
       card("Bytes a second", "Bodies, without headers.", charts.bytes),
     ),
-    h("section", { class: "card wide" }, h("h2", {}, "Busiest streams"), busiest),
   )
 
   async function show(signal) {
@@ -150,6 +151,7 @@ export function overviewView() {
     say(delay.value, say_.span(delays?.p50))
     say(delay.more, delays?.p99 == null ? "nothing delivered yet" : `p99 ${say_.span(delays.p99)}`)
     noDelay.hidden = delays?.p50 != null
+    charts.delay.element.hidden = !noDelay.hidden
     say(cache.value, say_.bytes(overview.cache.bytes))
     say(cache.more, `of ${say_.bytes(overview.cache.limit_bytes)}, ${say_.many(overview.cache.tapes, "tape")}, ${say_.many(overview.cache.evictions, "eviction")}`)
     meter.value = overview.cache.limit_bytes ? overview.cache.bytes / overview.cache.limit_bytes : 0
@@ -165,7 +167,7 @@ export function overviewView() {
     charts.delay.show(times, [history.column((point) => point.delay?.p50), history.column((point) => point.delay?.p99)])
     charts.bytes.show(times, [history.column((point) => point.downstream), history.column((point) => point.upstream)])
     const focused = busiest.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
-    busiest.replaceChildren(top.streams.length ? table(top.streams) : h("p", { class: "quiet" }, "No stream has been read yet."))
+    busiest.replaceChildren(top.streams.length ? table(top.streams, ["readers", "reads", "hits", "sent"]) : h("p", { class: "quiet" }, "No stream has been read yet."))
     if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
     return overview
   }

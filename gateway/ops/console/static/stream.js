@@ -20,7 +20,8 @@ const facts = {
   lifetime: (one) => lifetime(one.lifetime),
   incarnation: (one) => one.incarnation,
   origin: (one) => one.origin,
-  shared: (one) => one.partition,
+  "shared by": (one) => one.partition,
+  keys: (one) => one.surrogate_keys?.join(" ") || "none",
 }
 
 function lifetime(life) {
@@ -83,15 +84,15 @@ export function streamView(id, about) {
         done,
       )
     }
-    path = one.path
-    say(title, one.path + (one.query ? `?${one.query}` : ""))
-    document.title = `${one.path} · ${about.node}`
+    path = one.query ? `${one.path}?${one.query}` : one.path
+    say(title, path)
+    document.title = `${path} · ${about.node}`
     for (const [name, of] of Object.entries(facts)) say(values[name], of(one))
     tape.show(one)
     const shown = one.live_readers.slice(0, MOST_READERS)
     readers.replaceChildren(
       ...shown.map((reader) =>
-        h("li", {}, h("span", { class: `badge is-${reader.mode}` }, reader.mode), ` for ${say_.span(reader.lived_s)} `, h("code", { title: reader.at }, say_.offset(reader.at))),
+        h("li", {}, h("span", { class: `badge is-${reader.mode}` }, reader.mode), reader.lived_s === null ? " " : ` for ${say_.span(reader.lived_s)} `, h("code", { title: reader.at }, say_.offset(reader.at))),
       ),
       ...(one.live_readers.length > shown.length ? [h("li", { class: "quiet" }, `and ${say_.count(one.live_readers.length - shown.length)} more`)] : []),
       ...(one.live_readers.length ? [] : [h("li", { class: "quiet" }, "Nobody reads it live now.")]),

@@ -15,16 +15,30 @@ const PAGE = 50
 export const streamLink = (stream) => `#/streams/${encodeURIComponent(stream.id)}`
 
 function badges(stream) {
-  const partition = stream.partition && stream.partition.includes(" ")
+  // A route's name alone is for everybody; behind it stands who showed credentials.
+  const isPrivate = stream.partition.includes(":")
   return [
     stream.readers > 0 && h("span", { class: "badge is-live" }, `${say_.count(stream.readers)} live`),
     stream.is_closed && h("span", { class: "badge" }, "closed"),
-    partition && h("span", { class: "badge", title: stream.partition }, "private"),
+    isPrivate && h("span", { class: "badge", title: stream.partition }, "private"),
   ]
 }
 
+/** What a column says of a stream; all but the type are numbers. */
+const COLUMNS = {
+  type: (stream) => (stream.content_type ?? "–").split(";")[0],
+  bytes: (stream) => say_.bytes(stream.bytes),
+  blocks: (stream) => say_.count(stream.blocks),
+  readers: (stream) => say_.count(stream.readers),
+  reads: (stream) => say_.count(stream.reads),
+  hits: (stream) => say_.share(stream.hit_ratio),
+  sent: (stream) => say_.bytes(stream.sent_bytes),
+  "origin seen": (stream) => (stream.is_followed ? "now" : `${say_.span(stream.contacted_s)} ago`),
+}
+
 /** Streams as a table, which is a list of cards where the page is narrow. */
-export function table(streams) {
+export function table(streams, columns = Object.keys(COLUMNS)) {
+  const kind = (name) => name !== "type" && "number"
   const rows = streams.map((stream) =>
     h(
       "tr",
@@ -35,21 +49,13 @@ export function table(streams) {
         h("a", { href: streamLink(stream), title: `${stream.origin}${stream.path}` }, stream.path + (stream.query ? `?${stream.query}` : "")),
         badges(stream),
       ),
-      h("td", { "data-label": "type" }, (stream.content_type ?? "–").split(";")[0]),
-      h("td", { "data-label": "bytes", class: "number" }, say_.bytes(stream.bytes)),
-      h("td", { "data-label": "blocks", class: "number" }, say_.count(stream.blocks)),
-      h("td", { "data-label": "readers", class: "number" }, say_.count(stream.readers)),
-      h("td", { "data-label": "reads", class: "number" }, say_.count(stream.reads)),
-      h("td", { "data-label": "hits", class: "number" }, say_.share(stream.hit_ratio)),
-      h("td", { "data-label": "sent", class: "number" }, say_.bytes(stream.sent_bytes)),
-      h("td", { "data-label": "origin seen", class: "number" }, stream.is_followed ? "now" : `${say_.span(stream.contacted_s)} ago`),
+      columns.map((name) => h("td", { "data-label": name, class: kind(name) }, COLUMNS[name](stream))),
     ),
   )
-  const head = ["stream", "type", "bytes", "blocks", "readers", "reads", "hits", "sent", "origin seen"]
   const element = h(
     "table",
     { class: "streams" },
-    h("thead", {}, h("tr", {}, head.map((name, at) => h("th", { scope: "col", class: at > 1 && "number" }, name)))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "stream"), columns.map((name) => h("th", { scope: "col", class: kind(name) }, name)))),
     h("tbody", {}, rows),
   )
   arrows(element, "a", "ArrowUp", "ArrowDown")

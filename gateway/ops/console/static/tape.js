@@ -51,6 +51,7 @@ export function layout(stream, room) {
 function pins(readers, blocks, gaps, tail) {
   const groups = new Map()
   for (const { at, mode } of readers) {
+    if (at === null) continue
     const x = place(at, blocks, gaps, tail)
     const key = `${Math.round(x)} ${mode}`
     const group = groups.get(key) ?? { x, mode, at, count: 0 }
