@@ -24,11 +24,14 @@ from gateway.config_file import ConfigError
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.entrance import Entrance
+from gateway.journal import Journal, Unkept
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
+from gateway.ops.journal import open_journal
+from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
@@ -53,11 +56,15 @@ class RunningGateway:
         metrics: Metrics,
         entrance: Entrance,
         load: Load | None,
+        log: LogWriter | None = None,
     ) -> None:
         self.config = config
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
+        self.journal: Journal = log or Unkept()
+        """Where requests are noted."""
+        self._log = log
         self.routes = entrance.routes
         self.doors = entrance.doors
         self.started_at = engine.clock.now()
@@ -98,6 +105,8 @@ class RunningGateway:
             max_line_size=MOST_LINE_BYTES,
         )
         self._loop_delay.start()
+        if self._log is not None:
+            self._log.start()
         loop = asyncio.get_running_loop()
         public, private = self.config.server.listen_address, self.config.server.admin_address
         try:
@@ -113,6 +122,8 @@ class RunningGateway:
             self._loop_delay.close()
             await self._admin.cleanup()
             await self.engine.close()
+            if self._log is not None:
+                await self._log.close(0.0)
             raise
         return self
 
@@ -150,6 +161,7 @@ class RunningGateway:
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
+        gone_at = asyncio.get_running_loop().time() + timeout_s
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
@@ -166,6 +178,9 @@ class RunningGateway:
             await self._listener.wait_closed()
             self._listener = None
         await self.engine.close()
+        if self._log is not None:
+            # Every request has ended by now; what is left of the time is the log's.
+            await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         if self._admin is not None:
             await self._admin.cleanup()
         self._loop_delay.close()
@@ -201,12 +216,15 @@ async def start_gateway(
         },
         wall=clock.wall,
     )
-    engine = Engine(config, clock, metrics, rng or random.Random(), tracer)
+    rng = rng or random.Random()
+    partitions = PartitionIds(config.log.partition_key.get_secret_value())
+    log = open_journal(config, clock, metrics, rng, partitions)
+    engine = Engine(config, clock, metrics, rng, tracer)
     entrance = Entrance(config, engine, metrics, tracer)
     doors = entrance.doors
-    gateway = RunningGateway(config, engine, metrics, entrance, load)
+    gateway = RunningGateway(config, engine, metrics, entrance, load, log)
     metrics.look = partial(look_at, engine, doors.__len__, partial(_unsent, doors), lambda: gateway.is_ready)
-    application = admin_application(gateway, guard, PartitionIds())
+    application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
     return await gateway.listen(application)
 

@@ -12,7 +12,9 @@ from gateway.ops.log_writer import DropCounter, LogWriter
 from gateway.ops.partition_ids import PartitionIds
 
 
-def open_journal(config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random) -> LogWriter | None:
+def open_journal(
+    config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
+) -> LogWriter | None:
     """A writer that is to be started, None where no log is asked for.  ConfigError where it cannot be written."""
     log, node = config.log, config.server.node_name
     sink = open_sink(log, node, clock, rng)
@@ -20,7 +22,7 @@ def open_journal(config: GatewayConfig, clock: Clock, counter: DropCounter, rng:
         return None
     return LogWriter(
         sink,
-        Lines(node, log.client_address, PartitionIds(log.partition_key.get_secret_value())),
+        Lines(node, log.client_address, partitions),
         clock,
         counter,
         queue_records=log.queue_records,

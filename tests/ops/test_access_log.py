@@ -15,7 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.app import start_gateway
 from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.config_file import ConfigError
 from gateway.journal import CloseReason, Journal, Record, Repeated, Unkept
 from gateway.metrics_seam import Silent
 from gateway.ops.access_log import FIELDS, VERSION, Hit, Lines, trace_id_of
@@ -537,3 +540,54 @@ def test_a_journal_that_is_not_kept_takes_everything_and_keeps_nothing() -> None
     journal.record(Record())
     journal.repeat(Repeated(Record()), 1.0, None, b"")
     journal.live(Record(), 1.0, lambda into: pytest.fail("nobody reads it")).end(Outcome.HIT, CloseReason.LEFT)
+
+
+# -- in a gateway ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sink", ["file", "stream"])
+async def test_a_gateway_writes_what_was_noted_before_it_leaves(
+    sink: str, tmp_path: Path, origin: RunningOrigin
+) -> None:
+    where = {"path": str(tmp_path / "access.log")} if sink == "file" else {"stream_url": f"{origin.url}/log"}
+    config = GatewayConfig.for_origin(
+        origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", node_name="west", sink=sink, batch_s=60, **where
+    )
+    gateway = await start_gateway(config)
+    assert gateway.journal.is_kept
+    for number in range(100):
+        gateway.journal.record(numbered(number))
+    await gateway.stop()
+    found = noted(tmp_path) if sink == "file" else await messages(f"{origin.url}/log")
+    assert streams(found) == list(range(100))
+    assert {line["node"] for line in found} == {"west"}
+    assert "gateway_log_drops_total 0.0" in gateway.metrics.exposition()[0].decode()
+
+
+async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(origin: RunningOrigin) -> None:
+    config = GatewayConfig.for_origin(
+        origin.url,
+        listen="127.0.0.1:0",
+        admin="127.0.0.1:0",
+        sink="stream",
+        stream_url=f"{origin.url}/log",
+        shutdown_timeout_s=0.3,
+    )
+    gateway = await start_gateway(config)
+    origin.origin.faults.hold(kind="append")
+    for number in range(100):
+        gateway.journal.record(numbered(number))
+    async with asyncio.timeout(BOUND_S):
+        await gateway.stop()
+    assert "gateway_log_drops_total 100.0" in gateway.metrics.exposition()[0].decode()
+
+
+async def test_a_gateway_keeps_no_log_unless_it_is_asked_to(origin: RunningOrigin) -> None:
+    gateway = await start_gateway(GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
+    assert not gateway.journal.is_kept
+    await gateway.stop()
+
+
+async def test_a_gateway_that_cannot_write_its_log_does_not_start(origin: RunningOrigin, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log\.path: .* cannot be written: Is a directory"):
+        await start_gateway(GatewayConfig.for_origin(origin.url, sink="file", path=str(tmp_path)))
