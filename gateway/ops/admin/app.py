@@ -60,7 +60,11 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             guard.check(request, is_open=is_open(request.path))
-            return await handler(request)
+            response = await handler(request)
+            if request.method not in ("GET", "HEAD"):
+                # Who did what to a running gateway is worth a line; what was asked is in its path alone.
+                _log.info("%s %s by %s: %d", request.method, request.path, request.remote, response.status)
+            return response
         except Refused as error:
             return refusal_response(error)
         except web.HTTPException as error:

@@ -25,8 +25,9 @@ _LEVELS: Final[Mapping[Level, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_SECRET_WORDS: Final = ("password", "secret", "token", "api_key", "hash_key", "private_key")
-_HIDDEN: Final = "(hidden)"
+_SECRET_WORDS: Final = ("password", "secret", "token", "_key")
+_HIDDEN: Final = "**********"
+"""As pydantic shows what is secret by its type."""
 
 
 @with_config(SHOWN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
@@ -89,16 +90,16 @@ class Endpoint:
         query, body = TypeAdapter(self.query), TypeAdapter(self.body)
 
         async def handle(request: web.Request) -> web.Response:
+            given = await request.read() if self.changes else b"{}"
             asked: Asked[Any, Any] = Asked(
-                _judged(query, _parameters(request), "query"),
-                _judged(body, _parsed(await request.read()), "body") if self.changes else Nothing(),
+                _judged(partial(query.validate_strings, _parameters(request)), "query"),
+                # Numbers and the like are read from a parameter's text; a body says what it means.
+                _judged(partial(body.validate_json, given, strict=True), "body"),
                 request.match_info,
             )
             return json_response(await self.handle(asked), self.status)
 
-        if self.method == "GET":
-            return web.get(self.path, handle)
-        return web.route(self.method, self.path, handle)
+        return web.route(self.method, self.path, handle) if self.changes else web.get(self.path, handle)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -120,19 +121,13 @@ def _parameters(request: web.Request) -> dict[str, str]:
     return dict(query)
 
 
-def _parsed(body: bytes) -> object:
+def _judged(read: Callable[[], Any], where: str) -> Any:
     try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refused(400, f"the body is not JSON: {error}") from None
-
-
-def _judged(adapter: TypeAdapter[Any], value: object, where: str) -> Any:
-    try:
-        # Parameters come as text, so there numbers are read from it; a body says what it means.
-        return adapter.validate_python(value, strict=False if where == "query" else None)
+        return read()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise Refused(400, "the body is not JSON") from None
         place = ".".join(str(part) for part in first["loc"]) or where
         raise Refused(422, f"{_short(place)}: {first['msg']}") from None
 

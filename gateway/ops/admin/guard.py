@@ -15,7 +15,6 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
@@ -28,6 +27,7 @@ TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?")
 _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(.*)")
 
 
@@ -76,8 +76,8 @@ class Guard:
             self._check_origin(request)
 
     def _is_known(self, host: str) -> bool:
-        name = urlsplit(f"//{host}").hostname or "" if "@" not in host else ""
-        return is_loopback(name) or name == self._host
+        name = _HOST.fullmatch(host.lower())
+        return name is not None and (is_loopback(name[1]) or name[1] == self._host)
 
     @staticmethod
     def _check_token(token: bytes, shown: str) -> None:
@@ -89,7 +89,9 @@ class Guard:
     @staticmethod
     def _check_origin(request: web.BaseRequest) -> None:
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get(hdrs.HOST, "").lower():
+        host = request.headers.get(hdrs.HOST, "").lower()
+        # By either scheme: TLS may end in front of this port.
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Refused(403, "the request comes from a page of another origin")
         if request.content_type != "application/json" or hdrs.CONTENT_TYPE not in request.headers:
             raise Refused(415, "what changes something is application/json")
