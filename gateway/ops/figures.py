@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 
@@ -46,6 +47,10 @@ READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 LIVE: Final = (Mode.LONGPOLL, Mode.SSE)
 RELAYED: Final = (Outcome.HIT, Outcome.PASS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
 """How requests that are no reads can end; a preflight is a hit."""
+
+
+FAILURES: Final = (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken)
+"""How requests to origins come to nothing; others are counted when they occur."""
 
 
 class Exemplar(NamedTuple):
@@ -134,7 +139,7 @@ class RouteFigures:
         self.upstream_requests = {mode: Count() for mode in Mode}
         self.upstream_first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
         self.upstream_replies = {f"{hundreds}xx": Count() for hundreds in range(2, 6)}
-        self.upstream_failures: dict[str, Count] = {}
+        self.upstream_failures = {error.__name__: Count() for error in FAILURES}
         """By the name of the error, which is one of a few classes."""
         self.upstream_bytes = {mode: Count() for mode in Mode}
         self.retries = Count()

@@ -40,7 +40,7 @@ _CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 
 
 class Metrics(Collector):
-    """The gateway's series.  `routes` are those that exist from the start; others begin when first counted for.
+    """The gateway's series.  `routes` exist from the start, beside `NO_ROUTE`; others begin when first counted for.
 
     Without a registry it makes its own, with the process's figures beside the gateway's, so that several
     gateways can live in one process.  `wall` gives Unix seconds, for exemplars.
@@ -50,7 +50,7 @@ class Metrics(Collector):
         self,
         registry: CollectorRegistry | None = None,
         *,
-        routes: Iterable[str] = (NO_ROUTE,),
+        routes: Iterable[str] = (),
         cache_limit_bytes: int = 0,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = lambda: 0.0,
@@ -58,7 +58,7 @@ class Metrics(Collector):
     ) -> None:
         self._version = version
         self._wall = wall
-        self.routes: dict[str, RouteFigures] = {route: RouteFigures() for route in routes}
+        self.routes: dict[str, RouteFigures] = {route: RouteFigures() for route in (*routes, NO_ROUTE)}
         """What was counted, by route."""
         self.cache_limit_bytes = cache_limit_bytes
         self.limits = dict(limits or {})

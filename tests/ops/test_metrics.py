@@ -120,7 +120,7 @@ def test_hits_count_as_many_as_they_are() -> None:
 
 def test_what_no_route_was_chosen_for_has_one_label_for_all() -> None:
     metrics = fresh()
-    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) is None
+    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 0
     metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0)
     assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 1
 
