@@ -117,8 +117,8 @@ class Journal(Protocol):
     def record(self, record: Record) -> None:
         """A request has ended, or goes on where the record is not final.  The record is the journal's from here on."""
 
-    def repeat(self, hit: Repeated, wall_s: float, client: str | None, request: bytes) -> None:
-        """A ready answer has been given again, at `wall_s` (Unix seconds), to the request of these bytes."""
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+        """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""
 
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
         """A live read has begun (`began`: monotonic seconds).  `look` is called when a line is to be written, to put
@@ -133,7 +133,7 @@ class Unkept:
     def record(self, record: Record) -> None:
         """Nothing is kept."""
 
-    def repeat(self, hit: Repeated, wall_s: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """Nothing is kept."""
 
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:

@@ -91,9 +91,9 @@ class LogWriter:
         if len(self._queue) < self._attention or self._admits():
             self._queue.append(record)
 
-    def repeat(self, hit: Repeated, wall_s: float, client: str | None, request: bytes) -> None:
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         if len(self._queue) < self._attention or self._admits():
-            self._queue.append(Hit(hit, wall_s, client, request))
+            self._queue.append((hit, now, client, request))
 
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
         note = _Live(self, record, began, look)
@@ -152,11 +152,12 @@ class LogWriter:
         made: list[bytes] = []
         size = count = 0
         take = self._queue.popleft
+        wall_lead_s = self._clock.wall() - self._clock.now()
         while count < most and size < self._batch_bytes:
             if made:
                 await asyncio.sleep(0)
             taken = [take() for _ in range(min(most - count, _SLICE))]
-            made.append(self._lines.written(taken))
+            made.append(self._lines.written(taken, wall_lead_s))
             size += len(made[-1])
             count += len(taken)
             self._unwritten += len(taken)

@@ -21,7 +21,7 @@ from gateway.config import GatewayConfig
 from gateway.config_file import ConfigError
 from gateway.journal import CloseReason, Journal, Record, Repeated, Unkept
 from gateway.metrics_seam import Silent
-from gateway.ops.access_log import FIELDS, VERSION, Hit, Lines, trace_id_of
+from gateway.ops.access_log import FIELDS, VERSION, Lines, trace_id_of
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink
 from gateway.ops.log_sinks.sink import Sink
@@ -201,9 +201,9 @@ def request(*headers: bytes) -> bytes:
 
 
 def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
-    hit = Hit(Repeated(READY), 1_790_000_000.1239, client, request(*headers))
-    found = read(writer.written([hit]))
-    assert found == read(writer.written([hit])), "what is remembered says something else"
+    hit = (Repeated(READY), 1_000.1239, client, request(*headers))
+    found = read(writer.written([hit], 1_789_999_000.0))
+    assert found == read(writer.written([hit], 1_789_999_000.0)), "what is remembered says something else"
     return found
 
 
@@ -247,12 +247,12 @@ def test_what_is_remembered_of_clients_and_agents_is_bounded() -> None:
     hit = Repeated(READY)
     for number in range(40):
         of_some = [
-            Hit(hit, 1.0, f"10.{number}.{n // 256}.{n % 256}", request(b"User-Agent: %d" % (number * 256 + n)))
+            (hit, 1.0, f"10.{number}.{n // 256}.{n % 256}", request(b"User-Agent: %d" % (number * 256 + n)))
             for n in range(256)
         ]
-        made = [orjson.loads(line) for line in writer.written(of_some).splitlines()]
+        made = [orjson.loads(line) for line in writer.written(of_some, 0.0).splitlines()]
         assert [int(line["user_agent"]) for line in made] == list(range(number * 256, number * 256 + 256))
-        assert [line["client"] for line in made] == [item.client for item in of_some]
+        assert [line["client"] for line in made] == [item[2] for item in of_some]
     assert len(writer._clients) < 5_000
     assert len(writer._endings) < 5_000
 
@@ -365,6 +365,17 @@ async def test_records_and_hits_keep_their_order(
     await log.close(BOUND_S)
     assert streams(noted(tmp_path)) == list(range(3_000))
     assert drops(counts) == 0
+
+
+async def test_a_hit_is_written_with_the_time_of_day_at_which_it_was_given(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file)
+    given_at = clock.wall()
+    log.repeat(Repeated(numbered(0)), clock.now(), None, request())
+    clock.advance(7)
+    await log.close(BOUND_S)
+    assert noted(tmp_path)[0]["time"] == pytest.approx(given_at, abs=0.002)
 
 
 async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
