@@ -92,6 +92,19 @@ def test_the_schema_is_what_is_written() -> None:
         assert field.meaning.endswith("."), field.name
 
 
+def schema_table() -> str:
+    """The README's table of fields."""
+    rows = ["| field | JSON | unit or words | what it says |", "|---|---|---|---|"]
+    for field in FIELDS:
+        always = " *" if field.is_always_there else ""
+        rows.append(f"| `{field.name}`{always} | {field.kind} | {field.unit} | {field.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_readme_has_the_schema() -> None:
+    assert schema_table() in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_line_says_what_was_noted() -> None:
     full = written(FULL)
     assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or "")
