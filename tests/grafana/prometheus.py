@@ -38,7 +38,8 @@ class Prometheus:
 
     async def query(self, query: str, at: float | None = None) -> Series:
         """The values of an expression, now or at a time (Unix seconds), without the names of series."""
-        when = {} if at is None else {"time": repr(at)}
+        # A sample's own millisecond, written as a decimal, may be cut to the one before it.
+        when = {} if at is None else {"time": f"{at + 0.001:.3f}"}
         data = await self.get("query", query=query, **when)
         assert data["resultType"] == "vector", query
         return {
