@@ -33,7 +33,7 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
+test: check systemd $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
@@ -72,6 +72,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry -c requirements/runtime.txt \
 		-o requirements/dev.txt pyproject.toml
 	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
+	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
@@ -101,6 +102,17 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
+
+# systemd judges the unit file, and need not run for that.
+.PHONY: systemd
+systemd:
+	@command -v systemd-analyze >/dev/null || { \
+		echo "installing systemd from Debian"; \
+		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
+			DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd; } \
+			>/dev/null 2>&1; \
+		command -v systemd-analyze >/dev/null \
+			|| { echo "systemd-analyze is needed: on Debian, apt-get install systemd" >&2; exit 1; }; }
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)
