@@ -67,7 +67,7 @@ async def _watch(client: AdminClient, before: int, bound_s: float, stderr: Conso
         while left := _readers(await client.get("/api/overview")):
             show(left)
             if clock.now() >= ends_at:
-                raise CommandFailed(f"{_count(left)} still there after {bound_s:g} s")
+                raise CommandFailed(f"{_count(left)} after {bound_s:g} s: clients are still sent here")
             await pause(clock, _LOOK_S)
 
 

@@ -56,7 +56,7 @@ class Run:
         """What a terminal shows, without colours and movements."""
         return _STYLES.sub(b"", self.out).decode().replace("\r\n", "\n")
 
-    async def until(self, condition: Callable[[Run], bool]) -> None:
+    async def until(self, condition: Condition) -> None:
         """Wait until what it has written fulfils `condition`."""
         try:
             async with asyncio.timeout(BOUND_S):
@@ -94,6 +94,24 @@ class Run:
         await asyncio.gather(*self._readers)
         if self._terminal is not None:
             os.close(self._terminal)
+
+
+Condition = Callable[[Run], bool]
+
+
+def wrote(data: bytes) -> Condition:
+    """That stdout has exactly this so far."""
+    return lambda run: run.out == data
+
+
+def wrote_lines(count: int) -> Condition:
+    """That stdout has at least so many lines."""
+    return lambda run: run.out.count(b"\n") >= count
+
+
+def shows(text: str) -> Condition:
+    """That a terminal has shown this."""
+    return lambda run: text in run.shown
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.origin.app import RunningOrigin
 from tests.commands.conftest import Client
-from tests.commands.runs import finished, running
+from tests.commands.runs import finished, running, shows, wrote, wrote_lines
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ async def test_what_is_written_into_a_pipe_is_appended_before_the_pipe_ends(clie
     async with running("tail", f"{url}/s") as tail, running("append", f"{url}/s") as append:
         for number in range(3):
             await append.write(b"%d\n" % number)
-            await tail.until(lambda run, number=number: run.out.endswith(b"%d\n" % number))
+            await tail.until(wrote_lines(number + 1))
         append.end_input()
         assert (await append.finished())[0] == 0
         assert tail.out == b"0\n1\n2\n"
@@ -104,7 +104,7 @@ async def test_it_gives_up_in_time_and_says_how_far_it_came(
     async with running("append", f"{url}/s", "--retry-for", "0") as append:
         async with running("tail", f"{url}/s") as tail:
             await append.write(b"1 2\n")
-            await tail.until(lambda run: run.out == b"1\n2\n")
+            await tail.until(wrote(b"1\n2\n"))
         durable_origin.origin.faults.status(503, kind="append", times=None, text="no")
         await append.write(b"3\n")
         status, out, err = await append.finished()
@@ -180,11 +180,11 @@ async def test_lines_typed_at_a_terminal_are_appended_one_by_one(client: Client,
     await client.put("/s", content_type="text/plain")
     async with running("tail", f"{url}/s") as tail, running("append", f"{url}/s", on_terminal=True) as append:
         await append.write(b"first\n")
-        await tail.until(lambda run: run.out == b"first\n")
+        await tail.until(wrote(b"first\n"))
         await append.write(b"second\n\x04")
         assert (await append.finished())[0] == 0
         assert "appended 2 messages" in append.shown
-        await tail.until(lambda run: run.out == b"first\nsecond\n")
+        await tail.until(wrote(b"first\nsecond\n"))
 
 
 async def test_progress_is_shown_where_somebody_looks(
@@ -196,7 +196,7 @@ async def test_progress_is_shown_where_somebody_looks(
     with (tmp_path / "bytes").open("rb") as file:
         async with running("append", f"{url}/s", on_terminal=True, stdin=file.fileno()) as append:
             await held.waiting(1)
-            await append.until(lambda run: "appending" in run.shown)
+            await append.until(shows("appending"))
             held.release()
             assert (await append.finished())[0] == 0
             assert "appended 3145728 bytes" in append.shown

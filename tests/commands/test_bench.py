@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gateway.commands.bench_reads import quantile
 from gateway.commands.bench_wire import Connection, request_bytes
 from gateway.origin.app import RunningOrigin
+from gateway.origin.requests import Kind
 from tests.commands.runs import finished, running
 
 QUICK = ("--seconds", "0.2", "--connections", "2", "--subscribers", "3")
@@ -29,9 +30,9 @@ async def test_a_gateway_is_measured_and_left_as_it_was(durable_origin: RunningO
     assert (delays["appends"], delays["delivered"], delays["expected"]) == (4, 12, 12)
     assert 0 < delays["p50_s"] <= delays["p95_s"] <= delays["p99_s"] <= delays["max_s"]
     counters = durable_origin.origin.counters.requests
-    assert (counters["create"], counters["append"], counters["delete"]) == (2, 4, 2)
+    assert (counters[Kind.CREATE], counters[Kind.APPEND], counters[Kind.DELETE]) == (2, 4, 2)
     # Sixteen thousand reads or one: the origin sees the stream's bytes asked for once.
-    assert counters["catchup"] <= 3
+    assert counters[Kind.CATCHUP] <= 3
 
 
 async def test_an_origin_is_measured_too_and_says_nothing_of_hits(durable_origin: RunningOrigin) -> None:
@@ -51,7 +52,7 @@ async def test_wrong_answers_are_errors_and_not_reads(durable_origin: RunningOri
     status, out, err = await finished("bench", durable_origin.url, *QUICK)
     assert (status, out) == (1, "")
     assert err.startswith("durable-gateway: not one read of ")
-    assert durable_origin.origin.counters.requests["delete"] == 1
+    assert durable_origin.origin.counters.requests[Kind.DELETE] == 1
 
 
 async def test_a_bench_that_is_stopped_takes_its_streams_away(durable_origin: RunningOrigin, url: str) -> None:
@@ -59,14 +60,14 @@ async def test_a_bench_that_is_stopped_takes_its_streams_away(durable_origin: Ru
         await durable_origin.origin.counters.reached("catchup", 1)
         status, out, err = await bench.finished(signal.SIGINT)
     assert (status, out, err) == (1, "", "durable-gateway: stopped before there were figures\n")
-    assert durable_origin.origin.counters.requests["delete"] == 1
+    assert durable_origin.origin.counters.requests[Kind.DELETE] == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         (["http://127.0.0.1:1"], 1, "PUT http://127.0.0.1:1/durable-gateway-bench-"),
-        (["{admin}"], 1, "PUT {admin}/durable-gateway-bench-"),
+        (["{admin}"], 1, "{admin}/durable-gateway-bench-"),
         (["{admin}?a=b"], 2, "Invalid value for 'URL': a gateway's URL has no query"),
         (["{admin}", "--seconds", "0"], 2, "Invalid value for '--seconds'"),
     ],

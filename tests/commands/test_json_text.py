@@ -27,7 +27,8 @@ spaces = st.sampled_from([" ", "\n", "\t", "\r\n", "  \n "])
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:
-    cutter, values, at = ValueCutter(), [], 0
+    cutter, at = ValueCutter(), 0
+    values: list[bytes] = []
     for size in [*sizes, len(data)]:
         values += cutter.feed(data[at : at + size])
         at += size

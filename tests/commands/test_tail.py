@@ -10,7 +10,7 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
 from tests.commands.conftest import Client
-from tests.commands.runs import finished, running
+from tests.commands.runs import finished, running, wrote, wrote_lines
 
 # -- what comes out of a pipe ------------------------------------------------------------------------------------------
 
@@ -19,9 +19,9 @@ from tests.commands.runs import finished, running
 async def test_json_is_one_message_a_line_as_it_was_written(client: Client, url: str, how: list[str]) -> None:
     await client.put("/s", b'[{"n": 1.10}, 12345678901234567890123, [1, [2]], "a\\nb"]')
     async with running("tail", f"{url}/s", *how) as tail:
-        await tail.until(lambda run: run.out.count(b"\n") == 4)
+        await tail.until(wrote_lines(4))
         await client.post("/s", b'[1e400, {"k":\n "\xc3\xa9"}]')
-        await tail.until(lambda run: run.out.count(b"\n") == 6)
+        await tail.until(wrote_lines(6))
         await client.close("/s")
         status, out, err = await tail.finished()
     assert (status, err) == (0, "")
@@ -38,7 +38,7 @@ async def test_text_and_bytes_come_out_as_they_went_in(client: Client, url: str,
     ):
         await client.put(path, first, content_type)
         async with running("tail", url + path, *how) as tail:
-            await tail.until(lambda run, first=first: run.out == first)
+            await tail.until(wrote(first))
             await client.post(path, second, content_type, Stream_Closed="true")
             assert (await tail.finished())[0] == 0
             assert tail.out == first + second
@@ -91,13 +91,12 @@ async def test_nothing_is_lost_or_repeated_over_broken_connections(
 ) -> None:
     await client.put("/s", b"[0]")
     async with running("tail", f"{durable_origin.url}/s", how) as tail:
-        await tail.until(lambda run: run.out == b"0\n")
+        await tail.until(wrote(b"0\n"))
         break_it(durable_origin.origin.faults)
         for number in range(1, 9):
             await client.post("/s", b"[%d,%d.5]" % (number, number))
             if number % 3 == 0:
-                wanted = 1 + 2 * number
-                await tail.until(lambda run, wanted=wanted: run.out.count(b"\n") >= wanted)
+                await tail.until(wrote_lines(1 + 2 * number))
         await client.close("/s")
         status, out, _ = await tail.finished()
     assert status == 0
@@ -130,12 +129,12 @@ async def test_a_gateway_that_restarts_is_waited_for(client: Client, durable_ori
         await first.until(lambda run: b"READY gateway" in run.out)
         url = first.out.decode().split("READY gateway ")[1].split()[0]
         async with running("tail", f"{url}/s") as tail:
-            await tail.until(lambda run: run.out == b"1\n")
+            await tail.until(wrote(b"1\n"))
             assert (await first.finished(signal.SIGTERM))[0] == 0
             await client.post("/s", b"[2]")
             await tail.until(lambda run: b"cannot connect" in run.err)
             async with running(*serve, url.removeprefix("http://")):
-                await tail.until(lambda run: run.out == b"1\n2\n")
+                await tail.until(wrote(b"1\n2\n"))
                 await client.close("/s")
                 assert (await tail.finished())[0] == 0
 
@@ -146,7 +145,7 @@ async def test_a_gateway_that_restarts_is_waited_for(client: Client, durable_ori
 async def test_a_stream_that_is_deleted_ends_it_with_one_line(client: Client, url: str) -> None:
     await client.put("/s", b"[1]")
     async with running("tail", f"{url}/s", "--long-poll") as tail:
-        await tail.until(lambda run: run.out == b"1\n")
+        await tail.until(wrote(b"1\n"))
         await client.delete("/s")
         status, out, err = await tail.finished()
     assert (status, out) == (1, "1\n")
@@ -166,7 +165,7 @@ async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durab
 async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> None:
     await client.put("/s", b"[1]")
     async with running("tail", f"{url}/s") as tail:
-        await tail.until(lambda run: run.out == b"1\n")
+        await tail.until(wrote(b"1\n"))
         transport = tail.process._transport  # type: ignore[attr-defined]
         transport.get_pipe_transport(1).close()
         for _ in range(2):  # the first may be in the pipe before it is seen that nobody reads
@@ -178,7 +177,7 @@ async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> N
 async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: signal.Signals) -> None:
     await client.put("/s", b"[1]")
     async with running("tail", f"{url}/s") as tail:
-        await tail.until(lambda run: run.out == b"1\n")
+        await tail.until(wrote(b"1\n"))
         assert await tail.finished(number) == (0, "1\n", "")
 
 
