@@ -58,7 +58,8 @@ class Prometheus:
 
     async def scraped_at(self) -> float:
         """When the gateway was last scraped (Unix seconds); 0 before the first time."""
-        return max((await self.query('timestamp(up{job="durable-gateway"} == 1)')).values(), default=0.0)
+        # The time of a sample is told of a plain series only; of anything computed it is the time of the question.
+        return max((await self.query('timestamp(up{job="durable-gateway"})')).values(), default=0.0)
 
     async def scrapes(self, count: int) -> float:
         """Wait for so many further scrapes; when the last of them began."""
