@@ -60,6 +60,8 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             guard.check(request, is_open=is_open(request.path))
+            if request.match_info.http_exception is None:
+                guard.check_change(request)
             response = await handler(request)
             if request.method not in ("GET", "HEAD"):
                 # Who did what to a running gateway is worth a line; what was asked is in its path alone.

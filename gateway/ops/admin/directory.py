@@ -15,9 +15,10 @@ import base64
 from binascii import Error as NotBase64
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import orjson
+from pydantic import Field
 
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
@@ -28,6 +29,16 @@ from gateway.tape.stream import Group, Stream
 
 _SLICE: Final = 1_000
 
+TargetText = Annotated[
+    str,
+    Field(
+        max_length=8_192,
+        pattern=r"^/(?:[^\x00-\x20\x7f#%?]|%(?:[2-689A-Fa-f][0-9A-Fa-f]|7[0-9A-Ea-e]))*"
+        r"(?:\?(?:[^\x00-\x20\x7f#%]|%[0-9A-Fa-f]{2})*)?$",
+    ),
+]
+"""A path as the origin is asked for it and, where there is one, a query."""
+
 
 class Name(NamedTuple):
     """What tells one stream from another, in the order in which they are listed."""
@@ -37,6 +48,11 @@ class Name(NamedTuple):
     origin: str
     partition: str
     """Who shares it, by an id that does not lead back to what they showed."""
+
+    @property
+    def cursor(self) -> str:
+        """The name as one line, for `after`; none of its parts holds a space."""
+        return " ".join(self)
 
     @property
     def target(self) -> str:
@@ -84,6 +100,12 @@ class Directory:
         return [stream for origin in origins for stream in self._engine.library.group(Group(origin, path))]
 
 
+def named_by(cursor: str) -> Name:
+    """The name of a cursor.  Any text is one, so that a path alone leads to what comes after it."""
+    parts = [*cursor.split(" ", 3), "", "", ""]
+    return Name(*parts[:4])
+
+
 def id_of(name: Name) -> str:
     """The id of a name: fit for a path as it stands."""
     return base64.urlsafe_b64encode(orjson.dumps(list(name))).rstrip(b"=").decode()
@@ -102,8 +124,6 @@ def name_of(id_: str) -> Name | None:
 
 def read_target(text: str) -> tuple[str, str]:
     """Path and query of a stream in the one spelling that keys have; Refused (422) with what is wrong."""
-    if not text.startswith("/"):
-        raise Refused(422, "a stream is named by its path, from the slash on")
     try:
         target = parse_target(text)
     except BadTarget as error:

@@ -24,6 +24,8 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
+_NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
+_KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
 SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """For every type of a query, a body or an answer: it is described by its own words, and unknown keys are refused."""
@@ -77,6 +79,8 @@ class Endpoint:
     query: Any = Nothing
     body: Any = Nothing
     status: int = 200
+    expects: str = ""
+    """What the body should be, where it has several forms."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Statuses of errors beside those of every endpoint, and when they are given."""
 
@@ -94,7 +98,7 @@ class Endpoint:
             asked: Asked[Any, Any] = Asked(
                 _judged(partial(query.validate_strings, _parameters(request)), "query"),
                 # Numbers and the like are read from a parameter's text; a body says what it means.
-                _judged(partial(body.validate_json, given, strict=True), "body"),
+                _judged(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
             return json_response(await self.handle(asked), self.status)
@@ -121,15 +125,25 @@ def _parameters(request: web.Request) -> dict[str, str]:
     return dict(query)
 
 
-def _judged(read: Callable[[], Any], where: str) -> Any:
+def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
     try:
         return read()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        # Of the forms that a body may have, the one meant is the one that has more to it than a wrong set of keys.
+        first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
         if first["type"] == "json_invalid":
             raise Refused(400, "the body is not JSON") from None
-        place = ".".join(str(part) for part in first["loc"]) or where
-        raise Refused(422, f"{_short(place)}: {first['msg']}") from None
+        if expects and first["type"] in _KEY_PROBLEMS:
+            raise Refused(422, f"{where}: should be {expects}") from None
+        # The name of a form of body, which is no key, begins with a capital.
+        place = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper()) or where
+        is_pattern = first["type"] == "string_pattern_mismatch"
+        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _told(first['msg'])}") from None
+
+
+def _told(message: str) -> str:
+    return message.replace("Input should", "should", 1).replace("Unexpected keyword argument", "unknown key")
 
 
 def _short(text: str) -> str:

@@ -65,15 +65,13 @@ class Guard:
         self._token = token.encode() if token is not None else None
 
     def check(self, request: web.BaseRequest, *, is_open: bool) -> None:
-        """Raise Refused unless the request may go on; `is_open` says that it asks for what everybody may have."""
+        """Raise Refused unless the one who asks may; `is_open` says that it is for what everybody may have."""
         if request.path in PROBES:
             return
         if self._is_loopback and not self._is_known(request.headers.get(hdrs.HOST, "")):
             raise Refused(403, "the Host is not one of this port's")
         if self._token is not None and not is_open:
             self._check_token(self._token, request.headers.get(hdrs.AUTHORIZATION, ""))
-        if request.method not in _SAFE:
-            self._check_origin(request)
 
     def _is_known(self, host: str) -> bool:
         name = _HOST.fullmatch(host.lower())
@@ -87,7 +85,10 @@ class Guard:
             raise Refused(401, "a token is needed: Authorization: Bearer <token>", {"WWW-Authenticate": "Bearer"})
 
     @staticmethod
-    def _check_origin(request: web.BaseRequest) -> None:
+    def check_change(request: web.BaseRequest) -> None:
+        """Raise Refused where a page of another origin may have sent what would change something."""
+        if request.method in _SAFE:
+            return
         origin = request.headers.get(hdrs.ORIGIN)
         host = request.headers.get(hdrs.HOST, "").lower()
         # By either scheme: TLS may end in front of this port.

@@ -7,27 +7,46 @@ from typing import Annotated
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.directory import Directory, read_target
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.directory import Directory, TargetText, read_target
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
-
-_Text = Annotated[str, Field(min_length=1, max_length=8_192)]
 
 
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
-class PurgeBody:
-    """One of `stream`, `prefix` and `key`."""
+class PurgeStream:
+    """One path, with everybody's streams of it."""
 
-    stream: _Text | None = None
-    """The path as the origin is asked for it; every query of it, and every partition, unless it has a query."""
-    prefix: _Text | None = None
-    """What the path begins with."""
-    key: _Text | None = None
+    stream: TargetText
+    """The path as the origin is asked for it; without a query it is every query of it."""
+    soft: bool = False
+    """Keep the bytes, and look at the origin before the next hit."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PurgePrefix:
+    """Every path that begins so."""
+
+    prefix: Annotated[str, Field(max_length=8_192, pattern="^/")]
+    """Not only in whole segments."""
+    soft: bool = False
+    """Keep the bytes, and look at the origin before the next hit."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PurgeKey:
+    """Everything that the origin put into a group."""
+
+    key: Annotated[str, Field(min_length=1, max_length=8_192)]
     """A key of the origin's `Surrogate-Key` or `Cache-Tag`."""
     soft: bool = False
     """Keep the bytes, and look at the origin before the next hit."""
+
+
+PurgeBody = PurgeStream | PurgePrefix | PurgeKey
 
 
 @with_config(SHOWN)
@@ -50,19 +69,25 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             return sum([act(stream) for stream in streams])
 
         match body:
-            case PurgeBody(stream=str(target), prefix=None, key=None):
+            case PurgeStream(target):
                 path, query = read_target(target)
                 return Purged(purged(directory.at(target) if query else directory.on(path)))
-            case PurgeBody(stream=None, prefix=str(prefix), key=None):
-                # Not in the one spelling of keys: where a prefix ends inside an escape it has none.
-                if not prefix.startswith("/"):
-                    raise Refused(422, "prefix: a path begins with a slash")
+            case PurgePrefix(prefix):
                 count = 0
                 async for streams in directory.slices():
                     count += purged([one for one in streams if one.key.group.path.startswith(prefix)])
                 return Purged(count)
-            case PurgeBody(stream=None, prefix=None, key=str(key)):
+            case PurgeKey(key):
                 return Purged(purged(engine.library.tagged(key)))
-        raise Refused(422, "name one of stream, prefix and key")
 
-    return [Endpoint("POST", "/api/purge", "Drop streams, or doubt them (soft)", purge, Purged, body=PurgeBody)]
+    return [
+        Endpoint(
+            "POST",
+            "/api/purge",
+            "Drop streams, or doubt them (soft)",
+            purge,
+            Purged,
+            body=PurgeBody,
+            expects="one of stream, prefix and key, and soft where that is wanted",
+        )
+    ]

@@ -12,8 +12,8 @@ from pydantic import Field, with_config
 
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Listener
-from gateway.ops.admin.directory import Directory, Name, id_of, name_of
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.directory import Directory, Name, id_of, named_by
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
@@ -139,7 +139,7 @@ class StreamsQuery:
     """What the path begins with."""
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100
     after: str = ""
-    """`next` of the page before."""
+    """`next` of the page before, or a path."""
 
 
 @with_config(SHOWN)
@@ -157,16 +157,15 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
     async def page(asked: Asked[StreamsQuery, Nothing]) -> StreamPage:
         query = asked.query
-        after = name_of(query.after) if query.after else None
-        if query.after and after is None:
-            raise Refused(422, "after: should be `next` of a page before")
+        after = named_by(query.after)
         first: list[tuple[Name, Stream]] = []
         async for streams in directory.slices():
             named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(query.prefix))
-            rest = (pair for pair in named if after is None or pair[0] > after)
+            rest = (pair for pair in named if pair[0] > after)
             first = nsmallest(query.limit + 1, chain(first, rest), key=lambda pair: pair[0])
+        last = first[query.limit - 1][0] if len(first) > query.limit else None
         rows = [shown.row(stream) for _, stream in first[: query.limit]]
-        return StreamPage(rows, rows[-1].id if len(first) > query.limit else None)
+        return StreamPage(rows, last.cursor if last is not None else None)
 
     async def one(asked: Asked[Nothing, Nothing]) -> StreamDetail:
         return shown.detail(directory.find(asked.path["id"]))

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.directory import Directory
+from gateway.ops.admin.directory import Directory, TargetText
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
@@ -40,7 +40,7 @@ class TailsQuery:
     """What the path begins with."""
     limit: Annotated[int, Field(ge=1, le=MOST_TAILS)] = MOST_TAILS
     after: str = ""
-    """`next` of the page before."""
+    """`next` of the page before, or a path."""
 
 
 @with_config(SHOWN)
@@ -48,7 +48,7 @@ class TailsQuery:
 class TailsBody:
     """The streams asked for, by path and query."""
 
-    streams: Annotated[list[str], Field(max_length=MOST_TAILS)]
+    streams: Annotated[list[TargetText], Field(max_length=MOST_TAILS)]
 
 
 def tails_endpoints(directory: Directory) -> list[Endpoint]:

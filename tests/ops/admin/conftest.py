@@ -71,10 +71,11 @@ class Bench:
         (row,) = (await self.get(f"/api/streams?prefix={path}"))["streams"]
         return await self.get(f"/api/streams/{row['id']}")
 
-    async def put(self, path: str, body: bytes = b"hello", content_type: str = "text/plain", **headers: str) -> None:
+    async def put(self, path: str, body: bytes = b"hello", *, is_closed: bool = False) -> None:
         """Create a stream through the gateway."""
         url = self.gateway.gateway_url + path
-        async with self.session.put(url, data=body, headers={"Content-Type": content_type, **headers}) as answer:
+        headers = {"Content-Type": "text/plain", **({"Stream-Closed": "true"} if is_closed else {})}
+        async with self.session.put(url, data=body, headers=headers) as answer:
             assert answer.status == 201, answer
 
     async def read(self, path: str, **headers: str) -> tuple[int, bytes, str]:
@@ -87,6 +88,12 @@ class Bench:
         for _ in range(2):
             await self.read(path, **headers)
         assert "; hit" in (await self.read(path, **headers))[2]
+
+    async def until_readers(self, path: str, count: int) -> None:
+        """Wait until a stream has so many live readers."""
+        async with asyncio.timeout(BOUND_S / 2):
+            while (await self.stream(path))["readers"] != count:  # noqa: ASYNC110
+                await asyncio.sleep(0)
 
     async def follow(self, path: str) -> ClientResponse:
         """An SSE reader that has its head; it is to be closed."""

@@ -12,8 +12,6 @@ from gateway.origin.requests import Kind
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 
-CLOSED = {"Stream-Closed": "true"}
-
 
 async def held(bench: Bench) -> list[str]:
     """Paths of streams of which bytes are held."""
@@ -22,7 +20,7 @@ async def held(bench: Bench) -> list[str]:
 
 async def test_a_purged_stream_is_fetched_anew(bench: Bench, origin: RunningOrigin) -> None:
     for path in ("/gone", "/stays"):
-        await bench.put(path, **CLOSED)
+        await bench.put(path, is_closed=True)
         await bench.warm(f"{path}?offset=-1")
     assert await bench.post("/api/purge", {"stream": "/gone"}) == {"purged": 1}
     assert await held(bench) == ["/stays"]
@@ -38,7 +36,7 @@ async def test_a_purged_stream_is_fetched_anew(bench: Bench, origin: RunningOrig
 async def test_a_softly_purged_stream_keeps_its_bytes_and_looks_at_the_origin_once(
     bench: Bench, origin: RunningOrigin
 ) -> None:
-    await bench.put("/soft", **CLOSED)
+    await bench.put("/soft", is_closed=True)
     await bench.warm("/soft?offset=-1")
     assert await bench.post("/api/purge", {"stream": "/soft", "soft": True}) == {"purged": 1}
     assert (await bench.stream("/soft"))["is_doubted"]
@@ -103,9 +101,7 @@ async def test_live_readers_of_a_purged_stream_go_on_where_they_are(bench: Bench
     poll_from = (await bench.stream("/live"))["tail"]
     poll = asyncio.create_task(bench.read(f"/live?live=long-poll&offset={poll_from}"))
     await origin.origin.counters.until(lambda counters: counters.parked > 0)
-    async with asyncio.timeout(5):
-        while (await bench.stream("/live"))["readers"] < 2:
-            await asyncio.sleep(0)
+    await bench.until_readers("/live", 2)
     assert await bench.post("/api/purge", {"stream": "/live"}) == {"purged": 1}
     assert (await bench.stream("/live"))["bytes"] == 0
     async with bench.session.post(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from gateway.config_file import load_config
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.ops.admin.conftest import Bench, Start
 from tests.served import durable_gateway
-
-CLOSED = {"Stream-Closed": "true"}
 
 
 class File:
@@ -103,7 +99,7 @@ async def test_without_a_file_there_is_nothing_to_read(start: Start, origin: Run
 
 
 async def test_no_connection_is_dropped_and_nothing_held_is_lost(bench: Bench, file: File) -> None:
-    await bench.put("/kept", **CLOSED)
+    await bench.put("/kept", is_closed=True)
     await bench.warm("/kept?offset=-1")
     await bench.put("/live", b"one")
     reader = await bench.follow("/live")
@@ -125,13 +121,13 @@ async def test_no_connection_is_dropped_and_nothing_held_is_lost(bench: Bench, f
 async def test_routes_come_and_go_for_the_next_request_on_any_connection(bench: Bench, file: File) -> None:
     other = await start_origin(OriginSettings(), clock=bench.clock)
     try:
-        await bench.put("/new/here", b"first", **CLOSED)
+        await bench.put("/new/here", b"first", is_closed=True)
         await bench.warm("/new/here?offset=-1")
         file.write(more=f'[[route]]\nname = "new"\nprefix = "/new"\norigin = "{other.url}"')
         assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
         # The ready answer of the door was the other route's.
         assert (await bench.read("/new/here?offset=-1"))[0] == 404
-        await bench.put("/new/here", b"other", **CLOSED)
+        await bench.put("/new/here", b"other", is_closed=True)
         assert (await bench.read("/new/here?offset=-1"))[1] == b"other"
         file.write()
         assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
@@ -145,7 +141,7 @@ async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_anothe
 ) -> None:
     file.write(route='credentials = "shared"')
     await bench.post("/api/reload", {})
-    await bench.put("/private", b"secret", **CLOSED)
+    await bench.put("/private", b"secret", is_closed=True)
     await bench.warm("/private?offset=-1", Authorization="Bearer mine")
     file.write(route='credentials = "partition"')
     assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.credentials"]
@@ -164,7 +160,7 @@ async def test_a_header_that_becomes_a_credential_opens_no_ready_answer(
 ) -> None:
     file.write(route='credential_headers = ["authorization"]')
     await bench.post("/api/reload", {})
-    await bench.put("/c", **CLOSED)
+    await bench.put("/c", is_closed=True)
     await bench.warm("/c?offset=-1", Cookie="session=one")
     file.write()
     assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.credential_headers"]
@@ -203,14 +199,12 @@ class Process:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    yield
 
 
 @pytest.mark.usefixtures("environment")
 async def test_sighup_reads_the_file_again_and_says_in_a_line_what_came_of_it(file: File) -> None:
-    assert sys.executable
     process = await asyncio.create_subprocess_exec(
         *durable_gateway("serve", "--config", str(file.path)),
         stdout=asyncio.subprocess.PIPE,
