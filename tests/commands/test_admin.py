@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
 from gateway.origin.requests import Kind
 from tests.commands.conftest import Client
-from tests.commands.runs import Run, finished, running, shows, wrote
+from tests.commands.runs import Run, finished, running, shows
 
 TOKEN = "DURABLE_GATEWAY_ADMIN_TOKEN"
 
@@ -194,17 +195,21 @@ async def test_top_stays_when_the_gateway_goes(durable_origin: RunningOrigin) ->
 # -- drain and reload --------------------------------------------------------------------------------------------------
 
 
-async def test_a_drain_is_watched_to_its_end(client: Client, url: str, durable_gateway: RunningGateway) -> None:
+async def test_a_drain_is_watched_to_its_end(
+    client: Client, http: httpx.AsyncClient, url: str, durable_gateway: RunningGateway
+) -> None:
     await client.put("/s", b"[1]")
-    admin = durable_gateway.admin_url
-    async with running("tail", f"{url}/s", "--sse") as tail:
-        await tail.until(wrote(b"1\n"))
-        _, before, _ = await finished("top", "--once", "--admin", admin)
-        while "subscribers 1 " not in before:
-            _, before, _ = await finished("top", "--once", "--admin", admin)
-        async with running("drain", "--within", "0.5", "--admin", admin, on_terminal=True) as drain:
-            await drain.until(shows("draining"))
-            assert (await drain.finished())[0] in (0, 1)  # 1 where the reader has come back
+    async with http.stream("GET", f"{url}/s?offset=-1&live=sse") as reader:
+        pieces = reader.aiter_raw()
+        await anext(pieces)
+        where = ("--within", "1", "--admin", durable_gateway.admin_url)
+        async with running("drain", *where, on_terminal=True) as drain:
+            await drain.until(shows("1 left"))
+            async for _ in pieces:
+                pass  # it is the gateway that ends it
+            status, _, _ = await drain.finished()
+    assert status == 0
+    assert drain.shown.endswith("drained 1 live reader\n")
     assert not durable_gateway.is_ready
 
 
