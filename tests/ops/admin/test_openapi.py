@@ -116,4 +116,5 @@ def test_the_api_keeps_to_its_document(tmp_path: Path) -> None:
             )
     told = "\n".join(line[:300] for line in run.stdout.splitlines())
     assert run.returncode == 0, told + run.stderr
-    assert re.search(rf"Tested: +{len(CONTRACT)}\b", told), told
+    # All of them but the document, which it has read by then.
+    assert re.search(rf"Tested: +{len(CONTRACT) - 1}\b", told), told
