@@ -78,7 +78,7 @@ _Listen = Annotated[
 _Admin = Annotated[
     str | None,
     typer.Option(
-        "--admin", metavar="HOST:PORT", show_default="127.0.0.1:9437", help="Address of /healthz, /readyz, /metrics."
+        "--admin", metavar="HOST:PORT", show_default="127.0.0.1:9437", help="Address of admin API, console, /metrics."
     ),
 ]
 

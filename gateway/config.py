@@ -249,7 +249,8 @@ class ServerConfig(_Model):
 
     listen: ListenAddress = Field(default="127.0.0.1:4437", description="Address for clients; port 0 picks a free one.")
     admin: ListenAddress = Field(
-        default="127.0.0.1:9437", description="Address of /healthz, /readyz and /metrics; not for the public."
+        default="127.0.0.1:9437",
+        description="Address of the admin API, the console and /metrics; beyond loopback it asks for a token.",
     )
     shutdown_timeout_s: float = Field(
         default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
