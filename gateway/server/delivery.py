@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,23 @@ class Aborted(Exception):
 
 
 class Delivery:
-    """Writes to one client."""
+    """Writes to one client.  `now` gives monotonic seconds; without it the first byte's time is not noted."""
 
-    def __init__(self, request: web.BaseRequest, recorder: Recorder, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        recorder: Recorder,
+        write_timeout_s: float,
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self._request = request
         self._recorder = recorder
         self._write_timeout_s = write_timeout_s
+        self._now = now
+        self.first_byte_at: float | None = None
+        """When the answer began to be written; None where it did not."""
+        self.sent_bytes = 0
+        """Body bytes handed to the connection."""
 
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """Send an answer whole.  Raises Aborted when the client or the origin went away in the middle."""
@@ -53,19 +64,29 @@ class Delivery:
             response.headers["Content-Type"] = content_type
         elif "Content-Type" in response.headers:
             del response.headers["Content-Type"]
-        self._recorder.downstream_bytes(len(body))
+        self._sent(len(body))
+        self._begins()
         await self._bounded(response.prepare(self._request))
         await self._bounded(response.write_eof())
         return response
+
+    def _begins(self) -> None:
+        if self._now is not None:
+            self.first_byte_at = self._now()
+
+    def _sent(self, size: int) -> None:
+        self.sent_bytes += size
+        self._recorder.downstream_bytes(size)
 
     async def stream(
         self, response: web.StreamResponse, body: AsyncIterator[bytes], shown: Shown | None = None
     ) -> web.StreamResponse:
         """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
+        self._begins()
         await self._bounded(response.prepare(self._request))
         try:
             async for chunk in body:
-                self._recorder.downstream_bytes(len(chunk))
+                self._sent(len(chunk))
                 if shown is not None:
                     shown.stream.sent_bytes += len(chunk)
                 await self._bounded(response.write(chunk))
