@@ -1,7 +1,7 @@
 """A gateway before the in-memory origin, and a real Chromium that looks at its console.
 
-The browser is started once, so all tests here share a loop; every test has a gateway, an origin and a browser profile
-of its own.
+The browser is started once, so all tests here share a loop; every test has a gateway and an origin of its own, and with
+their ports a page that remembers nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 from aiohttp import ClientSession
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import BrowserContext, async_playwright
 
 from gateway.app import start_gateway
 from gateway.config import GatewayConfig
@@ -36,10 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def browser() -> AsyncIterator[Browser]:
+async def browser() -> AsyncIterator[BrowserContext]:
     async with async_playwright() as playwright:
         running = await playwright.chromium.launch(executable_path=chromium(), args=arguments())
-        yield running
+        context = await running.new_context(viewport={"width": 1280, "height": 860})
+        context.set_default_timeout(BOUND_S * 1000)
+        yield context
         await running.close()
 
 
@@ -78,11 +80,9 @@ async def stage(origin: RunningOrigin, settings: dict[str, Any], environ: dict[s
 
 
 @shared_loop
-async def visit(browser: Browser, stage: Stage) -> AsyncIterator[Visit]:
-    """A visitor with an empty profile, who must have nothing to complain about at the end."""
-    context = await browser.new_context(viewport={"width": 1280, "height": 860})
-    context.set_default_timeout(BOUND_S * 1000)
-    one = Visit(await context.new_page(), stage.gateway.admin_url)
+async def visit(browser: BrowserContext, stage: Stage) -> AsyncIterator[Visit]:
+    """A visitor who must have nothing to complain about at the end."""
+    one = Visit(await browser.new_page(), stage.gateway.admin_url)
     yield one
-    await context.close()
+    await one.page.close()
     assert one.complaints == []

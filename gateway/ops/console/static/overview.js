@@ -93,7 +93,7 @@ export function overviewView() {
   )
 
   const hit = figure("hit ratio", "Reads answered from the tape without the origin, of all reads answered.")
-  const collapse = figure("collapse ratio", "Reads answered by a request that others had caused, of all reads answered.")
+  const collapse = figure("collapse ratio", "Of the reads that were no hits, how many cost the origin no request of their own.")
   const delay = figure("delivery delay", "From the arrival of an append to its frames being written to every SSE reader.")
   const cache = figure("on tapes", "Stream bytes kept, and compressed ones made of them.")
   const meter = h("meter", { min: 0, max: 1, high: 0.95, "aria-label": "Cache in use" })
@@ -118,7 +118,7 @@ export function overviewView() {
       { class: "cards" },
       card("Requests by outcome", "A second; live reads count when they end.", charts.outcomes, true),
       card("Clients and origin", "Requests a second.", charts.origin),
-      card("Hit and collapse ratio", "Of reads, in each second.", charts.ratios),
+      card("Hit and collapse ratio", "Hits of all reads; of the others, those that cost the origin no request of their own.", charts.ratios),
       card("Live readers", subscribers.element.title, charts.subscribers),
       delayCard,
       h("section", { class: "card wide" }, h("h2", {}, "Busiest streams"), busiest),

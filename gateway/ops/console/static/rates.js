@@ -9,8 +9,6 @@ export const OUTCOMES = [
   "hit", "followed", "collapsed", "joined", "revalidated", "stale_if_error", "miss", "pass", "refused", "failed", "aborted",
 ]
 
-const SHARED = ["collapsed", "followed"]
-
 /** Sum over modes, by outcome; `modes` narrows it. */
 export function byOutcome(requests, modes = Object.keys(requests)) {
   const sums = Object.fromEntries(OUTCOMES.map((outcome) => [outcome, 0]))
@@ -39,20 +37,28 @@ export function between(before, now) {
     origin: origin / seconds,
     downstream: (now.downstream_bytes - before.downstream_bytes) / seconds,
     upstream: (now.upstream_bytes - before.upstream_bytes) / seconds,
-    ...ratios(reads),
+    ...ratios(reads, asked(now) - asked(before)),
   }
 }
 
-/** Of reads: the share answered without the origin, and the share that rode on a request others caused. */
-export function ratios(reads) {
+/** Reads that the origin was asked for. */
+const asked = (overview) => READS.reduce((sum, mode) => sum + (overview.upstream_requests[mode] ?? 0), 0)
+
+/**
+ * Of reads answered, the share that were hits; of the others, the share that cost the origin no request of their own.
+ * A live request is counted at the origin when it begins and for its readers when they end, hence the bounds.
+ */
+export function ratios(reads, upstream) {
   const answered = total(reads) - reads.refused - reads.aborted
-  if (answered <= 0) return { hitRatio: null, collapseRatio: null }
-  const shared = SHARED.reduce((sum, outcome) => sum + reads[outcome], 0)
-  return { hitRatio: reads.hit / answered, collapseRatio: shared / answered }
+  const others = answered - reads.hit
+  return {
+    hitRatio: answered > 0 ? reads.hit / answered : null,
+    collapseRatio: others > 0 ? Math.min(1, Math.max(0, 1 - upstream / others)) : null,
+  }
 }
 
 /** The same over everything since the gateway's start. */
-export const sinceStart = (overview) => ratios(byOutcome(overview.requests, READS))
+export const sinceStart = (overview) => ratios(byOutcome(overview.requests, READS), asked(overview))
 
 /** The last minutes, as columns for charts.  A pause of the page is a gap, not a line across it. */
 export class History {
