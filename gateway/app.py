@@ -220,7 +220,7 @@ async def start_gateway(
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer)
-    entrance = Entrance(config, engine, metrics, tracer)
+    entrance = Entrance(config, engine, metrics, tracer, log or Unkept())
     doors = entrance.doors
     gateway = RunningGateway(config, engine, metrics, entrance, load, log)
     metrics.look = partial(look_at, engine, doors.__len__, partial(_unsent, doors), lambda: gateway.is_ready)

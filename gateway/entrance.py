@@ -14,25 +14,30 @@ from aiohttp import web
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
+from gateway.journal import Journal
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientServer
 from gateway.server.door import Doorkeeper
 from gateway.server.front import Front
+from gateway.server.noted import NotedFront
 from gateway.server.ready import ReadyAnswers
-from gateway.server.traced import TracedFront, TracedReadyAnswers
+from gateway.server.traced import Handler, TracedFront, TracedReadyAnswers
 from gateway.tracing import NO_TRACER, Tracer
 
 
 class Entrance:
     """The way into one engine.  Owner of the route table, the client server and the doors."""
 
-    def __init__(self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer) -> None:
+    def __init__(
+        self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer, journal: Journal
+    ) -> None:
         self._config = config
         self._engine = engine
         self._recorder = recorder
         self._tracer = tracer
+        self._journal = journal
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._front = self._make_front()
         self.server = ClientServer(
@@ -43,9 +48,11 @@ class Entrance:
     def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         return self._front(request)
 
-    def _make_front(self) -> Front | TracedFront:
-        front = Front(self._config, self._engine, self.routes.routes, self._recorder)
-        return front if self._tracer is NO_TRACER else TracedFront(front, self._tracer)
+    def _make_front(self) -> Handler:
+        front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder)
+        if self._tracer is not NO_TRACER:
+            front = TracedFront(front, self._tracer)
+        return NotedFront(front, self._journal, self._engine.clock) if self._journal.is_kept else front
 
     def _make_ready(self) -> ReadyAnswers | None:
         if not self._config.server.fast_path:

@@ -4,6 +4,10 @@ A `Record` is filled in as a request goes on its way and handed over once, when 
 is handed over several times, and only the last of them is final.  Whoever takes records is a `Journal`: every call is
 synchronous, cheap, never fails and never waits.  `Unkept` is the journal of a gateway that keeps none.
 
+What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
+down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
+kept, or a task works for nobody in particular, they say it to nobody.
+
 The front door answers the same hit over and over, faster than records could be filled in: what such answers have in
 common is noted once, as a `Repeated`, and each of them adds only when, to whom, and the request in the client's bytes.
 """
@@ -11,6 +15,7 @@ common is noted once, as a `Repeated`, and each of them adds only when, to whom,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Protocol
@@ -43,6 +48,15 @@ class CloseReason(StrEnum):
     """What lies ahead could not be had from the origin."""
 
 
+class Fetch(Protocol):
+    """A fetch that requests share, as far as a record tells of it."""
+
+    size: int
+    """Body bytes that have come so far."""
+    sharers: int
+    """Requests with a record that have started it or waited for it."""
+
+
 @dataclass(slots=True)
 class Record:
     """The facts of one client request, as far as they are known; None and 0 where there is nothing to say.
@@ -73,7 +87,8 @@ class Record:
     sent_bytes: int = 0
     """Body bytes handed to the client's connection."""
     fetched_bytes: int = 0
-    """Body bytes that came from the origin because of this request; those who share a flight have 0 but its leader."""
+    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
+    a stream's one live request brings is nobody's."""
     collapsed: int = 0
     """How many requests shared the flight that this one was answered from, itself included; 0 where there was none."""
     subscribers: int | None = None
@@ -87,6 +102,68 @@ class Record:
     close_reason: CloseReason | None = None
     is_final: bool = True
     """False for what is noted of a live read that goes on."""
+
+    is_parked: bool = False
+    """Whether a live answer has taken the record over, and hands it to the journal."""
+    fetches: tuple[tuple[Fetch, bool], ...] = ()
+    """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
+
+    def share(self, fetch: Fetch, *, leads: bool) -> None:
+        """The request starts a shared fetch, or waits for one that others have started."""
+        if all(known is not fetch for known, _ in self.fetches):
+            fetch.sharers += 1
+            self.fetches += ((fetch, leads),)
+
+    def settle(self) -> None:
+        """Take the figures of its fetches as they are now, and let go of them."""
+        for fetch, leads in self.fetches:
+            self.collapsed = max(self.collapsed, fetch.sharers)
+            if leads:
+                self.fetched_bytes += fetch.size
+        self.fetches = ()
+
+
+record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
+"""The record of the request that is being answered here."""
+
+
+def note_asked(mode: Mode, route: str, stream: str, partition: str | None, start: str | None) -> None:
+    """What the request that is being answered asks for, once it is understood."""
+    if (record := record_now.get()) is not None:
+        record.mode, record.route, record.stream = mode, route, stream
+        record.partition, record.start = partition, start
+
+
+def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int) -> None:
+    """How the request that is being answered was answered."""
+    if (record := record_now.get()) is not None:
+        record.mode, record.outcome = mode, outcome
+        record.first_byte_s, record.sent_bytes = first_byte_s, sent_bytes
+
+
+def note_fetch(fetch: Fetch, *, leads: bool) -> None:
+    """The request that is being answered starts a shared fetch, or waits for one."""
+    if (record := record_now.get()) is not None:
+        record.share(fetch, leads=leads)
+
+
+def note_fetched(size: int) -> None:
+    """Body bytes have come from the origin for the request that is being answered alone."""
+    if (record := record_now.get()) is not None:
+        record.fetched_bytes += size
+
+
+def note_parked() -> Record | None:
+    """Take the record of the request that is being answered, whose answer is a live one: it is for `Journal.live`."""
+    record = record_now.get()
+    if record is not None:
+        record.is_parked = True
+    return record
+
+
+def note_nothing() -> None:
+    """What the running task does from here on is noted of nobody."""
+    record_now.set(None)
 
 
 class Repeated:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from gateway.clock import Clock, pause
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
+from gateway.journal import note_fetch
 from gateway.metrics_seam import Recorder
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client, storable_headers
@@ -99,9 +100,11 @@ class FlightDeck:
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
             flight.span.joined()
+            note_fetch(flight, leads=False)
             return flight, False
         flight = Flight(start, self._keep_bytes)
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
+        note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
         stream.pins += 1
         route.retries.request()
@@ -121,6 +124,7 @@ class FlightDeck:
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
         flight.span.joined()
+        note_fetch(flight, leads=False)
         while flight.head is None:
             left = flight.sent_at + patience_s - self._clock.now()
             if left <= 0 or not await flight.changed.wait_within(self._clock, left):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Clock, pause
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
+from gateway.journal import note_nothing
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
@@ -106,6 +107,7 @@ class Follower:
         """Follow until the stream is closed (None) or gone (why)."""
         # It outlives the reader for whom it was begun.
         detach()
+        note_nothing()
         failures = 0
         while True:
             trouble: GatewayError | None = None

@@ -27,6 +27,7 @@ import orjson
 
 from gateway.journal import Record, Repeated
 from gateway.ops.partition_ids import PartitionIds
+from gateway.protocol.trace_context import TRACEPARENT
 
 VERSION: Final = 1
 
@@ -76,7 +77,7 @@ FIELDS: Final = (
         "fetched_bytes",
         "integer",
         "bytes",
-        "Body bytes that the origin sent because of this request: a shared fetch counts at its leader.",
+        "Body bytes that the origin sent because of it: a shared fetch counts at its leader, a live one nowhere.",
         True,
     ),
     Field(
@@ -106,21 +107,13 @@ _REMEMBERED: Final = 4_096
 _MASKS: Final = {4: 24, 6: 48}
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 _AGENT_LINE: Final = re.compile(rb"\r\nuser-agent:[ \t]*([^\r\n]*)", re.IGNORECASE)
-_TRACE: Final = r"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
-_TRACEPARENT: Final = re.compile(_TRACE)
-_TRACE_VALUE: Final = re.compile(rb"[ \t]*" + _TRACE.encode() + rb"[ \t]*")
+_TRACE_VALUE: Final = re.compile(rb"[ \t]*" + TRACEPARENT.encode() + rb"[ \t]*")
 _TRACE_LINE: Final = b"\r\ntraceparent:"
 
 
 Hit = tuple[Repeated, float, str | None, bytes]
 """One more answer by the front door: what it has in common with others, when (monotonic seconds), to whom, and to what
 bytes.  A plain tuple: it is made on the hottest path there is."""
-
-
-def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace that a `traceparent` names (W3C Trace Context, section 3.2), None where it is not valid."""
-    match = _TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
-    return match[1] if match is not None else None
 
 
 class Lines:

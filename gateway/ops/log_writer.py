@@ -88,6 +88,8 @@ class LogWriter:
     # -- the journal
 
     def record(self, record: Record) -> None:
+        if record.fetches:
+            record.settle()
         if len(self._queue) < self._attention or self._admits():
             self._queue.append(record)
 
@@ -238,6 +240,7 @@ class _Live:
         """A line on how things stand: bytes are those since the line before."""
         record = self._record
         self._look(record)
+        record.settle()
         line = replace(
             record,
             sent_bytes=record.sent_bytes - self._sent_bytes,

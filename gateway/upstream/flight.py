@@ -136,6 +136,8 @@ class Flight:
         self.room = Signal()
         self.task: asyncio.Task[None] | None = None
         self.span: FlightSpan = NO_FLIGHT
+        self.sharers = 0
+        """Requests that started it or waited for it, where a journal is kept."""
         self._riders: set[Rider] = set()
         self._eager = 0
 

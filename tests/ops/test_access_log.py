@@ -21,7 +21,7 @@ from gateway.config import GatewayConfig
 from gateway.config_file import ConfigError
 from gateway.journal import CloseReason, Journal, Record, Repeated, Unkept
 from gateway.metrics_seam import Silent
-from gateway.ops.access_log import FIELDS, VERSION, Lines, trace_id_of
+from gateway.ops.access_log import FIELDS, VERSION, Lines
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink
 from gateway.ops.log_sinks.sink import Sink
@@ -32,6 +32,7 @@ from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.protocol.trace_context import trace_id_of
 from tests.ops.log_reading import BOUND_S, eventually, messages, time_passing
 
 KEY = "sixteen letters or more"
@@ -149,7 +150,7 @@ def test_no_fact_of_a_record_is_left_unwritten() -> None:
     assert {names.get(field.name, field.name) for field in fields(Record)} == {field.name for field in FIELDS} - {
         "v",
         "node",
-    }
+    } | {"fetches", "is_parked"}
 
 
 def test_a_partition_is_told_apart_and_never_shown() -> None:
