@@ -65,9 +65,9 @@ def client_families(routes: Routes) -> Iterator[Metric]:
         "ones and, once they end, live reads; excludes requests that could not be parsed and the admin port.",
         ("mode", "outcome", "route"),
         (
-            ((mode, outcome, route), count.value)
+            ((mode, outcome, route), end.requests)
             for route, figures in routes.items()
-            for (mode, outcome), count in figures.requests.items()
+            for (mode, outcome), end in figures.ends.items()
         ),
     )
     yield counter(
@@ -76,9 +76,9 @@ def client_families(routes: Routes) -> Iterator[Metric]:
         "events included. Excludes headers and, until they end, live reads.",
         ("mode", "outcome", "route"),
         (
-            ((mode, outcome, route), count.value)
+            ((mode, outcome, route), end.sent_bytes)
             for route, figures in routes.items()
-            for (mode, outcome), count in figures.sent_bytes.items()
+            for (mode, outcome), end in figures.ends.items()
         ),
     )
     yield histogram(

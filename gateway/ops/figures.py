@@ -106,6 +106,19 @@ class Histogram:
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
+class Ended:
+    """Requests of one route and mode that ended in one way: how many, the bytes of their bodies, and their times, which
+    are those of all ends of the mode."""
+
+    __slots__ = ("durations", "first_bytes", "requests", "sent_bytes")
+
+    def __init__(self, durations: Histogram, first_bytes: Histogram) -> None:
+        self.requests = 0
+        self.sent_bytes = 0
+        self.durations = durations
+        self.first_bytes = first_bytes
+
+
 class RouteFigures:
     """What is counted by route."""
 
@@ -113,12 +126,11 @@ class RouteFigures:
         "deliveries",
         "delivery_delays",
         "durations",
+        "ends",
         "evictions",
         "first_bytes",
         "reconnects",
-        "requests",
         "retries",
-        "sent_bytes",
         "subscribers",
         "upstream_bytes",
         "upstream_failures",
@@ -128,11 +140,13 @@ class RouteFigures:
     )
 
     def __init__(self) -> None:
-        ends = [(mode, outcome) for mode in Mode for outcome in (Outcome if mode in READS else RELAYED)]
-        self.requests = {end: Count() for end in ends}
-        self.sent_bytes = {end: Count() for end in ends}
         self.durations = {mode: Histogram() for mode in Mode}
         self.first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
+        self.ends = {
+            (mode, outcome): Ended(self.durations[mode], self.first_bytes[mode])
+            for mode in Mode
+            for outcome in (Outcome if mode in READS else RELAYED)
+        }
         self.subscribers = {mode: Count() for mode in LIVE}
         self.deliveries = Count()
         self.delivery_delays = Histogram(DELAY_BOUNDS_S)
@@ -147,10 +161,9 @@ class RouteFigures:
         """By whether the end of the connection before was planned."""
         self.evictions = Count()
 
-    def ended(self, mode: Mode, outcome: Outcome) -> tuple[Count, Count]:
-        """The children for requests that ended so, and for the bytes of their bodies."""
-        end = (mode, outcome)
-        if end not in self.requests:
-            self.requests[end] = Count()
-            self.sent_bytes[end] = Count()
-        return self.requests[end], self.sent_bytes[end]
+    def ended(self, mode: Mode, outcome: Outcome) -> Ended:
+        """The child for requests that ended so."""
+        end = self.ends.get((mode, outcome))
+        if end is None:
+            end = self.ends[mode, outcome] = Ended(self.durations[mode], self.first_bytes[mode])
+        return end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -241,6 +243,27 @@ def test_a_trace_is_shown_beside_the_bucket_it_fell_in_where_the_format_has_a_pl
     assert content_type.startswith("text/plain")
     assert TRACE_ID.encode() not in plain
     assert metrics.exposition()[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+async def test_a_scrape_leaves_the_loop_to_others_in_between_and_says_the_same(accept: str) -> None:
+    metrics = fresh(*(f"route-{n}" for n in range(10)))
+    metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.3, "route-7", first_byte_s=0.1, trace_id=TRACE_ID)
+    turns = 0
+    is_over = False
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if not is_over:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    text, content_type = await metrics.scrape(accept)
+    is_over = True
+    assert (text, content_type) == metrics.exposition(accept)
+    samples = sum(not line.startswith(b"#") for line in text.splitlines())
+    assert turns > samples / 500
 
 
 @given(st.lists(st.floats(0, 1000)))

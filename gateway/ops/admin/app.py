@@ -53,7 +53,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         return web.Response(text="ready\n") if subject.is_ready else web.Response(status=503, text="not ready\n")
 
     async def exposition(request: web.Request) -> web.Response:
-        body, content_type = subject.metrics.exposition(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
+        body, content_type = await subject.metrics.scrape(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def openapi(_: web.Request) -> web.Response:
