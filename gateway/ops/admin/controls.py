@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, with_config
 
@@ -25,9 +24,6 @@ _LEVELS: Final[Mapping[Level, int]] = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-_SECRET_WORDS: Final = ("password", "secret", "token", "_key")
-_HIDDEN: Final = "**********"
-"""As pydantic shows what is secret by its type."""
 
 
 @with_config(SHOWN)
@@ -69,8 +65,8 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
     """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
 
     async def config(_: Asked[Nothing, Nothing]) -> dict[str, Any]:
-        shown: dict[str, Any] = without_secrets(subject.config.model_dump(mode="json"))
-        return shown
+        # What is secret is so by its type (pydantic's SecretStr), and comes out as asterisks.
+        return subject.config.model_dump(mode="json")
 
     async def drain(asked: Asked[Nothing, DrainBody]) -> Draining:
         subject.drain(asked.body.within_s)
@@ -115,17 +111,3 @@ def _level_now() -> Level:
     level = logging.getLogger(LOGGER).getEffectiveLevel()
     names: list[Level] = [name for name, least in _LEVELS.items() if least <= level]
     return names[-1] if names else "debug"
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """A configuration as JSON with what must not be seen hidden: by its type, its name, or its place in a URL."""
-    if isinstance(value, dict):
-        return {key: without_secrets(part, key) for key, part in value.items()}
-    if isinstance(value, list):
-        return [without_secrets(part, name) for part in value]
-    if isinstance(value, str) and value:
-        if any(name.endswith(word) for word in _SECRET_WORDS):
-            return _HIDDEN
-        if "://" in value and "@" in urlsplit(value).netloc:
-            return value.replace(urlsplit(value).netloc.rpartition("@")[0], _HIDDEN, 1)
-    return value

@@ -38,9 +38,13 @@ class Told:
 class Bench:
     """A gateway, clients of it, and whoever asks its admin port."""
 
-    def __init__(self, gateway: RunningGateway, session: ClientSession, clock: ManualClock) -> None:
+    def __init__(
+        self, gateway: RunningGateway, session: ClientSession, readers: ClientSession, clock: ManualClock
+    ) -> None:
         self.gateway = gateway
         self.session = session
+        self.readers = readers
+        """Connections that see nothing but reads, as the door's own answers need them."""
         self.clock = clock
 
     async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
@@ -80,14 +84,19 @@ class Bench:
 
     async def read(self, path: str, **headers: str) -> tuple[int, bytes, str]:
         """Read through the gateway: status, body and Cache-Status."""
-        async with self.session.get(self.gateway.gateway_url + path, headers=headers) as answer:
+        async with self.readers.get(self.gateway.gateway_url + path, headers=headers) as answer:
             return answer.status, await answer.read(), answer.headers.get("Cache-Status", "")
 
     async def warm(self, path: str, **headers: str) -> None:
-        """Read a closed stream until it is a hit."""
+        """Read a closed stream until it is a hit, and one that the door has at hand."""
         for _ in range(2):
             await self.read(path, **headers)
         assert "; hit" in (await self.read(path, **headers))[2]
+        ready = self.gateway.doors.ready
+        assert ready is not None
+        served = ready.served
+        await self.read(path, **headers)
+        assert ready.served == served + 1
 
     async def until_readers(self, path: str, count: int) -> None:
         """Wait until a stream has so many live readers."""
@@ -97,7 +106,7 @@ class Bench:
 
     async def follow(self, path: str) -> ClientResponse:
         """An SSE reader that has its head; it is to be closed."""
-        answer = await self.session.get(self.gateway.gateway_url + path + "?live=sse&offset=-1")
+        answer = await self.readers.get(self.gateway.gateway_url + path + "?live=sse&offset=-1")
         assert answer.status == 200, answer
         return answer
 
@@ -144,8 +153,8 @@ async def start(clock: ManualClock) -> AsyncIterator[Start]:
             config = config or GatewayConfig.for_origin(origin_url, **settings)
             gateway = await start_gateway(config, clock=clock, rng=Random(7), load=load, environ=environ)
             stack.push_async_callback(gateway.stop)
-            session = await stack.enter_async_context(ClientSession())
-            return Bench(gateway, session, clock)
+            session, readers = [await stack.enter_async_context(ClientSession()) for _ in range(2)]
+            return Bench(gateway, session, readers, clock)
 
         yield start_one
 

@@ -10,7 +10,8 @@ from tests.ops.admin.conftest import Bench, Start
 
 async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
     await bench.put("/a/one", b"hello", is_closed=True)
-    await bench.warm("/a/one?offset=-1")
+    for _ in range(2):
+        await bench.read("/a/one?offset=-1")
     bench.clock.advance(3)
     told = await bench.stream("/a/one")
     assert told["path"] == "/a/one"
@@ -22,10 +23,7 @@ async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> N
     assert told["contacted_s"] == 3.0
     assert not told["is_followed"]
     assert told["lifetime"] == {"ttl_s": None, "expires_at": None}
-    # The third hit was answered at the door or went the strict way: what is counted is counted once.
-    assert told["reads"] >= 2
-    assert told["hit_ratio"] == told["hits"] / told["reads"]
-    assert told["sent_bytes"] >= 10
+    assert (told["reads"], told["hits"], told["hit_ratio"], told["sent_bytes"]) == (2, 1, 0.5, 10)
 
 
 async def test_streams_come_in_pages_that_leave_nothing_out(bench: Bench) -> None:
