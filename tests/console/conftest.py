@@ -1,7 +1,7 @@
 """A gateway before the in-memory origin, and a real Chromium that looks at its console.
 
-The browser is started once, so all tests here share a loop; every test has a gateway and an origin of its own, and with
-their ports a page that remembers nothing.
+The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  Every test
+has a gateway and an origin of its own, and with their ports a page that remembers nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ shared_loop = pytest_asyncio.fixture(loop_scope="session")
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(__file__.rpartition("/")[0]):
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

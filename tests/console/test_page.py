@@ -10,6 +10,8 @@ from playwright.async_api import expect
 
 from tests.console.visit import BOUND_S, JSON, Stage, Visit
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 VIEWS = ["", "#/streams", "#/tail"]
 
 
@@ -35,7 +37,7 @@ async def test_every_view_loads_without_a_complaint_in_both_themes_and_on_a_phon
     await some_load(stage)
     (row,) = (await stage.admin("/api/streams?prefix=/orders/1"))["streams"]
     for theme in ("light", "dark"):
-        await visit.page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        await visit.page.emulate_media(color_scheme=theme)
         for width in (1280, 390):
             await visit.page.set_viewport_size({"width": width, "height": 844})
             for view in (*VIEWS, f"#/streams/{row['id']}"):
@@ -48,10 +50,11 @@ async def test_scripts_from_elsewhere_and_in_the_page_are_stopped(visit: Visit) 
     await visit.open()
     violated = await visit.page.evaluate(
         """async () => {
+          const wanted = ["connect-src", "frame-src", "script-src-elem", "style-src-attr"]
           const seen = new Set()
           const over = new Promise((resolve) => document.addEventListener("securitypolicyviolation", (event) => {
             seen.add(event.effectiveDirective)
-            if (["connect-src", "frame-src", "script-src-elem", "style-src-attr"].every((one) => seen.has(one))) resolve()
+            if (wanted.every((one) => seen.has(one))) resolve()
           }))
           const typed = []
           const attempt = (work) => { try { work() } catch (error) { typed.push(error.name) } }

@@ -8,9 +8,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from aiohttp import ClientPayloadError
 
 from gateway.ops.console.site import POLICY
 from tests.console.visit import BOUND_S, JSON, Stage
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def reading(target: str) -> str:
@@ -67,9 +70,9 @@ async def test_a_page_that_leaves_leaves_no_reader_behind(stage: Stage) -> None:
 async def test_a_read_that_breaks_off_is_broken_off_here_too(stage: Stage) -> None:
     await stage.create("/broken", b"x" * 500_000, content_type="text/plain")
     stage.origin.origin.faults.truncate(after_bytes=100_000, times=10)
-    with pytest.raises(Exception, match=r"payload|closed|reset|disconnected|not completed"):
-        async with stage.session.get(stage.gateway.admin_url + reading("/broken?offset=-1")) as reply:
-            assert reply.status == 200
+    async with stage.session.get(stage.gateway.admin_url + reading("/broken?offset=-1")) as reply:
+        assert reply.status == 200
+        with pytest.raises(ClientPayloadError):
             await reply.read()
 
 

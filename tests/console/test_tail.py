@@ -9,6 +9,8 @@ from playwright.async_api import expect
 
 from tests.console.visit import JSON, Stage, Visit
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 @pytest.mark.parametrize(("live", "label"), [("sse", "live by SSE"), ("long-poll", "live by long-poll")])
 async def test_a_tail_shows_what_was_and_what_comes_to_the_end(
