@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,7 @@ async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_anothe
     await bench.warm("/private?offset=-1", Authorization="Bearer mine")
     file.write(route='credentials = "partition"')
     assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.credentials"]
+    assert (await bench.get("/api/streams"))["streams"] == []
     origin.origin.faults.status(401, times=None, kind="catchup")
     origin.origin.faults.status(401, times=None, kind="head")
     assert (await bench.read("/private?offset=-1"))[0] == 401
@@ -167,6 +169,24 @@ async def test_a_header_that_becomes_a_credential_opens_no_ready_answer(
     origin.origin.faults.status(403, times=None, kind="catchup")
     origin.origin.faults.status(403, times=None, kind="head")
     assert (await bench.read("/c?offset=-1", Cookie="session=two"))[0] == 403
+
+
+async def test_new_bounds_hold_for_the_next_request_and_the_next_connection(bench: Bench, file: File) -> None:
+    await bench.put("/within", b"x" * 2_000)
+    file.write(limits='max_request_bytes = "1KiB"\nmax_connections = 1')
+    await bench.post("/api/reload", {})
+    url = bench.gateway.gateway_url
+    async with bench.session.put(url + "/beyond", data=b"x" * 2_000) as answer:
+        assert answer.status == 413
+    await bench.put("/small")
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        with suppress(ConnectionError):
+            writer.write(b"GET /within HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            assert await reader.read() == b""
+    finally:
+        writer.transport.abort()
 
 
 async def test_a_smaller_cache_is_made_room_for_at_once(bench: Bench, file: File) -> None:
