@@ -12,6 +12,7 @@ import orjson
 
 from gateway.commands.failure import CommandFailed
 from gateway.commands.json_text import MAX_VALUE_BYTES, NotJson, ValueCutter
+from gateway.commands.readable import watching
 
 _PIECE_BYTES: Final = 1024 * 1024
 
@@ -33,27 +34,27 @@ class StandardInput:
     async def piece(self) -> bytes:
         """The next bytes, up to 1 MiB; empty at the end.  Waits for a pipe as long as it takes."""
         mode = os.fstat(self._descriptor).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._descriptor):
-            await self._readable()
-        try:
-            # One read of what is ready does not wait; files and /dev/null cannot be waited for at all.
-            return os.read(self._descriptor, _PIECE_BYTES)
-        except OSError as error:
-            raise CommandFailed(f"cannot read stdin: {os.strerror(error.errno or 0)}") from None
+        can_be_waited_for = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._descriptor)
+        while True:
+            if can_be_waited_for:
+                await self._readable()
+            try:
+                # One read of what is ready does not wait; files and /dev/null cannot be waited for at all.
+                return os.read(self._descriptor, _PIECE_BYTES)
+            except BlockingIOError:
+                continue  # somebody else reads it too, and was faster
+            except OSError as error:
+                raise CommandFailed(f"cannot read stdin: {os.strerror(error.errno or 0)}") from None
 
     async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def notice() -> None:
             if not ready.done():
                 ready.set_result(None)
 
-        loop.add_reader(self._descriptor, notice)
-        try:
+        with watching(self._descriptor, notice):
             await ready
-        finally:
-            loop.remove_reader(self._descriptor)
 
 
 class BadInput(CommandFailed):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import termios
 import tty
@@ -19,6 +20,7 @@ import typer
 
 from gateway.commands.admin_client import DEFAULT_URL, AdminClient, AdminUrl, admin_client, admin_url
 from gateway.commands.failure import CommandFailed
+from gateway.commands.readable import watching
 from gateway.commands.run import run
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ _KEYS: Final = {"r": By.REQUESTS, "b": By.BYTES, "s": By.SUBSCRIBERS}
 _CANDIDATES: Final = 200
 """The API orders by what was counted since the start; who is busiest now is found among so many of those."""
 
+_SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
 _LEAVE: Final = ("q", "Q", "\x1b", "\x03", "\x04")
 
 
@@ -120,21 +123,19 @@ def _pressed() -> Iterator[asyncio.Queue[str]]:
     if not os.isatty(descriptor):
         yield keys
         return
-    loop = asyncio.get_running_loop()
     settings = termios.tcgetattr(descriptor)
 
     def read() -> None:
         pressed = os.read(descriptor, 64).decode("utf-8", "replace")
-        # An arrow key is several characters that begin with Escape; alone, Escape is itself.
-        for key in pressed if not pressed.startswith("\x1b") or pressed == "\x1b" else "":
+        # Arrows and their like begin with Escape and go on; several keys may come at once.
+        for key in _SEQUENCE.sub("", pressed):
             keys.put_nowait(key)
         if not pressed:
             keys.put_nowait("q")  # the terminal is gone
 
     tty.setcbreak(descriptor)
-    loop.add_reader(descriptor, read)
     try:
-        yield keys
+        with watching(descriptor, read):
+            yield keys
     finally:
-        loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, settings)

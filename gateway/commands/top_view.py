@@ -76,10 +76,10 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
 def _table(now: Look, before: Look | None, limit: int) -> Table:
     per = "/s" if before else ""
     marked = {"requests": f"reads{per}", "bytes": f"sent{per}", "subscribers": "readers"}[now.by]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True, header_style="dim")
     table.add_column("stream", no_wrap=True, overflow="ellipsis", ratio=1)
     for title in ("readers", f"reads{per}", "hits", f"sent{per}", "held"):
-        style = "bold" if title == marked else ""
+        style = "bold not dim" if title == marked else None
         table.add_column(title, justify="right", no_wrap=True, header_style=style, style=style)
     table.add_column("state", no_wrap=True)
     for stream, reads, sent in _ordered(now, before)[:limit]:

@@ -56,6 +56,12 @@ class Run:
         """What a terminal shows, without colours and movements."""
         return _STYLES.sub(b"", self.out).decode().replace("\r\n", "\n")
 
+    def is_cooked(self) -> bool:
+        """Whether its terminal shows what is typed and waits for whole lines, as a shell expects it."""
+        assert self._terminal is not None
+        flags: int = termios.tcgetattr(self._terminal)[3]
+        return flags & (termios.ICANON | termios.ECHO) == termios.ICANON | termios.ECHO
+
     async def until(self, condition: Condition) -> None:
         """Wait until what it has written fulfils `condition`."""
         try:
@@ -64,7 +70,7 @@ class Run:
                     self._grown.clear()
                     await self._grown.wait()
         except TimeoutError:
-            raise AssertionError(f"never came to it: {self.out!r} {self.err!r}") from None
+            raise AssertionError(f"never came to it: {self.out[-2_000:]!r} {self.err[-2_000:]!r}") from None
 
     async def write(self, data: bytes) -> None:
         if self._terminal is not None:

@@ -151,8 +151,7 @@ async def test_top_lives_on_a_terminal_and_takes_keys(client: Client, url: str, 
         # Busy now goes before busy once: rates are what counts while one watches.
         while "/busy" not in _first_row(top):
             await client.read(f"{url}/busy")
-        await top.write(b"\x1b[A")  # an arrow is Escape and two more, and not one of the keys that leave
-        await top.write(b"b")
+        await top.write(b"\x1b[Ab")  # an arrow is Escape and two more, and not one of the keys that leave
         await top.until(lambda run: b"\x1b[1msent/s" in _last_frame(run))
         await top.write(b"s")
         await top.until(lambda run: b"\x1b[1mreaders" in _last_frame(run))
@@ -176,7 +175,9 @@ def _first_row(top: Run) -> str:
 async def test_top_is_left_by_a_signal_with_the_terminal_as_it_was(admin: str, number: signal.Signals) -> None:
     async with running("top", "--admin", admin, on_terminal=True) as top:
         await top.until(shows("reads"))
+        assert not top.is_cooked()
         assert (await top.finished(number))[0] == 0
+        assert top.is_cooked()
         assert b"\x1b[?1049l" in top.out
 
 
@@ -207,6 +208,7 @@ async def test_a_drain_is_watched_to_its_end(
             await drain.until(shows("1 left"))
             async for _ in pieces:
                 pass  # it is the gateway that ends it
+            assert drain.process.returncode is None
             status, _, _ = await drain.finished()
     assert status == 0
     assert drain.shown.endswith("drained 1 live reader\n")

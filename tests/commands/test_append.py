@@ -56,11 +56,15 @@ async def test_bytes_are_bytes(client: Client, url: str) -> None:
 
 async def test_what_is_written_into_a_pipe_is_appended_before_the_pipe_ends(client: Client, url: str) -> None:
     await client.put("/s")
-    async with running("tail", f"{url}/s") as tail, running("append", f"{url}/s") as append:
+    reading, writing = os.pipe()
+    async with running("tail", f"{url}/s") as tail, running("append", f"{url}/s", stdin=reading) as append:
         for number in range(3):
-            await append.write(b"%d\n" % number)
+            os.write(writing, b"%d\n" % number)
             await tail.until(wrote_lines(number + 1))
-        append.end_input()
+            # A shell's terminal is shared in the same way, and stays as it was.
+            assert os.get_blocking(reading)
+        os.close(writing)
+        os.close(reading)
         assert (await append.finished())[0] == 0
         assert tail.out == b"0\n1\n2\n"
 

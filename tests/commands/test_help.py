@@ -31,8 +31,6 @@ async def test_help_names_every_option(command: str) -> None:
 
 
 def test_the_command_line_does_not_load_what_help_does_not_need() -> None:
-    script = (
-        "import sys, gateway.cli; print(sorted({'aiohttp', 'rich.live', 'rich.progress'} & set(sys.modules)))"
-    )
+    script = "import sys, gateway.cli; print(sorted({'aiohttp', 'rich.live', 'rich.progress'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

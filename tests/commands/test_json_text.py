@@ -101,5 +101,9 @@ def test_a_broken_array_is_an_error(text: str) -> None:
         list(elements(text))
 
 
+def test_a_number_of_many_digits_is_only_text() -> None:
+    assert list(elements(f"[{'9' * 10_000}]")) == ["9" * 10_000]
+
+
 def test_a_comma_before_the_last_bracket_is_let_through() -> None:
     assert list(elements('[{"a":1},]')) == ['{"a":1}']
