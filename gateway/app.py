@@ -124,6 +124,7 @@ class RunningGateway:
             await self.engine.close()
             if self._log is not None:
                 await self._log.close(0.0)
+            await self.engine.tracer.close(0.0)
             raise
         return self
 
@@ -181,6 +182,7 @@ class RunningGateway:
         if self._log is not None:
             # Every request has ended by now; what is left of the time is the log's.
             await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
+        await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         if self._admin is not None:
             await self._admin.cleanup()
         self._loop_delay.close()
@@ -206,7 +208,8 @@ async def start_gateway(
     clock = clock or SystemClock()
     address = config.server.admin_address
     guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
-    tracer = tracer or _tracer(config, clock)
+    rng = rng or random.Random()
+    tracer = tracer or _tracer(config, clock, rng)
     metrics = Metrics(
         routes=[route.name for route in config.routes],
         cache_limit_bytes=config.limits.cache_bytes,
@@ -216,7 +219,6 @@ async def start_gateway(
         },
         wall=clock.wall,
     )
-    rng = rng or random.Random()
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer)
@@ -235,7 +237,7 @@ def _unsent(doors: Doorkeeper) -> Unsent:
     return Unsent(sum(sizes), max(sizes, default=0))
 
 
-def _tracer(config: GatewayConfig, clock: Clock) -> Tracer:
+def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:
     if not config.tracing.endpoint:
         return NO_TRACER
     try:
@@ -244,7 +246,7 @@ def _tracer(config: GatewayConfig, clock: Clock) -> Tracer:
         raise ConfigError(
             f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
         ) from None
-    return OpenTelemetryTracer(config.tracing, clock)
+    return OpenTelemetryTracer(config.tracing, clock, rng)
 
 
 def _url(address: Address, port: int) -> str:

@@ -95,8 +95,8 @@ class Tracer(Protocol):
     def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan | None:
         """A request is about to be sent to an origin; None where nothing is traced."""
 
-    async def close(self) -> None:
-        """Hand on what has been recorded, within a bound."""
+    async def close(self, within_s: float) -> None:
+        """Hand on what has been recorded, as far as that can be done in so many seconds."""
 
 
 class _NoRequest:
@@ -143,7 +143,7 @@ class _NoTracer:
     def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan | None:
         return None
 
-    async def close(self) -> None: ...
+    async def close(self, within_s: float) -> None: ...
 
 
 NO_TRACER: Tracer = _NoTracer()

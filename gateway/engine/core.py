@@ -184,7 +184,6 @@ class Engine:
         await self.tasks.close()
         await self.client.close()
         self.coder.close()
-        await self.tracer.close()
 
 
 def _without_codings(read: Read) -> Read:

@@ -8,13 +8,17 @@ A client's `traceparent` (W3C Trace Context) is continued, its sampling decision
 request to an origin carries the `traceparent` of the span that it is made for, sampled or not.  Spans hold the paths of
 streams and no query, no header and no body: a signed URL's signature is in its query.
 
+A request that the door answers makes no other request, so one that is not recorded needs no span at all: whether it is
+to be recorded is found out first, because such requests come a hundred thousand a second.
+
 Span times come from the gateway's clock.  Spans wait in a bounded queue for a thread that exports them; what does not
-fit is dropped, and nothing of this is ever waited for, except for `EXPORT_S` at the end.
+fit is dropped, and nothing of this is ever waited for, but in the end, within a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 from contextlib import suppress
@@ -28,6 +32,7 @@ from opentelemetry.propagators.textmap import Getter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -40,14 +45,14 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
 
-EXPORT_S: Final = 5.0
-"""How often spans are exported, and how long the last export may take when the gateway leaves."""
-
+_EXPORT_S: Final = 5.0
+"""How often spans are exported."""
 _BATCH_SPANS: Final = 512
 _MOST_LINKS: Final = 64
 """Links of one span; a long read may share more flights than anyone will look at."""
 _PATH_CHARS: Final = 512
 _CONTEXT_LINES: Final = re.compile(rb"\r\n(traceparent|tracestate):[ \t]*([\x20-\x7e]*)(?=\r\n)", re.IGNORECASE)
+_NOT_SAMPLED: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
 _METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 
@@ -62,6 +67,24 @@ class _HeaderGetter(Getter[Headers]):
         return list(carrier)
 
 
+class _Ids(IdGenerator):
+    """Ids from the generator that is handed in; `drawn` is a trace's that was drawn before its first span."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.drawn = 0
+
+    def draw(self) -> int:
+        return self._rng.getrandbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        return self._rng.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        drawn, self.drawn = self.drawn, 0
+        return drawn or self.draw()
+
+
 _GETTER: Final = _HeaderGetter()
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
@@ -69,11 +92,16 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 class OpenTelemetryTracer:
     """A `gateway.tracing.Tracer`.  `processor` takes the place of the queue and the exporter, in tests."""
 
-    def __init__(self, config: TracingConfig, clock: Clock, processor: SpanProcessor | None = None) -> None:
+    def __init__(
+        self, config: TracingConfig, clock: Clock, rng: random.Random, processor: SpanProcessor | None = None
+    ) -> None:
         self._clock = clock
         self._follows = config.follow_clients
+        self._sampler = TraceIdRatioBased(config.sample_ratio)
+        self._ids = _Ids(rng)
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
+            sampler=ParentBased(self._sampler),
+            id_generator=self._ids,
             resource=Resource.create({"service.name": config.service_name, "service.version": __version__}),
             shutdown_on_exit=False,
         )
@@ -84,9 +112,17 @@ class OpenTelemetryTracer:
         return _RequestSpan(self._begin_request(method, path, headers))
 
     def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
+        lines: list[tuple[bytes, bytes]] = _CONTEXT_LINES.findall(request)
+        if not self._follows or not lines:
+            drawn = self._ids.draw()
+            if not self._sampler.should_sample(None, drawn, "").decision.is_sampled():
+                return
+            self._ids.drawn = drawn
+        elif len(lines) == 1 and _NOT_SAMPLED.fullmatch(lines[0][1]):
+            return
         line = request[: request.find(b"\r\n")].decode("latin-1").split(" ")
         headers: CIMultiDict[str] = CIMultiDict()
-        for name, value in _CONTEXT_LINES.findall(request):
+        for name, value in lines:
             headers.add(name.decode(), value.decode().strip())
         span = _RequestSpan(self._begin_request(line[0], line[1].partition("?")[0], headers))
         span.tell(mode, outcome, None)
@@ -138,8 +174,8 @@ class OpenTelemetryTracer:
         )
         return _Timed(span, self._clock, began, wall)
 
-    async def close(self) -> None:
-        """Export what is left, for at most `EXPORT_S`; what an unreachable collector did not take by then is lost."""
+    async def close(self, within_s: float) -> None:
+        """Export what is left; what an unreachable collector has not taken by then is lost."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -151,7 +187,7 @@ class OpenTelemetryTracer:
         # Not in the loop's executor, which is waited for when the loop closes.
         threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(EXPORT_S):
+            async with asyncio.timeout(within_s):
                 await done.wait()
 
 
@@ -300,6 +336,6 @@ def _exporting(config: TracingConfig) -> SpanProcessor:
     return BatchSpanProcessor(
         exporter,
         max_queue_size=config.queue_spans,
-        schedule_delay_millis=EXPORT_S * 1e3,
+        schedule_delay_millis=_EXPORT_S * 1e3,
         max_export_batch_size=min(_BATCH_SPANS, config.queue_spans),
     )

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import ManualClock, SystemClock
+from gateway.clock import ManualClock
 from gateway.config import GatewayConfig, TracingConfig
 from gateway.ops.tracing import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
@@ -123,7 +123,7 @@ async def start(clock: ManualClock) -> AsyncIterator[Start]:
     async def start_one(origin_url: str, **settings: Any) -> Traced:
         config = GatewayConfig.for_origin(origin_url, **{**LOOPBACK, "sample_ratio": 1.0, **settings})
         exporter = InMemorySpanExporter()
-        tracer = OpenTelemetryTracer(config.tracing, clock, SimpleSpanProcessor(exporter))
+        tracer = OpenTelemetryTracer(config.tracing, clock, Random(11), SimpleSpanProcessor(exporter))
         edges.append(Traced(await start_gateway(config, clock=clock, rng=Random(7), tracer=tracer), clock, exporter))
         return edges[-1]
 
@@ -236,6 +236,32 @@ async def test_answers_from_the_door_have_spans_of_their_own(edge: Traced) -> No
     told = shown(spans[-1])
     assert (told["gateway.mode"], told["gateway.outcome"]) == ("catchup", "hit")
     assert told["url.path"] == "/s"
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_answers_from_the_door_are_sampled_as_all_others(clock: ManualClock, follows: bool) -> None:
+    exporter = InMemorySpanExporter()
+    config = TracingConfig(sample_ratio=0.25, follow_clients=follows)
+    tracer = OpenTelemetryTracer(config, clock, Random(11), SimpleSpanProcessor(exporter))
+
+    def recorded(count: int, flags: str | None) -> int:
+        exporter.clear()
+        lines = f"traceparent: 00-{TRACE}-{PARENT}-{flags}\r\n" if flags is not None else ""
+        for _ in range(count):
+            request = f"GET /s HTTP/1.1\r\nHost: edge.test\r\n{lines}\r\n".encode()
+            tracer.hit(request, Mode.CATCHUP, Outcome.HIT)
+        return len(exporter.get_finished_spans())
+
+    assert 150 < recorded(1_000, None) < 350
+    # Every trace is one of its own.
+    assert len({context_of(span).trace_id for span in exporter.get_finished_spans()}) > 150
+    if follows:
+        assert recorded(100, "01") == 100
+        assert recorded(100, "00") == 0
+    else:
+        assert 0 < recorded(100, "01") < 50
+        assert 0 < recorded(100, "00") < 50
+    await tracer.close(5)
 
 
 async def test_an_origins_failure_is_an_error_in_all_spans_of_it(edge: Traced, faults: Faults) -> None:
@@ -405,7 +431,7 @@ async def test_a_followed_stream_is_traced_apart_from_the_reader_it_was_begun_fo
 
 async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     exporter, clock = InMemorySpanExporter(), ManualClock()
-    tracer = OpenTelemetryTracer(TracingConfig(sample_ratio=1.0), clock, SimpleSpanProcessor(exporter))
+    tracer = OpenTelemetryTracer(TracingConfig(sample_ratio=1.0), clock, Random(11), SimpleSpanProcessor(exporter))
     parked: list[RequestSpan] = []
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
@@ -442,7 +468,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     assert live.end_time is not None
     assert round((live.end_time - live.start_time) / 1e9) == 60
     assert current().trace_id == ""
-    await tracer.close()
+    await tracer.close(5)
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
@@ -488,9 +514,9 @@ async def test_a_collector_that_is_not_there_keeps_no_gateway_from_stopping(
 
 
 async def test_a_tracer_ends_without_its_exporter(clock: ManualClock) -> None:
-    tracer = OpenTelemetryTracer(TracingConfig(), SystemClock(), SimpleSpanProcessor(InMemorySpanExporter()))
-    await bounded(tracer.close())
-    await bounded(tracer.close())
+    tracer = OpenTelemetryTracer(TracingConfig(), clock, Random(11), SimpleSpanProcessor(InMemorySpanExporter()))
+    await bounded(tracer.close(5))
+    await bounded(tracer.close(5))
 
 
 # -- off ---------------------------------------------------------------------------------------------------------------
