@@ -33,7 +33,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from yarl import URL
@@ -115,7 +115,7 @@ class OpenTelemetryTracer:
         lines: list[tuple[bytes, bytes]] = _CONTEXT_LINES.findall(request)
         if not self._follows or not lines:
             drawn = self._ids.draw()
-            if not self._sampler.should_sample(None, drawn, "").decision.is_sampled():
+            if self._sampler.should_sample(None, drawn, "").decision is Decision.DROP:
                 return
             self._ids.drawn = drawn
         elif len(lines) == 1 and _NOT_SAMPLED.fullmatch(lines[0][1]):
@@ -228,6 +228,10 @@ class _RequestSpan:
     @property
     def trace_id(self) -> str:
         return trace.format_trace_id(self.span.get_span_context().trace_id)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.span.get_span_context().trace_flags.sampled
 
     def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         span = self.span
