@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import typer
 
@@ -40,8 +40,8 @@ def stream_url(text: str) -> str:
 
 
 def with_query(url: str, query: Mapping[str, str]) -> str:
-    """`url` with these parameters behind its own, spelled as they are: offsets are opaque but need no quoting."""
-    added = "&".join(f"{key}={value}" for key, value in query.items())
+    """`url` with these parameters behind its own, which stay as they are spelled."""
+    added = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
     return f"{url}{'&' if '?' in url else '?'}{added}"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from gateway.cli import app
 from tests.commands.runs import ROOT, finished
 
 OPTIONS = {
@@ -34,3 +36,14 @@ def test_the_command_line_does_not_load_what_help_does_not_need() -> None:
     script = "import sys, gateway.cli; print(sorted({'aiohttp', 'rich.live', 'rich.progress'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_readme_lists_every_command_of_this_kind() -> None:
+    rows = re.findall(r"^\| `([a-z]+)[^`]*` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    ours = {info.callback.__name__ for info in app.registered_commands if info.callback and _is_ours(info.callback)}
+    assert set(OPTIONS) == ours
+    assert ours <= set(rows)
+
+
+def _is_ours(callback: Callable[..., object]) -> bool:
+    return callback.__module__.startswith("gateway.commands.")

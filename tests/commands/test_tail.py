@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -11,6 +13,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults
 from tests.commands.conftest import Client
 from tests.commands.runs import finished, running, wrote, wrote_lines
+from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer, part_of_stream
 
 # -- what comes out of a pipe ------------------------------------------------------------------------------------------
 
@@ -137,6 +140,72 @@ async def test_a_gateway_that_restarts_is_waited_for(client: Client, durable_ori
                 await tail.until(wrote(b"1\n2\n"))
                 await client.close("/s")
                 assert (await tail.finished())[0] == 0
+
+
+@asynccontextmanager
+async def hostile(script: Script) -> AsyncIterator[HostileOrigin]:
+    origin = HostileOrigin(script)
+    await origin.start()
+    try:
+        yield origin
+    finally:
+        await origin.stop()
+
+
+async def test_an_event_without_its_control_is_not_shown_until_it_has_one() -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=" not in asked.target:
+            writer.write(part_of_stream(b"[0]", "0001", "application/json"))
+            return
+        data = b"event: data\ndata: [%d]\n\n"
+        control = b'event: control\ndata: {"streamNextOffset":"%s"%s}\n\n'
+        if asked.target.split("offset=")[1].startswith("0001"):
+            body = data % 1 + data % 2 + control % (b"0002", b',"streamCursor":"77"') + data % 3
+        else:
+            body = data % 3 + control % (b"0003", b',"streamClosed":true')
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + body)
+        await writer.drain()
+        writer.close()
+
+    async with hostile(script) as origin:
+        assert await finished("tail", f"{origin.url}/s") == (0, "0\n1\n2\n3\n", "")
+    assert [asked.target for asked in origin.asked] == [
+        "/s?offset=-1",
+        "/s?offset=0001&live=sse",
+        "/s?offset=0002&live=sse&cursor=77",
+    ]
+
+
+async def test_an_offset_is_sent_back_as_it_was_named_beside_the_url_s_own_query() -> None:
+    odd = 'a+b%41#c"'
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"", odd, Stream_Closed="true").replace(b"Stream_Closed", b"Stream-Closed"))
+
+    async with hostile(script) as origin:
+        assert await finished("tail", f"{origin.url}/a%2Fb?x=%20y", "--from", odd) == (0, "", "")
+    assert [asked.target for asked in origin.asked] == ["/a%2Fb?x=%20y&offset=a%2Bb%2541%23c%22"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"event: control\ndata: {}\n\n", "control event has no streamNextOffset string"),
+        (b'event: data\ndata: [1\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n', "sent what is not"),
+    ],
+)
+async def test_what_is_no_stream_at_all_ends_it(body: bytes, said: str) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=" in asked.target:
+            writer.write(answer("200 OK", {"Content-Type": "text/event-stream"}, body))
+        else:
+            writer.write(part_of_stream(b"[0]", "1", "application/json"))
+
+    async with hostile(script) as origin:
+        status, out, err = await finished("tail", f"{origin.url}/s")
+    assert (status, out) == (1, "0\n")
+    assert said in err
+    assert err.count("\n") == 1
 
 
 # -- ends and refusals -------------------------------------------------------------------------------------------------
