@@ -25,7 +25,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test conformance offload bench loadtest check lint types layers format lock clean node
+.PHONY: help dev test conformance offload bench loadtest dashboards check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,7 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
+test: check systemd $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
@@ -47,6 +47,9 @@ bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
+
+dashboards: $(INSTALLED) ## write grafana/dashboards from what describes them
+	@$(BIN)/python -m grafana
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -66,14 +69,17 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
 	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
-	$(COMPILE) --build-deps-for editable --extra dev -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry -c requirements/runtime.txt \
+		-o requirements/dev.txt pyproject.toml
+	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
+	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
 	$(COMPILE) --extra loadtest -c requirements/runtime.txt -o requirements/loadtest.txt pyproject.toml
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
@@ -96,6 +102,17 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
+
+# systemd judges the unit file, and need not run for that.
+.PHONY: systemd
+systemd:
+	@command -v systemd-analyze >/dev/null || { \
+		echo "installing systemd from Debian"; \
+		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
+			DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd; } \
+			>/dev/null 2>&1; \
+		command -v systemd-analyze >/dev/null \
+			|| { echo "systemd-analyze is needed: on Debian, apt-get install systemd" >&2; exit 1; }; }
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)

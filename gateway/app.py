@@ -7,27 +7,43 @@ over the first half of the time, let what is in flight finish, drop the rest.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 from aiohttp import web
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
+from gateway.config_change import Change
+from gateway.config_change import change as config_change
+from gateway.config_file import ConfigError
 from gateway.config_values import Address
 from gateway.engine.core import Engine
-from gateway.engine.route import Route
+from gateway.entrance import Entrance
+from gateway.journal import Journal, Unkept
 from gateway.ops.admin import admin_application
+from gateway.ops.admin.app import MOST_LINE_BYTES
+from gateway.ops.admin.guard import Guard, admin_token
+from gateway.ops.admin.subject import NothingToRead
+from gateway.ops.console.wiring import add_console
+from gateway.ops.journal import open_journal
+from gateway.ops.log_writer import LogWriter
+from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
-from gateway.protocol.cache_status import Outcome
-from gateway.protocol.mode import Mode
-from gateway.server.connection import ClientServer
+from gateway.ops.partition_ids import PartitionIds
+from gateway.ops.state import Unsent, look_at
 from gateway.server.door import Doorkeeper
-from gateway.server.front import Front
-from gateway.server.ready import ReadyAnswers
+from gateway.tracing import NO_TRACER, Tracer
 
 _BACKLOG = 4_096
+_RELOAD_S = 10.0
+"""A configuration on a disk that does not answer is given up."""
+
+Load = Callable[[], GatewayConfig]
 
 
 class RunningGateway:
@@ -38,16 +54,28 @@ class RunningGateway:
         config: GatewayConfig,
         engine: Engine,
         metrics: Metrics,
-        server: ClientServer,
-        doors: Doorkeeper,
-        admin: web.AppRunner,
+        entrance: Entrance,
+        load: Load | None,
+        log: LogWriter | None = None,
     ) -> None:
         self.config = config
+        """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.doors = doors
-        self._server = server
-        self._admin = admin
+        self.journal: Journal = log or Unkept()
+        """Where requests are noted."""
+        self._log = log
+        self.routes = entrance.routes
+        self.doors = entrance.doors
+        self.started_at = engine.clock.now()
+        self._entrance = entrance
+        self._server = entrance.server
+        self._load = load
+        self._reloading = asyncio.Lock()
+        self._admin: web.AppRunner | None = None
+        # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
+        self._loop_delay = LoopDelay(SystemClock())
+        metrics.loop_delays = self._loop_delay.delays
         self._listener: asyncio.Server | None = None
         self.gateway_url = ""
         self.admin_url = ""
@@ -57,12 +85,28 @@ class RunningGateway:
         return self._listener is not None and not self.engine.drain.is_set
 
     @property
+    def connections(self) -> int:
+        """Client connections open now."""
+        return len(self.doors)
+
+    @property
     def strict_connections(self) -> int:
         """Client connections for which an aiohttp protocol exists."""
         return len(self._server.connections)
 
-    async def listen(self) -> Self:
-        """Accept on both ports; OSError when one is taken."""
+    async def listen(self, admin: web.Application) -> Self:
+        """Accept on both ports, the admin port with `admin`; OSError when one is taken."""
+        # A page that closes a live tail leaves no reader behind on the public port.
+        self._admin = web.AppRunner(
+            admin,
+            access_log=None,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,
+            max_line_size=MOST_LINE_BYTES,
+        )
+        self._loop_delay.start()
+        if self._log is not None:
+            self._log.start()
         loop = asyncio.get_running_loop()
         public, private = self.config.server.listen_address, self.config.server.admin_address
         try:
@@ -75,14 +119,50 @@ class RunningGateway:
             )
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
+            self._loop_delay.close()
             await self._admin.cleanup()
             await self.engine.close()
+            if self._log is not None:
+                await self._log.close(0.0)
+            await self.engine.tracer.close(0.0)
             raise
         return self
+
+    def drain(self, within_s: float | None = None) -> None:
+        """Be no longer ready, and send live readers off in order within `within_s` or the configured time.
+
+        Who still comes is answered, until `stop`: whoever sends clients here needs a while to notice.
+        """
+        within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
+        self.engine.begin_drain(within_s * 0.8, within_s)
+
+    async def reload(self) -> Change:
+        """Read the configuration again and take from it what can be taken while connections are open.
+
+        ConfigError where it cannot be used, and NothingToRead where there is none: then all stays as it was.
+        """
+        if self._load is None:
+            raise NothingToRead("this gateway was started without a configuration that could be read again")
+        async with self._reloading:
+            try:
+                async with asyncio.timeout(_RELOAD_S):
+                    wanted = await asyncio.to_thread(self._load)
+            except TimeoutError:
+                raise ConfigError(f"the configuration could not be read within {_RELOAD_S:g} s") from None
+            change = config_change(self.config, wanted)
+            self._take(change.config)
+            return change
+
+    def _take(self, config: GatewayConfig) -> None:
+        self.config = config
+        self._entrance.take(config)
+        self.engine.library.resize(config.limits.cache_bytes)
+        self.metrics.cache_limit_bytes = config.limits.cache_bytes
 
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
+        gone_at = asyncio.get_running_loop().time() + timeout_s
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
@@ -99,37 +179,74 @@ class RunningGateway:
             await self._listener.wait_closed()
             self._listener = None
         await self.engine.close()
-        await self._admin.cleanup()
+        if self._log is not None:
+            # Every request has ended by now; what is left of the time is the log's.
+            await self._log.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
+        await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
+        if self._admin is not None:
+            await self._admin.cleanup()
+        self._loop_delay.close()
 
 
 async def start_gateway(
-    config: GatewayConfig, *, clock: Clock | None = None, rng: random.Random | None = None
+    config: GatewayConfig,
+    *,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+    tracer: Tracer | None = None,
+    load: Load | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> RunningGateway:
     """Start a gateway on the running loop.  OSError when a port is taken.
 
-    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.
+    `load` reads the configuration again, in a thread, raising ConfigError; without it there is no reload.  `environ` is
+    where the admin port's token is, the process's own environment by default; ConfigError where one is needed.
+
+    `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.  `tracer` stands in
+    for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
-    metrics = Metrics(cache_limit_bytes=config.limits.cache_bytes)
-    engine = Engine(config, clock, metrics, rng or random.Random())
-    routes = [Route(route, config.server.node_name, clock) for route in config.routes]
-    front = Front(config, engine, routes, metrics)
-    server = ClientServer(front, config.limits, lambda: metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0))
-    ready = None
-    if config.server.fast_path:
-        credentials = [route.credential_headers for route in config.routes]
-        ready = ReadyAnswers(clock, engine.library, metrics, credentials, engine.touch)
-        engine.on_forget = ready.forget
-    doors = Doorkeeper(server, config.limits, ready, clock, metrics)
-    metrics.before_collect = doors.count
-    gateway: RunningGateway | None = None
-    admin = web.AppRunner(
-        admin_application(metrics, lambda: gateway is not None and gateway.is_ready),
-        access_log=None,
-        shutdown_timeout=1.0,
+    address = config.server.admin_address
+    guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
+    rng = rng or random.Random()
+    tracer = tracer or _tracer(config, clock, rng)
+    metrics = Metrics(
+        routes=[route.name for route in config.routes],
+        cache_limit_bytes=config.limits.cache_bytes,
+        limits={
+            "connections": config.limits.max_connections,
+            "followed_streams": config.limits.followed_streams,
+        },
+        wall=clock.wall,
     )
-    gateway = RunningGateway(config, engine, metrics, server, doors, admin)
-    return await gateway.listen()
+    partitions = PartitionIds(config.log.partition_key.get_secret_value())
+    log = open_journal(config, clock, metrics, rng, partitions)
+    engine = Engine(config, clock, metrics, rng, tracer)
+    entrance = Entrance(config, engine, metrics, tracer, log or Unkept())
+    doors = entrance.doors
+    gateway = RunningGateway(config, engine, metrics, entrance, load, log)
+    metrics.look = partial(look_at, engine, doors.__len__, partial(_unsent, doors), lambda: gateway.is_ready)
+    application = admin_application(gateway, guard, partitions)
+    add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
+    return await gateway.listen(application)
+
+
+def _unsent(doors: Doorkeeper) -> Unsent:
+    """What clients have left in their connections' buffers."""
+    sizes = [door.transport.get_write_buffer_size() for door in doors._doors if door.transport is not None]
+    return Unsent(sum(sizes), max(sizes, default=0))
+
+
+def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:
+    if not config.tracing.endpoint:
+        return NO_TRACER
+    try:
+        from gateway.ops.tracing import OpenTelemetryTracer
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint is set and {error.name} is not installed: pip install 'durable-gateway[opentelemetry]'"
+        ) from None
+    return OpenTelemetryTracer(config.tracing, clock, rng)
 
 
 def _url(address: Address, port: int) -> str:

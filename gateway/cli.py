@@ -1,7 +1,7 @@
-"""The command line: `dev`, `serve`, `origin` and `check`.
+"""The command line: `dev`, `serve`, `origin` and `check` here, and the clients of `gateway/commands/`.
 
-Each command turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for every
-port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
+Each command here turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for
+every port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
 
 Exit statuses: 0 done or drained; 1 it could not run (a port is taken) or was cut short; 2 the command line or the
 configuration is wrong.  Every refusal is one line on stderr.  Servers are imported inside the commands that need
@@ -17,10 +17,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 import uvloop
@@ -29,9 +29,21 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
+from gateway.commands.append import append
+from gateway.commands.bench import bench
+from gateway.commands.drain import drain
+from gateway.commands.failure import CommandFailed
+from gateway.commands.purge import purge
+from gateway.commands.reload import reload
+from gateway.commands.streams import streams
+from gateway.commands.tail import tail
+from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
 from gateway.config_values import Address, parse_address, parse_bytes
+
+if TYPE_CHECKING:
+    from gateway.app import RunningGateway
 
 PROGRAM: Final = "durable-gateway"
 FAILED: Final = 1
@@ -66,7 +78,7 @@ _Listen = Annotated[
 _Admin = Annotated[
     str | None,
     typer.Option(
-        "--admin", metavar="HOST:PORT", show_default="127.0.0.1:9437", help="Address of /healthz, /readyz, /metrics."
+        "--admin", metavar="HOST:PORT", show_default="127.0.0.1:9437", help="Address of admin API, console, /metrics."
     ),
 ]
 
@@ -78,7 +90,7 @@ def main() -> int:
     except (TyperException, ConfigError) as error:
         _complain(error.format_message() if isinstance(error, TyperException) else str(error))
         return MISUSED
-    except FailedToRunError as error:
+    except (FailedToRunError, CommandFailed) as error:
         _complain(str(error))
         return FAILED
     except (Abort, KeyboardInterrupt, asyncio.CancelledError):
@@ -166,7 +178,7 @@ def serve(
     ):
         if value is not None:
             flags.append(Flag(key, value, name))
-    _run(_serve(load_config(config, environ=os.environ, flags=flags).config))
+    _run(_serve(lambda: load_config(config, environ=os.environ, flags=flags).config))
 
 
 @app.command()
@@ -194,6 +206,10 @@ def origin(
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
     """Validate a configuration; print each value in effect and where it came from."""
     _print_settings(load_config(config, environ=os.environ))
+
+
+for _command in (tail, append, bench, top, streams, purge, drain, reload):
+    app.command()(_command)
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
@@ -225,17 +241,35 @@ class Departure:
         await self._asked.wait()
 
 
-async def _serve(config: GatewayConfig) -> None:
+async def _serve(load: Callable[[], GatewayConfig]) -> None:
     from gateway.app import start_gateway
 
     departure = Departure()
+    hung_up = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    config = load()
     server = config.server
     async with AsyncExitStack() as stack:
-        gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
+        gateway = await _listening(start_gateway(config, load=load), server.listen_address, server.admin_address)
         stack.push_async_callback(gateway.stop)
+        gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
         _ready("gateway", gateway.gateway_url)
         _ready("admin", gateway.admin_url)
         await departure.asked()
+
+
+async def _reload_when(hung_up: asyncio.Event, gateway: RunningGateway) -> None:
+    """Read the configuration again at each SIGHUP, and say in one line what came of it."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        try:
+            change = await gateway.reload()
+        except ConfigError as error:
+            _complain(f"not reloaded, all stays as it was: {error}")
+        else:
+            waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
+            _complain(f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}")
 
 
 async def _origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: float, max_chunk_bytes: int) -> None:
@@ -265,8 +299,8 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
     async with AsyncExitStack() as stack:
         running = await _listening(start_origin(settings), origin_address)
         stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
-        flag = Flag("route.*.origin", running.url, "dev")
-        config = load_config(environ=os.environ, flags=[*flags, flag]).config
+        own = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
+        config = load_config(environ=os.environ, flags=[*flags, *own]).config
         server = config.server
         gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
         stack.push_async_callback(gateway.stop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from gateway.config_values import (
     GIB,
@@ -20,10 +20,13 @@ from gateway.config_values import (
     AllowedOrigins,
     Bytes,
     Codings,
+    CollectorUrl,
     HeaderNames,
     ListenAddress,
+    LogStreamUrl,
     NodeName,
     OriginUrl,
+    PartitionKey,
     Prefix,
     RouteHost,
     RouteName,
@@ -246,13 +249,17 @@ class ServerConfig(_Model):
 
     listen: ListenAddress = Field(default="127.0.0.1:4437", description="Address for clients; port 0 picks a free one.")
     admin: ListenAddress = Field(
-        default="127.0.0.1:9437", description="Address of /healthz, /readyz and /metrics; not for the public."
+        default="127.0.0.1:9437",
+        description="Address of the admin API, the console and /metrics; beyond loopback it asks for a token.",
     )
     shutdown_timeout_s: float = Field(
         default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
     )
     fast_path: bool = Field(
         default=True, description="Answer repeated plain hits at the door, from ready bytes; false is for comparison."
+    )
+    console_writes: bool = Field(
+        default=False, description="Forms in the console that create, append to, close and delete streams."
     )
     node_name: NodeName = Field(
         default="durable-gateway",
@@ -276,11 +283,91 @@ class ServerConfig(_Model):
         return self
 
 
+class TracingConfig(_Model):
+    """Tracing by OpenTelemetry, which needs the extra `opentelemetry`; off, and free, without an endpoint."""
+
+    endpoint: CollectorUrl = Field(
+        default="",
+        description="OTLP/HTTP URL of the collector, such as http://127.0.0.1:4318/v1/traces; empty: no tracing.",
+    )
+    sample_ratio: float = Field(
+        default=0.01, ge=0, le=1, description="Share of the traces begun here that are recorded."
+    )
+    follow_clients: bool = Field(
+        default=True,
+        description="Continue a client's trace and its sampling decision; false only links to it: for a public edge.",
+    )
+    service_name: NodeName = Field(default="durable-gateway", description="Name of this service in traces.")
+    queue_spans: int = Field(
+        default=2_048, ge=1, le=1_000_000, description="Most spans that wait for export; further ones are dropped."
+    )
+    export_timeout_s: float = Field(
+        default=10, ge=0.1, le=300, description="Bound on handing one batch of spans to the collector."
+    )
+
+
+class LogConfig(_Model):
+    """The access log: a line of JSON for each request, off the path of every request."""
+
+    sink: Literal["none", "stdout", "file", "stream"] = Field(
+        default="none", description="Where lines go: nowhere, stdout, a file, or a durable stream at an origin."
+    )
+    path: str = Field(default="", description="File to write, with sink = file; what is set aside lies beside it.")
+    rotate_bytes: Bytes = Field(
+        default=256 * MIB, ge=0, le=1024 * GIB, description="Size at which the file is set aside; 0 is never."
+    )
+    rotate_s: float = Field(
+        default=86_400,
+        ge=0,
+        le=31_536_000,
+        description="It is set aside at multiples of this since 1970, 86400 at midnight UTC; 0 is never.",
+    )
+    keep_files: int = Field(default=7, ge=0, le=100_000, description="Most files that are kept beside the one in use.")
+    stream_url: LogStreamUrl = Field(
+        default="", description="Stream to append to, with sink = stream: at its origin, not through this gateway."
+    )
+    stream_authorization: SecretStr = Field(
+        default=SecretStr(""), description="Authorization to append with; better set in the environment."
+    )
+    batch_bytes: Bytes = Field(
+        default=256 * KIB, ge=KIB, le=64 * MIB, description="Most bytes in one write to the file, or one append."
+    )
+    batch_s: float = Field(
+        default=0.5, ge=0.001, le=60, description="Longest wait of a line for others to be written with."
+    )
+    queue_records: int = Field(
+        default=32_768,
+        ge=1,
+        le=10_000_000,
+        description="Most lines that wait for the sink; further ones are dropped and counted.",
+    )
+    client_address: Literal["full", "masked", "none"] = Field(
+        default="masked", description="Clients' addresses: as they are, cut to /24 and /48, or left out."
+    )
+    partition_key: PartitionKey = Field(
+        default=SecretStr(""),
+        description="Secret behind partition ids, to have the same ones after a restart; empty: drawn at start.",
+    )
+    live_interval_s: float = Field(
+        default=300, ge=0, le=86_400, description="A live read of this age has a line, and so on; 0: only at its end."
+    )
+
+    @model_validator(mode="after")
+    def _sink_needs_its_place(self) -> Self:
+        if self.sink == "file" and not self.path:
+            raise MisfitError('is needed with sink = "file"', "path")
+        if self.sink == "stream" and not self.stream_url:
+            raise MisfitError('is needed with sink = "stream"', "stream_url")
+        return self
+
+
 class GatewayConfig(_Model):
     """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
+    tracing: TracingConfig = TracingConfig()
+    log: LogConfig = LogConfig()
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
     )
@@ -309,11 +396,18 @@ class GatewayConfig(_Model):
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
         name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
         """
-        parts: dict[str, dict[str, Any]] = {"server": {}, "limits": {}, "route": {"origin": url}}
-        sections: dict[str, type[_Model]] = {"server": ServerConfig, "limits": LimitsConfig, "route": RouteConfig}
+        sections: dict[str, type[_Model]] = {
+            "server": ServerConfig,
+            "limits": LimitsConfig,
+            "tracing": TracingConfig,
+            "log": LogConfig,
+            "route": RouteConfig,
+        }
+        parts: dict[str, dict[str, Any]] = {name: {} for name in sections} | {"route": {"origin": url}}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
             if section is None:
-                raise TypeError(f"{key!r} is no field of the server, the limits or a route")
+                raise TypeError(f"{key!r} is no field of the server, the limits, the tracing, the log or a route")
             parts[section][key] = value
-        return cls.model_validate({"server": parts["server"], "limits": parts["limits"], "routes": [parts["route"]]})
+        route = parts.pop("route")
+        return cls.model_validate({**parts, "routes": [route]})

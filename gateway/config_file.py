@@ -20,15 +20,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway import toml_lines
-from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, MisfitError, RouteConfig, ServerConfig
+from gateway.config import (
+    CorsConfig,
+    GatewayConfig,
+    LimitsConfig,
+    LogConfig,
+    MisfitError,
+    RouteConfig,
+    ServerConfig,
+    TracingConfig,
+)
 from gateway.config_values import format_bytes
 
 ENV_PREFIX: Final = "DURABLE_GATEWAY_"
-_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {"server": ServerConfig, "limits": LimitsConfig}
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "server": ServerConfig,
+    "limits": LimitsConfig,
+    "tracing": TracingConfig,
+    "log": LogConfig,
+}
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 _AT_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -148,7 +162,7 @@ class _Draft:
         return f"{self.file}:{line}" if line else f"{self.file}"
 
     def lay_environment(self, environ: Mapping[str, str]) -> None:
-        prefixes = tuple(f"{ENV_PREFIX}{section}__" for section in ("SERVER", "LIMITS", "ROUTE"))
+        prefixes = tuple(f"{ENV_PREFIX}{section}__" for section in (*map(str.upper, _SECTIONS), "ROUTE"))
         for variable in sorted(name for name in environ if name.startswith(prefixes)):
             section, *keys = variable.removeprefix(ENV_PREFIX).split("__")
             if section == "ROUTE":
@@ -283,7 +297,7 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
     match path:
         case (_,):
             return GatewayConfig
-        case ("server" | "limits" as section, _):
+        case (str() as section, _) if section in _SECTIONS:
             return _SECTIONS[section]
         case ("routes", int(), _):
             return RouteConfig
@@ -325,6 +339,8 @@ def _written(key: str, value: object) -> str:
             return f"{value:g}"
         case tuple():
             return "[" + ", ".join(_written(key, item) for item in value) + "]"
+        case SecretStr():
+            return f'"{value}"'
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -27,6 +27,7 @@ _NODE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _ROUTE_NAME: Final = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
 _MAX_PORT: Final = 65_535
 _MAX_ROUTE_NAME_CHARS: Final = 64
+_LEAST_KEY_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,31 @@ def _origin_url(text: str) -> str:
     return f"{url.scheme}://{authority}{url.path.rstrip('/')}"
 
 
+def _collector_url(text: str) -> str:
+    """Empty, or an http(s) URL with a path; kept as written, since a collector's path may end in a slash."""
+    if not text:
+        return text
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname or not url.path:
+        raise ValueError(f"expected a URL such as http://127.0.0.1:4318/v1/traces, got {text!r}")
+    if "@" in url.netloc or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("a collector's URL is printable ASCII and holds no user name or password")
+    return text
+
+
+def _log_stream_url(text: str) -> str:
+    """An http(s) URL with a path, which names a stream, or nothing."""
+    if text and not urlsplit(text).path.strip("/"):
+        raise ValueError(f"expected the URL of a stream such as http://127.0.0.1:4438/logs/edge, got {text!r}")
+    return _origin_url(text) if text else text
+
+
+def _partition_key(secret: SecretStr) -> SecretStr:
+    if 0 < len(secret.get_secret_value()) < _LEAST_KEY_CHARS:
+        raise ValueError(f"a key of fewer than {_LEAST_KEY_CHARS} characters can be guessed")
+    return secret
+
+
 def _route_host(text: str) -> str:
     host = text.lower()
     if host.startswith("[") and host.endswith("]"):
@@ -167,6 +193,9 @@ HeaderNames = Annotated[tuple[HeaderName, ...], Field(strict=False)]
 Codings = Annotated[tuple[Literal["zstd", "br", "gzip"], ...], Field(strict=False), AfterValidator(_differing)]
 AllowedOrigins = Annotated[tuple[Annotated[str, AfterValidator(_allowed_origin)], ...], Field(strict=False)]
 OriginUrl = Annotated[str, AfterValidator(_origin_url)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
+LogStreamUrl = Annotated[str, AfterValidator(_log_stream_url)]
+PartitionKey = Annotated[SecretStr, AfterValidator(_partition_key)]
 RouteHost = Annotated[str, AfterValidator(_route_host)]
 Prefix = Annotated[str, AfterValidator(_prefix)]
 RouteName = Annotated[str, AfterValidator(_route_name)]

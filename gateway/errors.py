@@ -59,6 +59,14 @@ class BodyTooLarge(GatewayError):
     text = "Request body too large"
 
 
+class UnknownTransferCoding(GatewayError):
+    """The request body is in a transfer coding beside chunked, which would be lost on the way (RFC 9112 §6.1)."""
+
+    status = 501
+    fault = Fault.CLIENT
+    text = "Transfer coding not implemented"
+
+
 class RequestTimeout(GatewayError):
     """The client stopped sending its body (RFC 9110 §15.5.9)."""
 

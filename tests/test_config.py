@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, RouteConfig, ServerConfig
+from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, LogConfig, RouteConfig, ServerConfig, TracingConfig
 from gateway.config_file import ConfigError, Flag, every_field, load_config
 from gateway.config_values import Address, format_bytes, parse_address, parse_bytes
 from gateway.toml_lines import key_lines
@@ -403,9 +403,9 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
     text = (CONFIG / "gateway.toml").read_text(encoding="utf-8")
     uncommented = tomllib.loads(re.sub(r"^#(?=\[|[a-z_]+ =)", "", text, flags=re.MULTILINE))
     route = uncommented["route"][0]
+    tables = {section: table for section, table in uncommented.items() if section != "route"}
     shown = {
-        "server": uncommented["server"],
-        "limits": uncommented["limits"],
+        **tables,
         "route": {key: value for key, value in route.items() if key != "cors"},
         "route.cors": route["cors"],
     }
@@ -414,11 +414,11 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
         fields.setdefault(section, set()).add(name)
     assert {section: set(keys) for section, keys in shown.items()} == fields
 
-    config = GatewayConfig.model_validate(
-        {"server": uncommented["server"], "limits": uncommented["limits"], "routes": [route]}
-    )
+    config = GatewayConfig.model_validate({**tables, "routes": [route]})
     assert config.server == ServerConfig()
     assert config.limits == LimitsConfig()
+    assert config.tracing == TracingConfig()
+    assert config.log == LogConfig()
     assert config.routes[0] == RouteConfig(origin=ORIGIN, cors=CorsConfig())
 
     prose = " ".join(re.sub(r"^# ?", "", text, flags=re.MULTILINE).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from gateway.cli import lines_to_paste
@@ -28,7 +29,7 @@ def _spelled(name: str, value: object) -> str:
         return str(value).lower()
     if name.endswith("_bytes") and isinstance(value, int):
         return f'"{format_bytes(value)}"'
-    if isinstance(value, str):
+    if isinstance(value, str | SecretStr):
         return f'"{value}"'
     if isinstance(value, tuple):
         return "[" + ", ".join(f'"{item}"' for item in value) + "]"

@@ -14,6 +14,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coding import Coder
 from gateway.engine.deck import FlightDeck
+from gateway.engine.purge import Purge
 from gateway.engine.relay import Relay
 from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
@@ -28,6 +29,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
+from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
 from gateway.upstream.flight import Refusal
 
@@ -40,12 +42,20 @@ T = TypeVar("T")
 class Engine:
     """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all."""
 
-    def __init__(self, config: GatewayConfig, clock: Clock, recorder: Recorder, rng: random.Random) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        clock: Clock,
+        recorder: Recorder,
+        rng: random.Random,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         limits = config.limits
         self.clock = clock
         self.tasks = Tasks()
         self.drain = Drain()
-        self.client = Client(limits.upstream_connections)
+        self.tracer = tracer
+        self.client = Client(limits.upstream_connections, tracer)
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -69,8 +79,10 @@ class Engine:
             rng,
             min(limits.max_flight_bytes, max(1, limits.cache_bytes // 2)),
             self.live.end,
+            tracer,
         )
         self.relay = Relay(self.client, self.library, self.live, clock, recorder)
+        self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
         self._tail = Tail(
             self.deck,
@@ -124,7 +136,11 @@ class Engine:
                 return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
             stream.pins += 1
             try:
-                return await work(stream)
+                found = await work(stream)
+                stream.reads += 1
+                if isinstance(found, Answer) and found.outcome is Outcome.HIT:
+                    stream.hits += 1
+                return found
             except TailMovedBack:
                 continue
             except Uncacheable as error:

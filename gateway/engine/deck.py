@@ -12,12 +12,13 @@ the meantime (deleted, re-created) takes nothing, so an answer that was in the a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gateway.clock import Clock, pause
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
+from gateway.journal import note_fetch
 from gateway.metrics_seam import Recorder
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client, storable_headers
@@ -31,9 +32,11 @@ from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
+from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
+from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client, Reply
 from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
@@ -41,6 +44,7 @@ from gateway.upstream.source import Source
 METADATA = "?metadata"
 """The place of a HEAD among a stream's flights; no offset can look like it."""
 
+_KINDS = {METADATA: "metadata", NOW: "tail"}
 _REFUSAL_BYTES = 1 << 16
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
@@ -62,6 +66,7 @@ class FlightDeck:
         rng: random.Random,
         keep_bytes: int,
         on_end: Callable[[Stream, End], None],
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._client = client
         self._library = library
@@ -71,10 +76,15 @@ class FlightDeck:
         self._rng = rng
         self._keep_bytes = keep_bytes
         self._on_end = on_end
+        self._tracer = tracer
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    def flights(self) -> Iterator[tuple[Stream, Flight]]:
+        """Every flight that is the latest of its place, with the stream that it is for."""
+        return ((stream, flight) for (stream, _), flight in self._pending.items())
 
     def pending(self, stream: Stream, start: str) -> Flight | None:
         """The latest flight for what lies after `start`, if one is not over."""
@@ -89,8 +99,12 @@ class FlightDeck:
         """
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
+            flight.span.joined()
+            note_fetch(flight, leads=False)
             return flight, False
         flight = Flight(start, self._keep_bytes)
+        flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
+        note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
         stream.pins += 1
         route.retries.request()
@@ -102,12 +116,15 @@ class FlightDeck:
     def _ended(self, stream: Stream, flight: Flight) -> None:
         if not flight.is_over:
             flight.give_up()
+        flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.start)) is flight:
             del self._pending[stream, flight.start]
         self._library.release(stream)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
+        flight.span.joined()
+        note_fetch(flight, leads=False)
         while flight.head is None:
             left = flight.sent_at + patience_s - self._clock.now()
             if left <= 0 or not await flight.changed.wait_within(self._clock, left):
@@ -154,6 +171,7 @@ class FlightDeck:
     # -- one flight
 
     async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+        flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
         for attempts_left in range(route.config.retry_attempts, -1, -1):
@@ -165,7 +183,7 @@ class FlightDeck:
                 flight.fail(error)
                 return
             route.retries.retry()
-            self._recorder.retry()
+            self._recorder.retry(route.config.name)
             await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
 
     async def _attempt(
@@ -179,16 +197,18 @@ class FlightDeck:
         has_seen = stream.tape.has_seen(flight.start)
         is_token = flight.start not in (METADATA, NOW, START)
         known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
-        self._recorder.upstream_request(mode)
+        name = route.config.name
+        self._recorder.upstream_request(mode, name)
         try:
             async with await self._client.send(
                 "HEAD" if is_metadata else "GET", url, source.headers, source.bounds
             ) as reply:
+                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classify(stream, flight, route, source, reply, known)
                 is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
-                if is_token_refused and await self._is_welcome(source):
+                if is_token_refused and await self._is_welcome(source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
@@ -202,7 +222,7 @@ class FlightDeck:
                     return None
                 stream.contacted_at = max(stream.contacted_at, asked_at)
                 stream.settled_doubts = max(stream.settled_doubts, known.doubts)
-                await self._take_body(stream, flight, head, reply)
+                await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
             if self._library.drop(stream, End.RECREATED):
@@ -210,26 +230,29 @@ class FlightDeck:
             flight.fail(error)
             return None
         except GatewayError as error:
+            self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    async def _is_welcome(self, source: Source) -> bool:
+    async def _is_welcome(self, source: Source, route: str) -> bool:
         """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
-            self._recorder.upstream_request(mode)
+            self._recorder.upstream_request(mode, route)
+            asked_at = self._clock.now()
             # Only the head is wanted: a body is dropped together with its connection.
             async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:
+                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in _NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
 
-    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply) -> None:
+    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
         start, end = flight.start, head.next_offset
         is_json = stream.tape.is_json
         unwrapper = ArrayUnwrapper() if is_json else None
         flight.announce(head, reply.content_length, is_verbatim=not is_json)
         try:
             async for chunk in reply.chunks():
-                self._recorder.upstream_bytes(len(chunk))
+                self._recorder.upstream_bytes(len(chunk), Mode.CATCHUP, route)
                 inner = chunk if unwrapper is None else unwrapper.feed(chunk)
                 if inner:
                     stream.tape.check(start, end, has_bytes=True)
@@ -290,6 +313,7 @@ class FlightDeck:
             raise TailMovedBack
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         stream.headers = storable_headers(headers)
+        self._library.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
         else:
@@ -348,6 +372,19 @@ class FlightDeck:
                 stream.lifetime = lifetime_from_headers({})
             case _:
                 pass
+
+
+def _result(flight: Flight) -> tuple[str, int | None]:
+    """How a flight ended, in a word, and the status that those who shared it are told by it."""
+    match flight.error or flight.head:
+        case GatewayError() as error:
+            return "failed", error.status
+        case Refusal() as refusal:
+            return "refused", refusal.status
+        case Foreign():
+            return "foreign", None
+        case _:
+            return "landed", 200
 
 
 @dataclass(frozen=True, slots=True)

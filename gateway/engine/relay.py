@@ -28,6 +28,7 @@ from gateway.protocol.names import (
     is_true,
 )
 from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.upstream.client import Client, Reply
@@ -90,7 +91,8 @@ class Relay:
         if passed.mode is Mode.SSE:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
-        self._recorder.upstream_request(passed.mode)
+        name, asked_at = route.config.name, self._clock.now()
+        self._recorder.upstream_request(passed.mode, name)
         is_write = passed.mode in WRITES
         is_known = False
         write = _Sent(self._library.find(passed.own) if passed.own is not None else None)
@@ -100,12 +102,17 @@ class Relay:
             reply = await self._client.send(
                 passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body, is_live=is_live
             )
+            self._recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, name)
             is_known = reply.status < 500
             if is_write and is_known:
                 self._record(passed, reply, write)
             elif passed.mode is Mode.HEAD:
                 self._lost(write, reply.status)
             return reply
+        except GatewayError as error:
+            if not passed.is_cut_short():
+                self._recorder.upstream_failure(passed.mode, type(error).__name__, name)
+            raise
         finally:
             if is_write and not is_known and not passed.is_cut_short():
                 # Nobody can tell whether the origin did it, or will.  Of a body that the client itself did not finish
@@ -160,6 +167,7 @@ class Relay:
         stream.lifetime = lifetime_from_headers(passed.headers)
         stream.learn_type(reply.headers["Content-Type"])
         stream.headers = storable_headers(reply.headers)
+        self._library.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
     def _acknowledge(self, passed: Passed, reply: Reply, write: _Sent) -> None:

@@ -1,9 +1,11 @@
-"""A route at run time: where its streams are, who may share, how often it may retry, what proved uncacheable."""
+"""A route at run time: where its streams are, who may share, how often it may retry, what proved uncacheable; and the
+table of routes, which may be replaced while requests are under way."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from cachetools import TTLCache
 from multidict import CIMultiDict
@@ -42,13 +44,17 @@ class RetryBudget:
 class Route:
     """One configured route and what it has learned."""
 
-    def __init__(self, config: RouteConfig, node: str, clock: Clock) -> None:
+    def __init__(self, config: RouteConfig, node: str, clock: Clock, share: str | None = None) -> None:
         self.config = config
         self.node = node
+        self.share = share or config.name
+        """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common
+        unless they may have tapes in common."""
         self.retries = RetryBudget(config.retry_budget)
         self._origin = URL(config.origin)
         self._base_path = self._origin.raw_path.rstrip("/")
-        self._authority = str(self._origin.origin())
+        self.authority = str(self._origin.origin())
+        """Scheme, host and port of the origin: what a `Group` of its streams names."""
         self._prefix = config.prefix.rstrip("/")
         # Hit-for-miss: a remembered decision, so that readers of what cannot be shared do not queue for it.
         self.uncacheable: TTLCache[StreamKey, str] = TTLCache(
@@ -94,14 +100,14 @@ class Route:
 
     def upstream_base(self, path: str) -> str:
         """Scheme, authority and path at the origin for a canonical request path."""
-        return self._authority + self.upstream_path(path)
+        return self.authority + self.upstream_path(path)
 
     def public_location(self, location: str, public: str) -> str:
         """A Location of the origin's as clients reach it; `public` is scheme and authority as the client named them.
 
         What points elsewhere is left alone (compare nginx's `proxy_redirect default`).
         """
-        own = self._authority + self._base_path
+        own = self.authority + self._base_path
         if location != own and not location.startswith(own + "/"):
             return location
         path = location[len(own) :]
@@ -124,11 +130,11 @@ class Route:
             shown = []
         if passed_nodes:
             shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
-        partition = self.config.name
+        partition = self.share
         if shown:
             digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
             partition = f"{partition} {digest}"
-        return StreamKey(Group(self._authority, self.upstream_path(target.path)), target.query, partition)
+        return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
 
     def source(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Source:
         """Where the target's bytes come from, with the headers that a shared fetch carries.
@@ -142,3 +148,44 @@ class Route:
         headers["Via"] = f"1.1 {self.node}"
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
+
+
+_SHARING: Final = ("origin", "strip_prefix", "cache", "credentials", "credential_headers", "cors")
+"""What decides whose bytes a tape holds and who may read it."""
+
+
+class RouteTable:
+    """The routes in effect.  Owner of which there are: `replace` changes them between two requests.
+
+    A route that stays as it was stays the very object, with what it has learned.  One that changes who may share goes
+    on with tapes of its own: those begun under the old rule are out of its readers' reach, and end with theirs.
+    """
+
+    def __init__(self, configs: Sequence[RouteConfig], node: str, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._begun = 0
+        self.routes: tuple[Route, ...] = tuple(Route(config, node, clock) for config in configs)
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """The shares of tapes that requests may still be led to."""
+        return frozenset(route.share for route in self.routes)
+
+    def replace(self, configs: Sequence[RouteConfig]) -> bool:
+        """Have these routes from here on; whether that changed anything."""
+        if [route.config for route in self.routes] == list(configs):
+            return False
+        known = {route.config.name: route for route in self.routes}
+        self._begun += 1
+        self.routes = tuple(self._successor(known.get(config.name), config) for config in configs)
+        return True
+
+    def _successor(self, route: Route | None, config: RouteConfig) -> Route:
+        if route is None:
+            return Route(config, self._node, self._clock, f"{config.name} ~{self._begun}")
+        if route.config == config:
+            return route
+        is_alike = all(getattr(route.config, name) == getattr(config, name) for name in _SHARING)
+        share = route.share if is_alike else f"{config.name} ~{self._begun}"
+        return Route(config, self._node, self._clock, share)

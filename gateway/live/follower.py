@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Clock, pause
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
+from gateway.journal import note_nothing
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
@@ -45,6 +46,7 @@ from gateway.protocol.offsets import START, is_sentinel, is_well_formed
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.library import Library
 from gateway.tape.stream import End
+from gateway.tracing import detach
 from gateway.upstream.client import Bounds, Client, Reply
 from gateway.upstream.flight import Refusal, StreamHead
 
@@ -82,11 +84,16 @@ class Follower:
     ) -> None:
         self._topic = topic
         self._stream = topic.stream
+        self._route = topic.stream.key.route
         self._client = client
         self._library = library
         self._clock = clock
         self._recorder = recorder
         self._rng = rng
+        self._mode = Mode.SSE
+        """How the origin was asked last."""
+        self._counted: GatewayError | None = None
+        """The latest failure of a look, which has been counted where it was made."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether nothing was known of the stream before this follower's first connection."""
@@ -98,6 +105,9 @@ class Follower:
 
     async def run(self) -> End | None:
         """Follow until the stream is closed (None) or gone (why)."""
+        # It outlives the reader for whom it was begun.
+        detach()
+        note_nothing()
         failures = 0
         while True:
             trouble: GatewayError | None = None
@@ -110,12 +120,15 @@ class Follower:
                 return End.RECREATED
             except GatewayError as error:
                 trouble = error
+                if error is not self._counted and not isinstance(error, UpstreamUnavailable):
+                    self._recorder.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
                 self._topic.lost(self._clock.now(), trouble)
             if self._is_closed_here():
                 return None
+            self._recorder.reconnect(self._route, is_planned=trouble is None)
             if trouble is None and self._is_bulk is not was_bulk:
                 continue  # changing over from one mode to the other is no failure
             # A connection that brought something or lived for a while was a good one, however it ended.
@@ -123,7 +136,7 @@ class Follower:
                 failures = 0
             if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
                 failures += 1
-                self._recorder.retry()
+                self._recorder.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
             if isinstance(trouble, UpstreamBroken) and failures > 1:
@@ -143,6 +156,7 @@ class Follower:
         if isinstance(head, Refusal):
             self._refused(head.status)
         if isinstance(head, GatewayError):
+            self._counted = head
             raise head
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
@@ -170,7 +184,7 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             async for chunk in reply.chunks():
-                self._recorder.upstream_bytes(len(chunk))
+                self._recorder.upstream_bytes(len(chunk), Mode.LONGPOLL, self._route)
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
@@ -218,13 +232,14 @@ class Follower:
         if isinstance(head, Refusal):
             self._refused(head.status)
         if isinstance(head, GatewayError):
+            self._counted = head
             raise head
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
         parser = SseParser()
         waiting: list[bytes] = []
         async for chunk in reply.chunks():
-            self._recorder.upstream_bytes(len(chunk))
+            self._recorder.upstream_bytes(len(chunk), Mode.SSE, self._route)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
@@ -260,14 +275,17 @@ class Follower:
 
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.ways.source
-        self._recorder.upstream_request(Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL)
+        self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
+        self._recorder.upstream_request(self._mode, self._route)
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
-        self._stream.contacted_at = self._clock.now()
-        return await self._client.send("GET", source.url(at, live, cursor), headers, bounds, is_live=True)
+        asked_at = self._stream.contacted_at = self._clock.now()
+        reply = await self._client.send("GET", source.url(at, live, cursor), headers, bounds, is_live=True)
+        self._recorder.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
+        return reply
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""

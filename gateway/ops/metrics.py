@@ -1,179 +1,242 @@
-"""Counting, and the Prometheus text of the counts.
+"""Counting, and the text of the counts for Prometheus.
 
-The counts are plain Python numbers that belong to the event loop's thread, because they are on the path of every
-request: a label's child is bound once and counting is one attribute call, without a lock or a look at label values.
-`Metrics` is a prometheus-client collector over them, so the registry and the text format are that library's.  All
-modes and outcomes exist from the start at 0, so that rates are right from the first request on.
+`Metrics` is the recorder of the request path (`gateway.metrics_seam.Recorder`) and a prometheus-client collector in
+one: the registry and the text formats are that library's, the numbers are plain ones (`figures`), the names and help
+texts stand in `families`.  What has a state is looked at when somebody asks (`state`), not counted.
+
+Traces are shown as exemplars of the duration buckets, where the OpenMetrics format is asked for; the plain format has
+no place for them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.metrics_seam import NO_ROUTE
+from gateway.ops.families import (
+    build_family,
+    client_families,
+    coding_families,
+    counter,
+    gauge,
+    histogram,
+    state_families,
+    upstream_families,
+)
+from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures
+from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
-DURATION_BOUNDS_S: Final = (
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-)
-"""Upper bounds of the duration buckets: from a cached read to the longest planned life of an SSE connection."""
+_CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 
 
-class Count:
-    """One number that a label's child is."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: int = 0
-
-    def inc(self, n: int = 1) -> None:
-        self.value += n
+_TURN_SAMPLES: Final = 500
+"""As many are encoded in one turn of the loop: about 5 ms."""
+_EOF: Final = b"# EOF\n"
 
 
-class Durations:
-    """How long the requests of one mode took: counts by bucket, and the sum in seconds."""
+class _Part(Collector):
+    """A part of a family, as a collection of its own."""
 
-    __slots__ = ("counts", "sum_s")
+    def __init__(self, part: Metric) -> None:
+        self._part = part
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(DURATION_BOUNDS_S) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, duration_s: float) -> None:
-        self.counts[bisect_left(DURATION_BOUNDS_S, duration_s)] += 1
-        self.sum_s += duration_s
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [*(str(bound) for bound in DURATION_BOUNDS_S), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+    def collect(self) -> Iterable[Metric]:
+        return (self._part,)
 
 
 class Metrics(Collector):
-    """The gateway's series: a `gateway.metrics_seam.Recorder` and a Prometheus collector in one.
+    """The gateway's series.  `routes` exist from the start, beside `NO_ROUTE`; others begin when first counted for.
 
     Without a registry it makes its own, with the process's figures beside the gateway's, so that several
-    gateways can live in one process.
+    gateways can live in one process.  `wall` gives Unix seconds, for exemplars.
     """
 
     def __init__(
-        self, registry: CollectorRegistry | None = None, *, cache_limit_bytes: int = 0, version: str = __version__
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        routes: Iterable[str] = (),
+        cache_limit_bytes: int = 0,
+        limits: Mapping[str, int] | None = None,
+        wall: Callable[[], float] = lambda: 0.0,
+        version: str = __version__,
     ) -> None:
         self._version = version
-        self._requests = {(mode, outcome): Count() for mode in Mode for outcome in Outcome}
-        self._durations = {mode: Durations() for mode in Mode}
-        self._upstream_requests = {mode: Count() for mode in Mode}
-        self._subscribers = {mode: Count() for mode in (Mode.LONGPOLL, Mode.SSE)}
-        self._upstream_bytes = Count()
-        self._downstream_bytes = Count()
-        self._evictions = Count()
-        self._coded = {coding: Count() for coding in Coding}
-        self._coded_in = {coding: Count() for coding in Coding}
-        self._coded_out = {coding: Count() for coding in Coding}
-        self._slow_consumers = Count()
-        self._retries = Count()
-        self._cache_bytes = 0
-        self._tapes = 0
+        self._wall = wall
+        self.routes: dict[str, RouteFigures] = {route: RouteFigures() for route in (*routes, NO_ROUTE)}
+        """What was counted, by route."""
         self.cache_limit_bytes = cache_limit_bytes
+        self.limits = dict(limits or {})
+        """Bounds of the configuration, by the name of the figure that they bound (`connections`)."""
+        self.downstream_count = Count()
+        self.slow_consumers = {True: Count(), False: Count()}
+        """By whether they were closed."""
+        self.log_drop_count = Count()
+        self.loop_delays = Histogram(DELAY_BOUNDS_S)
+        """How late the event loop was; whoever measures it puts its own here."""
+        self._coded = {coding: (Count(), Count(), Count()) for coding in Coding}
+        self.cache_bytes = 0
         self.before_collect: Callable[[], None] = lambda: None
         """Called before the series are read, for whoever counts many at a time."""
+        self.look: Callable[[], State] = State
+        """Looks at the gateway."""
         if registry is None:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
         self.registry = registry
         registry.register(self)
 
-    # Children, for whoever counts often enough to hold on to one.
+    # Sums over routes, for whoever shows them otherwise.
 
     def requests(self, mode: Mode, outcome: Outcome) -> Count:
-        """The child of `gateway_requests_total` for this mode and outcome."""
-        return self._requests[mode, outcome]
-
-    def durations(self, mode: Mode) -> Durations:
-        """The child of `gateway_request_duration_seconds` for this mode."""
-        return self._durations[mode]
+        """Requests of all routes that ended so."""
+        return Count(sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
 
     def upstream_requests(self, mode: Mode) -> Count:
-        """The child of `gateway_upstream_requests_total` for this mode."""
-        return self._upstream_requests[mode]
+        """Requests of all routes sent to origins."""
+        return Count(sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
+
+    def upstream_bytes_of(self, mode: Mode) -> int:
+        """Body bytes of all routes from origins."""
+        return sum(figures.upstream_bytes[mode].value for figures in self.routes.values())
+
+    def subscribers_of(self, mode: Mode) -> int:
+        """Live clients of all routes connected now; `mode` is a live one."""
+        return sum(figures.subscribers[mode].value for figures in self.routes.values())
+
+    @property
+    def retry_count(self) -> int:
+        return sum(figures.retries.value for figures in self.routes.values())
+
+    @property
+    def eviction_count(self) -> int:
+        return sum(figures.evictions.value for figures in self.routes.values())
 
     # The recorder.
 
-    def request(self, mode: Mode, outcome: Outcome, duration_s: float) -> None:
-        self._requests[mode, outcome].value += 1
-        self._durations[mode].observe(duration_s)
+    def _of(self, route: str) -> RouteFigures:
+        figures = self.routes.get(route)
+        if figures is None:
+            figures = self.routes[route] = RouteFigures()
+        return figures
 
-    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int) -> None:
-        self._requests[mode, outcome].value += n
-        self._durations[mode].counts[0] += n
-        self._downstream_bytes.value += body_bytes
+    def request(
+        self,
+        mode: Mode,
+        outcome: Outcome,
+        duration_s: float,
+        route: str = NO_ROUTE,
+        *,
+        first_byte_s: float | None = None,
+        sent_bytes: int = 0,
+        trace_id: str | None = None,
+    ) -> None:
+        end = self._of(route).ended(mode, outcome)
+        end.requests += 1
+        end.sent_bytes += sent_bytes
+        if trace_id is None:
+            end.durations.observe(duration_s)
+            if first_byte_s is not None:
+                end.first_bytes.observe(first_byte_s)
+            return
+        now = self._wall()
+        end.durations.observe_traced(duration_s, trace_id, now)
+        if first_byte_s is not None:
+            end.first_bytes.observe_traced(first_byte_s, trace_id, now)
 
-    def upstream_request(self, mode: Mode) -> None:
-        self._upstream_requests[mode].value += 1
+    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE) -> None:
+        end = self._of(route).ended(mode, outcome)
+        end.requests += n
+        end.sent_bytes += body_bytes
+        end.durations.observe(0.0, n)
+        end.first_bytes.observe(0.0, n)
+        self.downstream_count.value += body_bytes
 
-    def upstream_bytes(self, n: int) -> None:
-        self._upstream_bytes.value += n
+    def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
+        self._of(route).upstream_requests[mode].value += 1
+
+    def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
+        figures = self._of(route)
+        figures.upstream_first_bytes[mode].observe(first_byte_s)
+        figures.upstream_replies[_CLASSES.get(status // 100, "5xx")].value += 1
+
+    def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
+        self._of(route).upstream_failures.setdefault(fault, Count()).value += 1
+
+    def upstream_bytes(self, n: int, mode: Mode = Mode.OTHER, route: str = NO_ROUTE) -> None:
+        self._of(route).upstream_bytes[mode].value += n
 
     def downstream_bytes(self, n: int) -> None:
-        self._downstream_bytes.value += n
+        self.downstream_count.value += n
 
-    def subscribers(self, mode: Mode, delta: int) -> None:
-        self._subscribers.setdefault(mode, Count()).value += delta
+    def subscribers(self, mode: Mode, delta: int, route: str = NO_ROUTE) -> None:
+        self._of(route).subscribers[mode].value += delta
+
+    def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
+        figures = self._of(route)
+        figures.deliveries.value += readers
+        figures.delivery_delays.observe(delay_s)
 
     def cache(self, bytes_: int, tapes: int) -> None:
-        self._cache_bytes = bytes_
-        self._tapes = tapes
+        self.cache_bytes = bytes_
 
-    def eviction(self, n: int = 1) -> None:
-        self._evictions.value += n
+    def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
+        self._of(route).evictions.value += n
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
-        self._coded[coding].value += 1
-        self._coded_in[coding].value += plain_bytes
-        self._coded_out[coding].value += coded_bytes
+        bodies, before, after = self._coded[coding]
+        bodies.value += 1
+        before.value += plain_bytes
+        after.value += coded_bytes
 
-    def slow_consumer(self) -> None:
-        self._slow_consumers.value += 1
+    def slow_consumer(self, *, is_closed: bool = True) -> None:
+        self.slow_consumers[is_closed].value += 1
 
-    def retry(self) -> None:
-        self._retries.value += 1
+    def retry(self, route: str = NO_ROUTE) -> None:
+        self._of(route).retries.value += 1
+
+    def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
+        self._of(route).reconnects[is_planned].value += 1
+
+    def log_drops(self, n: int = 1) -> None:
+        self.log_drop_count.value += n
 
     # The collector.
 
-    def exposition(self) -> tuple[bytes, str]:
-        """The registry in the Prometheus text format, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """The series in the format that `accept`, a request's header, asks for, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    async def scrape(self, accept: str = "") -> tuple[bytes, str]:
+        """The same text, made in turns with whatever else the loop has to do: with many routes it takes as long as
+        thousands of requests.  Families are of one moment each."""
+        encode, content_type = choose_encoder(accept)
+        text = bytearray()
+        for family in self.registry.collect():
+            for at in range(0, max(1, len(family.samples)), _TURN_SAMPLES):
+                part = Metric(family.name, family.documentation, family.type, family.unit)
+                part.samples = family.samples[at : at + _TURN_SAMPLES]
+                said = encode(_Part(part)).removesuffix(_EOF)
+                while at and said.startswith(b"# "):
+                    # What the family is has been said.
+                    said = said.partition(b"\n")[2]
+                text += said
+                await asyncio.sleep(0)
+        if content_type.startswith("application/openmetrics-text"):
+            text += _EOF
+        return bytes(text), content_type
 
     def describe(self) -> Iterable[Metric]:
         """The same families, so that a registry refuses two gateways' series at once."""
@@ -182,118 +245,59 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The series as they stand."""
         self.before_collect()
-        yield from self._traffic()
-        yield from self._state()
+        state = self.look()
+        yield from client_families(self.routes)
+        yield from upstream_families(self.routes)
+        yield from self._own()
+        yield from coding_families(self._coded)
+        yield from state_families(state, self.routes)
+        yield build_family(self._version)
 
-    def _traffic(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily(
-            "gateway_requests",
-            "Client requests that have ended, by what was asked and how it was answered. Includes refused and dropped "
-            "ones and, once they end, live reads; excludes requests that could not be parsed and the admin port.",
-            labels=("mode", "outcome"),
+    def _own(self) -> Iterator[Metric]:
+        """What has no route."""
+        yield counter(
+            "gateway_downstream_bytes",
+            "Body bytes handed to clients' connections as they went, whether or not they were read. Excludes headers.",
+            (),
+            [((), self.downstream_count.value)],
         )
-        for (mode, outcome), count in self._requests.items():
-            requests.add_metric((mode.value, outcome.value), count.value)
-        yield requests
-
-        durations = HistogramMetricFamily(
-            "gateway_request_duration_seconds",
-            "Seconds from reading a client's request to the end of its answer. Includes the time a live read waited "
-            "for data or an SSE connection lived; excludes time in the kernel's buffers.",
-            labels=("mode",),
+        yield counter(
+            "gateway_slow_consumers",
+            "Clients that did not keep up: moved, back to reading the tape at their own pace, or closed after that. "
+            "Excludes those that went away by themselves.",
+            ("action",),
+            [(("closed" if is_closed else "moved",), count.value) for is_closed, count in self.slow_consumers.items()],
         )
-        for mode, spread in self._durations.items():
-            durations.add_metric((mode.value,), spread.cumulative(), spread.sum_s)
-        yield durations
-
-        upstream = CounterMetricFamily(
-            "gateway_upstream_requests",
-            "Requests sent to origins, by what was asked of them. Includes retries, tail probes and the gateway's own "
-            "HEADs; excludes connections opened and not used.",
-            labels=("mode",),
-        )
-        for mode, count in self._upstream_requests.items():
-            upstream.add_metric((mode.value,), count.value)
-        yield upstream
-
-        for name, text, count in (
-            (
-                "gateway_upstream_bytes",
-                "Body bytes from origins, SSE framing and base64 included. Excludes headers and request bodies.",
-                self._upstream_bytes,
-            ),
-            (
-                "gateway_downstream_bytes",
-                "Body bytes handed to clients' connections, whether or not they were read. Excludes headers.",
-                self._downstream_bytes,
-            ),
-            (
-                "gateway_upstream_retries",
-                "Requests to an origin that were tries after the first. Excludes reconnects after a planned end.",
-                self._retries,
-            ),
-            (
-                "gateway_slow_consumers",
-                "Live clients closed because they did not keep up. Excludes those that went away by themselves.",
-                self._slow_consumers,
-            ),
-        ):
-            yield CounterMetricFamily(name, text, value=count.value)
-
-        for name, text, by_coding in (
-            (
-                "gateway_compressions",
-                "Bodies compressed. Excludes those that did not shrink and, since each is made once, those sent again.",
-                self._coded,
-            ),
-            (
-                "gateway_compression_input_bytes",
-                "Bytes of those bodies before. Excludes what gateway_compressions excludes.",
-                self._coded_in,
-            ),
-            (
-                "gateway_compression_output_bytes",
-                "Bytes of those bodies after. Excludes what gateway_compressions excludes.",
-                self._coded_out,
-            ),
-        ):
-            family = CounterMetricFamily(name, text, labels=("coding",))
-            for coding, count in by_coding.items():
-                family.add_metric((coding.value,), count.value)
-            yield family
-
-    def _state(self) -> Iterator[Metric]:
-        subscribers = GaugeMetricFamily(
-            "gateway_subscribers",
-            "Live clients connected now: waiting long-polls and open SSE connections. Excludes long-polls that are "
-            "answered at once.",
-            labels=("mode",),
-        )
-        for mode, count in self._subscribers.items():
-            subscribers.add_metric((mode.value,), count.value)
-        yield subscribers
-
-        yield CounterMetricFamily(
+        yield counter(
             "gateway_evictions",
-            "Tapes dropped to stay within the byte budget. Excludes those dropped because their stream was deleted, "
-            "expired or was purged.",
-            value=self._evictions.value,
+            "Tapes dropped to stay within the byte budget, and blocks of the one tape that is larger than all of it. "
+            "Excludes those dropped because their stream was deleted, expired or was purged.",
+            ("route",),
+            [((route,), figures.evictions.value) for route, figures in self.routes.items()],
         )
-        for name, text, value in (
-            (
-                "gateway_cache_bytes",
-                "Stream bytes on tapes and compressed ones made of them. Excludes indexes, buffers, bodies in flight.",
-                self._cache_bytes,
-            ),
-            (
-                "gateway_cache_limit_bytes",
-                "The byte budget that gateway_cache_bytes is kept within.",
-                self.cache_limit_bytes,
-            ),
-            ("gateway_tapes", "Tapes held, empty ones included. Excludes streams only relayed.", self._tapes),
-        ):
-            yield GaugeMetricFamily(name, text, value=value)
-
-        build = GaugeMetricFamily("gateway_build_info", "Always 1; the label names the version.", labels=("version",))
-        build.add_metric((self._version,), 1)
-        yield build
+        yield counter(
+            "gateway_log_drops",
+            "Records of the access log given up because its queue was full. Excludes what a sink refused for good.",
+            (),
+            [((), self.log_drop_count.value)],
+        )
+        yield histogram(
+            "gateway_event_loop_delay_seconds",
+            "How much later than asked the event loop called a timer, ten times a second. Excludes time in threads.",
+            (),
+            [((), self.loop_delays)],
+        )
+        yield gauge(
+            "gateway_cache_bytes",
+            "Stream bytes on tapes and compressed ones made of them. Excludes indexes, buffers, bodies in flight.",
+            (),
+            [((), self.cache_bytes)],
+        )
+        yield gauge(
+            "gateway_cache_limit_bytes",
+            "The byte budget that gateway_cache_bytes is kept within.",
+            (),
+            [((), self.cache_limit_bytes)],
+        )
+        for name, most in self.limits.items():
+            yield gauge(f"gateway_{name}_limit", f"The most that gateway_{name} may be.", (), [((), most)])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, Shown
 from gateway.errors import GatewayError
 from gateway.metrics_seam import Recorder
 
@@ -23,12 +23,23 @@ class Aborted(Exception):
 
 
 class Delivery:
-    """Writes to one client."""
+    """Writes to one client.  `now` gives monotonic seconds; without it the first byte's time is not noted."""
 
-    def __init__(self, request: web.BaseRequest, recorder: Recorder, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        recorder: Recorder,
+        write_timeout_s: float,
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self._request = request
         self._recorder = recorder
         self._write_timeout_s = write_timeout_s
+        self._now = now
+        self.first_byte_at: float | None = None
+        """When the answer began to be written; None where it did not."""
+        self.sent_bytes = 0
+        """Body bytes handed to the connection."""
 
     async def answer(self, answer: Answer) -> web.StreamResponse:
         """Send an answer whole.  Raises Aborted when the client or the origin went away in the middle."""
@@ -38,10 +49,12 @@ class Delivery:
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
             # Nothing has been written yet, so what fails here can still be told by a status.
             body = b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
+            if answer.shown is not None:
+                answer.shown.stream.sent_bytes += len(body)
             return await self.text(answer.status, answer.headers, body)
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         response.content_length = length
-        return await self.stream(response, answer.parts.stream(answer.is_json))
+        return await self.stream(response, answer.parts.stream(answer.is_json), answer.shown)
 
     async def text(self, status: int, headers: CIMultiDict[str], body: bytes) -> web.StreamResponse:
         """Send a short body that is here."""
@@ -51,17 +64,31 @@ class Delivery:
             response.headers["Content-Type"] = content_type
         elif "Content-Type" in response.headers:
             del response.headers["Content-Type"]
-        self._recorder.downstream_bytes(len(body))
+        self._sent(len(body))
+        self._begins()
         await self._bounded(response.prepare(self._request))
         await self._bounded(response.write_eof())
         return response
 
-    async def stream(self, response: web.StreamResponse, body: AsyncIterator[bytes]) -> web.StreamResponse:
-        """Send a body as it becomes available."""
+    def _begins(self) -> None:
+        if self._now is not None:
+            self.first_byte_at = self._now()
+
+    def _sent(self, size: int) -> None:
+        self.sent_bytes += size
+        self._recorder.downstream_bytes(size)
+
+    async def stream(
+        self, response: web.StreamResponse, body: AsyncIterator[bytes], shown: Shown | None = None
+    ) -> web.StreamResponse:
+        """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
+        self._begins()
         await self._bounded(response.prepare(self._request))
         try:
             async for chunk in body:
-                self._recorder.downstream_bytes(len(chunk))
+                self._sent(len(chunk))
+                if shown is not None:
+                    shown.stream.sent_bytes += len(chunk)
                 await self._bounded(response.write(chunk))
         except GatewayError as error:
             raise self.abort() from error

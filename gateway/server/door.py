@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Protocol, cast
 
@@ -51,6 +51,7 @@ class Door(asyncio.Protocol):
 
     __slots__ = (
         "_candidate",
+        "_client",
         "_exact",
         "_held",
         "_is_active",
@@ -82,6 +83,7 @@ class Door(asyncio.Protocol):
         self._is_busy = False
         """Whether a request may find something before it here: a look is due before it is answered by itself."""
         self._candidate: bytes | None = None
+        self._client: str | None = None
         self._live: LiveReader | None = None
         """Who is being answered without the strict protocol."""
         self._live_mode = Mode.SSE
@@ -140,6 +142,8 @@ class Door(asyncio.Protocol):
             self.transport.write(answer.joined)
         else:
             self.transport.writelines(answer.pieces)
+        if self._keeper.on_hit is not None:
+            self._keeper.on_hit(answer, self.client, data)
 
     def _receive(self, data: bytes) -> None:
         strict = self._strict
@@ -158,7 +162,7 @@ class Door(asyncio.Protocol):
             ready = self._keeper.ready
             if ready is not None and not self.is_full and (answer := ready.find(data)) is not None:
                 self._is_busy = False
-                self._serve(answer)
+                self._serve(answer, data)
                 return
             if _is_one_plain_get(data):
                 self._candidate = data
@@ -208,13 +212,23 @@ class Door(asyncio.Protocol):
 
     # -- answers
 
-    def _serve(self, answer: Ready) -> None:
+    def _serve(self, answer: Ready, request: bytes) -> None:
         assert self.transport is not None
         answer.hits += 1
         if answer.joined is not None:
             self.transport.write(answer.joined)
         else:
             self.transport.writelines(answer.pieces)
+        if self._keeper.on_hit is not None:
+            self._keeper.on_hit(answer, self.client, request)
+
+    @property
+    def client(self) -> str | None:
+        """The address of the connection's other end, where there is one."""
+        if self._client is None and self.transport is not None:
+            peer = self.transport.get_extra_info("peername")
+            self._client = str(peer[0]) if isinstance(peer, tuple) else None
+        return self._client
 
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The strict way has answered the request that came in last; remember it if it was one to remember."""
@@ -387,6 +401,8 @@ class Doorkeeper:
         self.loop = asyncio.get_running_loop()
         # Connections go by the machine's time, whatever the clock that streams go by.
         self.wheel = Wheel(SystemClock())
+        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
+        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
         self.is_leaving = False

@@ -24,6 +24,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
+from gateway.journal import Repeated
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -93,6 +94,8 @@ class Ready:
         "mode",
         "outcome",
         "pieces",
+        "repeated",
+        "route",
         "spellings",
         "stream",
         "trust_s",
@@ -109,8 +112,13 @@ class Ready:
         headers: CIMultiDict[str],
         body: Sequence[bytes],
         laid_at: float | None,
+        route: str,
+        repeated: Repeated | None,
     ) -> None:
         self.stream = stream
+        self.route = route
+        self.repeated = repeated
+        """What the access log says of every answer; None where none is kept."""
         self.trust_s = trust_s
         self.mode = mode
         self.outcome = outcome
@@ -190,7 +198,12 @@ class ReadyAnswers:
         self._seen: set[int] = set()
         self._served = 0
         self.cost = 0
-        self.budget_bytes = library.budget_bytes // _LARGEST_SHARE
+        self.take(credential_headers)
+
+    def take(self, credential_headers: Iterable[Collection[str]]) -> None:
+        """Begin anew, with routes that take these headers for credentials."""
+        for ready in list(self._all):
+            self._drop(ready)
         by_route = [{name.lower() for name in names} for names in credential_headers]
         self._loose_names = [name for name in _MEANINGLESS if not all(name in names for names in by_route)]
         tight_names = [name for name in _MEANINGLESS if not any(name in names for names in by_route)]
@@ -199,6 +212,11 @@ class ReadyAnswers:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes that answers may take."""
+        return self._library.budget_bytes // _LARGEST_SHARE
 
     @property
     def served(self) -> int:
@@ -268,7 +286,12 @@ class ReadyAnswers:
         hits, ready.hits = ready.hits, 0
         if hits:
             self._served += hits
-            self._recorder.hits(ready.mode, ready.outcome, hits, hits * ready.body_bytes)
+            sent = hits * ready.body_bytes
+            self._recorder.hits(ready.mode, ready.outcome, hits, sent, ready.route)
+            stream = ready.stream
+            stream.reads += hits
+            stream.hits += hits
+            stream.sent_bytes += sent
 
     # -- remembering and forgetting
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.config import LimitsConfig
-from gateway.errors import BadRequest, BodyTooLarge, GatewayError, RequestTimeout
+from gateway.errors import BadRequest, BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 
 
 class Upload:
@@ -20,6 +20,9 @@ class Upload:
     def __init__(self, request: web.BaseRequest, limits: LimitsConfig) -> None:
         if (request.content_length or 0) > limits.max_request_bytes:
             raise BodyTooLarge
+        codings = ",".join(request.headers.getall(hdrs.TRANSFER_ENCODING, ()))
+        if codings and codings.strip(" \t").lower() != "chunked":
+            raise UnknownTransferCoding
         self._request = request
         self._limits = limits
         self.error: GatewayError | None = None

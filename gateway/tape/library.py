@@ -11,6 +11,7 @@ of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Without it no reader would ever loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from gateway.metrics_seam import Recorder
 from gateway.tape.eviction import Eviction
@@ -19,6 +20,18 @@ from gateway.tape.tape import TAPE_COST, Tape
 
 USE_S = 1.0
 """Requests for a stream within this time of its last use are a part of that use."""
+
+_NOBODYS = StreamKey(Group("", ""), "", "")
+"""The key of no stream, to spare none."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """What the streams of one route take: tapes, blocks, and bytes of the budget."""
+
+    tapes: int = 0
+    blocks: int = 0
+    cost: int = 0
 
 
 class Library:
@@ -35,7 +48,11 @@ class Library:
         self._mint = mint
         self._recorder = recorder
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
+        self._tagged: dict[str, dict[Stream, None]] = {}
+        """Streams by each of their surrogate keys."""
         self._count = 0
+        self.holdings: dict[str, Holding] = {}
+        """What is held, by route."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped or it ends, for whoever keeps something made of them."""
 
@@ -55,6 +72,28 @@ class Library:
         """Every stream that a write to the group's path concerns."""
         return list(self._groups.get(group, {}).values())
 
+    def tagged(self, surrogate_key: str) -> list[Stream]:
+        """Every stream that the origin put into this group."""
+        return list(self._tagged.get(surrogate_key, ()))
+
+    def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
+        """The origin has named the groups that the stream is in.  A reply that names none takes nothing back: origins
+        say it on some replies only.  Nothing happens on an ended stream."""
+        if not surrogate_keys or stream.ended is not None or stream.surrogate_keys == surrogate_keys:
+            return
+        self._untag(stream)
+        stream.surrogate_keys = surrogate_keys
+        for key in surrogate_keys:
+            self._tagged.setdefault(key, {})[stream] = None
+
+    def _untag(self, stream: Stream) -> None:
+        for key in stream.surrogate_keys:
+            streams = self._tagged[key]
+            del streams[stream]
+            if not streams:
+                del self._tagged[key]
+        stream.surrogate_keys = frozenset()
+
     def open(self, key: StreamKey, now: float) -> Stream:
         """The stream of `key`, begun now where none is remembered."""
         stream = self.find(key)
@@ -62,6 +101,7 @@ class Library:
             stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
             self._groups.setdefault(key.group, {})[key] = stream
             self._count += 1
+            self._held(stream, 1, 0, 0)
             self._eviction.admit(key)
             self._charge(stream, TAPE_COST)
         else:
@@ -82,8 +122,9 @@ class Library:
         """Lay bytes on the stream's tape and evict what no longer fits.  Nothing happens on an ended stream."""
         if stream.ended is not None:
             return
-        before = stream.tape.cost
+        before, blocks = stream.tape.cost, stream.tape.block_count
         stream.tape.lay(start, end, pieces, now)
+        self._held(stream, 0, stream.tape.block_count - blocks, 0)
         self._eviction.admit(stream.key)
         if stream.is_followed:
             # Live readers ask once and are sent what is laid: each of it is a use.
@@ -100,12 +141,14 @@ class Library:
 
     def _remove(self, stream: Stream, why: End) -> None:
         stream.ended = why
+        self._untag(stream)
         streams = self._groups[stream.key.group]
         del streams[stream.key]
         if not streams:
             del self._groups[stream.key.group]
         self._count -= 1
         self.cost -= stream.tape.cost
+        self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)
         stream.tape.drop_all()
         self.on_forget(stream)
         self._recorder.cache(self.cost + self.lent, self._count)
@@ -117,7 +160,9 @@ class Library:
     def forget_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes but keep it: what it holds is no longer what the origin would send."""
         if stream.ended is None:
+            blocks = stream.tape.block_count
             self._charge(stream, -stream.tape.drop_all())
+            self._held(stream, 0, -blocks, 0)
             stream.tape.doubt()
             self.on_forget(stream)
 
@@ -152,32 +197,51 @@ class Library:
         self.lent -= size
         self._recorder.cache(self.cost + self.lent, self._count)
 
+    def _held(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
+        """Take note of what has come to the stream's route, or gone."""
+        holding = self.holdings.get(stream.key.route)
+        if holding is None:
+            holding = self.holdings[stream.key.route] = Holding()
+        holding.tapes += tapes
+        holding.blocks += blocks
+        holding.cost += cost
+
+    def resize(self, budget_bytes: int) -> None:
+        """Keep to another budget from here on."""
+        self.budget_bytes = budget_bytes
+        self._make_room(None, may_shorten=False)
+
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta
+        self._held(stream, 0, 0, delta)
         self._make_room(stream, may_shorten=True)
 
-    def _make_room(self, stream: Stream, *, may_shorten: bool) -> None:
+    def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
         """Keep to the budget: other streams go before bytes of `stream`, and those only if they may."""
-        evicted = 0
+        spared = stream.key if stream is not None else _NOBODYS
         while self.cost + self.lent > self.budget_bytes:
-            key = self._eviction.victim(stream.key)
+            key = self._eviction.victim(spared)
             if key is None:
-                if not may_shorten:
+                if not may_shorten or stream is None:
                     break
+                blocks = stream.tape.block_count
                 freed = stream.tape.drop_oldest()
                 if not freed:
                     break
                 self.cost -= freed
+                self._held(stream, 0, stream.tape.block_count - blocks, -freed)
+                self._recorder.eviction(1, stream.key.route)
                 self.on_forget(stream)
             else:
                 victim = self.find(key)
                 assert victim is not None
+                self._recorder.eviction(1, key.route)
                 if victim.pins:
-                    self.cost -= victim.tape.drop_all()
+                    blocks = victim.tape.block_count
+                    freed = victim.tape.drop_all()
+                    self.cost -= freed
+                    self._held(victim, 0, -blocks, -freed)
                     self.on_forget(victim)
                 else:
                     self._remove(victim, End.EVICTED)
-            evicted += 1
-        if evicted:
-            self._recorder.eviction(evicted)
         self._recorder.cache(self.cost + self.lent, self._count)

@@ -35,6 +35,18 @@ class StreamKey(NamedTuple):
     partition: str
     """Who may share: readers by the same route, with the same credentials, by way of the same gateways."""
 
+    @property
+    def route(self) -> str:
+        """The name of the route, which the partition begins with."""
+        return self.partition.partition(" ")[0]
+
+    @property
+    def share(self) -> str:
+        """The part of the partition that is the route's: its name, and a number where its tapes were begun anew."""
+        name, _, rest = self.partition.partition(" ")
+        number = rest.partition(" ")[0]
+        return f"{name} {number}" if number.startswith("~") else name
+
 
 class End(StrEnum):
     """Why a stream record is no longer believed in."""
@@ -81,6 +93,14 @@ class Stream:
     """How often something passed by that may have been the stream's end."""
     settled_doubts: int = 0
     """How many of these came before the latest look that still found it."""
+    surrogate_keys: frozenset[str] = frozenset()
+    """The origin's names for groups that the stream is in; set by `Library.tag` alone, which keeps their index."""
+    reads: int = 0
+    """Requests answered as this stream, of all modes that read; a live one counts when it begins."""
+    hits: int = 0
+    """How many of these were answered without the origin."""
+    sent_bytes: int = 0
+    """Bytes of bodies handed to its clients' connections."""
     ended: End | None = None
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""

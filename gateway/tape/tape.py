@@ -14,7 +14,7 @@ The tape is changed only by plain functions.  It knows no HTTP, no sockets and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import TailMovedBack, UpstreamBroken
@@ -69,6 +69,10 @@ class Tape:
     def size(self) -> int:
         """Stream bytes held."""
         return sum(block.size for block in self._blocks.values())
+
+    def blocks(self) -> Iterator[Block]:
+        """The runs of bytes held, in the order they were laid."""
+        return iter(self._blocks.values())
 
     def resolve(self, token: str) -> str:
         """The token that names the same position and is furthest along a chain of empty steps."""

@@ -13,14 +13,16 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
@@ -41,12 +43,39 @@ class Bounds:
     total_s: float | None = 600.0
 
 
+class Connections(NamedTuple):
+    """Connections of one pool: how many are in use, how many wait for a request, and their ages in seconds."""
+
+    busy: int
+    idle: int
+    oldest_s: float
+    mean_s: float
+
+
 class _Connector(aiohttp.TCPConnector):
-    """A pool that never reuses a connection with unread bytes on it.
+    """A pool that never reuses a connection with unread bytes on it, and knows how old its connections are.
 
     aiohttp 3.14 takes an idle connection although an origin has sent an unsolicited reply on it; the next request
     would be answered with that, and every later one be off by one: stream A's bytes under stream B.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._made_at: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
+
+    async def _create_connection(self, *asked: Any) -> ResponseHandler:
+        protocol = await super()._create_connection(*asked)
+        self._made_at[protocol] = self._loop.time()
+        return protocol
+
+    def look(self) -> Connections:
+        """The connections as they are now."""
+        now = self._loop.time()
+        # What is being connected has a place among the busy already, and no age.
+        busy = [protocol for protocol in self._acquired if protocol in self._made_at]
+        idle = [protocol for waiting in self._conns.values() for protocol, _ in waiting if protocol.is_connected()]
+        ages = [now - self._made_at[protocol] for protocol in (*busy, *idle)]
+        return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:
         while (connection := await super()._get(key, traces)) is not None:
@@ -65,6 +94,7 @@ class Reply:
         self._bounds = bounds
         self._deadline = deadline
         self._whole = False
+        self.span: ExchangeSpan | None = None
         self.status = response.status
         self.reason = response.reason
         self.headers: CIMultiDictProxy[str] = response.headers
@@ -106,9 +136,14 @@ class Reply:
                     return
                 yield chunk
         except TimeoutError as error:
-            raise UpstreamTimeout from error
+            raise self._failed(UpstreamTimeout()) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise UpstreamBroken("Origin's answer ended early") from error
+            raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
+
+    def _failed(self, error: GatewayError) -> GatewayError:
+        if self.span is not None:
+            self.span.failed(error)
+        return error
 
     async def hold(self, until: Awaitable[None]) -> None:
         """Leave the body alone meanwhile; UpstreamTimeout when the time for the whole of it runs out."""
@@ -133,6 +168,8 @@ class Reply:
             self._response.release()
         else:
             self._response.close()
+        if self.span is not None:
+            self.span.end()
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,9 +187,10 @@ class Client:
     minutes each, they would leave none for the requests that everybody waits for.
     """
 
-    def __init__(self, connections: int = 512) -> None:
+    def __init__(self, connections: int = 512, tracer: Tracer = NO_TRACER) -> None:
         if aiohttp.http.HttpResponseParser is aiohttp.http_parser.HttpResponseParserPy:
             raise RuntimeError("aiohttp runs without its C parser: reinstall it from a wheel")
+        self._tracer = tracer
         self._brief = _session(connections)
         self._live = _session(0)
 
@@ -161,6 +199,11 @@ class Client:
         """Connections in use now."""
         connectors = (session.connector for session in (self._brief, self._live))
         return sum(len(connector._acquired) for connector in connectors if connector is not None)
+
+    def connections(self) -> dict[str, Connections]:
+        """What is open: `shared` for requests of all kinds, `live` for followed streams and live reads relayed."""
+        pools = {"shared": self._brief.connector, "live": self._live.connector}
+        return {name: pool.look() for name, pool in pools.items() if isinstance(pool, _Connector)}
 
     async def send(
         self,
@@ -177,6 +220,29 @@ class Client:
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
         """
+        span = self._tracer.exchange(method, url, headers)
+        if span is None:
+            return await self._exchange(method, url, headers, bounds, body, is_live=is_live)
+        try:
+            reply = await self._exchange(method, url, span.headers, bounds, body, is_live=is_live)
+        except BaseException as error:
+            span.failed(error)
+            span.end()
+            raise
+        span.answered(reply.status)
+        reply.span = span
+        return reply
+
+    async def _exchange(
+        self,
+        method: str,
+        url: URL,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: AsyncIterator[bytes] | bytes | None,
+        *,
+        is_live: bool,
+    ) -> Reply:
         loop = asyncio.get_running_loop()
         deadline = None if bounds.total_s is None else loop.time() + bounds.total_s
         # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that phase.

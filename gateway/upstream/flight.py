@@ -23,6 +23,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
 from gateway.signals import Signal
+from gateway.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
 
@@ -134,6 +135,9 @@ class Flight:
         self.changed = Signal()
         self.room = Signal()
         self.task: asyncio.Task[None] | None = None
+        self.span: FlightSpan = NO_FLIGHT
+        self.sharers = 0
+        """Requests that started it or waited for it, where a journal is kept."""
         self._riders: set[Rider] = set()
         self._eager = 0
 

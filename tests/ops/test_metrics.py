@@ -2,128 +2,287 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from gateway.metrics_seam import Recorder, Silent
-from gateway.ops.metrics import DURATION_BOUNDS_S, Durations, Metrics
+from gateway.metrics_seam import NO_ROUTE, Recorder, Silent
+from gateway.ops.figures import DURATION_BOUNDS_S, LIVE, READS, RELAYED, Histogram
+from gateway.ops.metrics import Metrics
+from gateway.ops.state import State, Unsent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.tape.library import Holding
+from gateway.upstream.client import Connections
+
+OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def fresh() -> Metrics:
-    return Metrics(CollectorRegistry(), cache_limit_bytes=1000, version="9.9")
+def fresh(*routes: str) -> Metrics:
+    return Metrics(
+        CollectorRegistry(),
+        routes=routes or ("a",),
+        cache_limit_bytes=1000,
+        limits={"connections": 7},
+        wall=lambda: 1_790_000_000.0,
+        version="9.9",
+    )
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_the_series_are_exactly_these_and_each_says_what_it_counts() -> None:
+def test_every_series_says_what_it_leaves_out() -> None:
     text, content_type = fresh().exposition()
     families = list(text_string_to_metric_families(text.decode()))
-    names = {sample.name for family in families for sample in family.samples}
-    assert names == {
-        "gateway_requests_total",
-        "gateway_upstream_requests_total",
-        "gateway_upstream_bytes_total",
-        "gateway_downstream_bytes_total",
-        "gateway_subscribers",
-        "gateway_cache_bytes",
-        "gateway_cache_limit_bytes",
-        "gateway_tapes",
-        "gateway_evictions_total",
-        "gateway_request_duration_seconds_bucket",
-        "gateway_request_duration_seconds_count",
-        "gateway_request_duration_seconds_sum",
-        "gateway_compressions_total",
-        "gateway_compression_input_bytes_total",
-        "gateway_compression_output_bytes_total",
-        "gateway_slow_consumers_total",
-        "gateway_upstream_retries_total",
-        "gateway_build_info",
-    }
     for family in families:
-        if family.name not in ("gateway_build_info", "gateway_cache_limit_bytes"):
+        assert family.name.startswith("gateway_")
+        if not family.name.endswith(("_limit", "_limit_bytes", "_info")):
             assert "xcludes" in family.documentation, family.name
     assert content_type.startswith("text/plain; version=")
 
 
-def test_every_mode_and_outcome_exists_from_the_start() -> None:
+def test_no_label_can_grow_with_what_clients_ask() -> None:
     metrics = fresh()
+    metrics.upstream_failure(Mode.SSE, "UpstreamBroken", "a")
+    metrics.look = lambda: State(upstream={"live": Connections(1, 1, 1.0, 1.0)})
+    text, _ = metrics.exposition()
+    labels = {
+        label
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        for label in sample.labels
+    }
+    of_the_build = {"version", "python", "aiohttp"}
+    assert labels - of_the_build == {
+        "mode", "outcome", "route", "le", "coding", "class", "error", "reason", "action", "pool", "state"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ["a", "b"])
+def test_every_mode_and_outcome_of_a_route_exists_from_the_start(route: str) -> None:
+    metrics = fresh("a", "b")
     for mode in Mode:
-        assert value(metrics, "gateway_upstream_requests_total", mode=mode) == 0
-        assert value(metrics, "gateway_request_duration_seconds_count", mode=mode) == 0
-        for outcome in Outcome:
-            assert value(metrics, "gateway_requests_total", mode=mode, outcome=outcome) == 0
+        assert value(metrics, "gateway_upstream_requests_total", mode=mode, route=route) == 0
+        assert value(metrics, "gateway_request_duration_seconds_count", mode=mode, route=route) == 0
+        assert value(metrics, "gateway_first_byte_seconds_count", mode=mode, route=route) == 0
+        for outcome in Outcome if mode in READS else RELAYED:
+            labels = {"mode": mode, "outcome": outcome, "route": route}
+            assert value(metrics, "gateway_requests_total", **labels) == 0
+            assert value(metrics, "gateway_response_bytes_total", **labels) == 0
+    for mode in LIVE:
+        assert value(metrics, "gateway_subscribers", mode=mode, route=route) == 0
 
 
-def test_a_request_counts_once_and_its_duration_too() -> None:
+def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
+    metrics = fresh("a", "b")
+    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", first_byte_s=0.002, sent_bytes=70)
+    of_a = {"mode": "sse", "route": "a"}
+    assert value(metrics, "gateway_requests_total", outcome="hit", **of_a) == 1
+    assert value(metrics, "gateway_requests_total", outcome="miss", **of_a) == 0
+    assert value(metrics, "gateway_requests_total", outcome="hit", mode="sse", route="b") == 0
+    assert value(metrics, "gateway_response_bytes_total", outcome="hit", **of_a) == 70
+    assert value(metrics, "gateway_request_duration_seconds_sum", **of_a) == pytest.approx(0.3)
+    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.25", **of_a) == 0
+    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.5", **of_a) == 1
+    assert value(metrics, "gateway_first_byte_seconds_bucket", le="0.001", **of_a) == 0
+    assert value(metrics, "gateway_first_byte_seconds_bucket", le="0.0025", **of_a) == 1
+    metrics.request(Mode.SSE, Outcome.ABORTED, 0.1, "a")
+    assert value(metrics, "gateway_request_duration_seconds_count", **of_a) == 2
+    assert value(metrics, "gateway_first_byte_seconds_count", **of_a) == 1
+    assert metrics.requests(Mode.SSE, Outcome.HIT).value == 1
+
+
+def test_hits_count_as_many_as_they_are() -> None:
     metrics = fresh()
-    metrics.request(Mode.SSE, Outcome.HIT, 0.3)
-    metrics.requests(Mode.SSE, Outcome.HIT).inc()
-    assert value(metrics, "gateway_requests_total", mode="sse", outcome="hit") == 2
-    assert value(metrics, "gateway_requests_total", mode="sse", outcome="miss") == 0
-    assert value(metrics, "gateway_request_duration_seconds_count", mode="sse") == 1
-    assert value(metrics, "gateway_request_duration_seconds_sum", mode="sse") == pytest.approx(0.3)
-    assert value(metrics, "gateway_request_duration_seconds_bucket", mode="sse", le="0.25") == 0
-    assert value(metrics, "gateway_request_duration_seconds_bucket", mode="sse", le="0.5") == 1
+    counted: list[int] = []
+
+    def count() -> None:
+        if not counted:
+            metrics.hits(Mode.CATCHUP, Outcome.HIT, 1000, 5000, "a")
+            counted.append(1)
+
+    metrics.before_collect = count
+    labels = {"mode": "catchup", "route": "a"}
+    assert value(metrics, "gateway_requests_total", outcome="hit", **labels) == 1000
+    assert value(metrics, "gateway_response_bytes_total", outcome="hit", **labels) == 5000
+    assert value(metrics, "gateway_downstream_bytes_total") == 5000
+    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.0005", **labels) == 1000
+    assert value(metrics, "gateway_first_byte_seconds_count", **labels) == 1000
+
+
+def test_what_no_route_was_chosen_for_has_one_label_for_all() -> None:
+    metrics = fresh()
+    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 0
+    metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0)
+    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 1
+
+
+def test_an_outcome_that_was_not_foreseen_for_its_mode_is_counted_all_the_same() -> None:
+    metrics = fresh()
+    metrics.request(Mode.HEAD, Outcome.STALE_IF_ERROR, 0.1, "a", sent_bytes=3)
+    assert value(metrics, "gateway_requests_total", mode="head", outcome="stale_if_error", route="a") == 1
+    assert value(metrics, "gateway_response_bytes_total", mode="head", outcome="stale_if_error", route="a") == 3
+
+
+def test_what_concerns_the_origin_counts_where_it_belongs() -> None:
+    metrics = fresh()
+    metrics.upstream_request(Mode.LONGPOLL, "a")
+    metrics.upstream_head(Mode.LONGPOLL, 204, 0.2, "a")
+    metrics.upstream_head(Mode.LONGPOLL, 503, 0.1, "a")
+    metrics.upstream_failure(Mode.LONGPOLL, "UpstreamTimeout", "a")
+    metrics.upstream_bytes(10, Mode.LONGPOLL, "a")
+    metrics.retry("a")
+    metrics.reconnect("a", is_planned=True)
+    metrics.reconnect("a", is_planned=False)
+    metrics.reconnect("a", is_planned=False)
+    assert value(metrics, "gateway_upstream_requests_total", mode="longpoll", route="a") == 1
+    assert value(metrics, "gateway_upstream_replies_total", **{"class": "2xx"}, route="a") == 1
+    assert value(metrics, "gateway_upstream_replies_total", **{"class": "5xx"}, route="a") == 1
+    assert value(metrics, "gateway_upstream_first_byte_seconds_sum", mode="longpoll", route="a") == pytest.approx(0.3)
+    assert value(metrics, "gateway_upstream_failures_total", error="UpstreamTimeout", route="a") == 1
+    assert value(metrics, "gateway_upstream_bytes_total", mode="longpoll", route="a") == 10
+    assert value(metrics, "gateway_upstream_retries_total", route="a") == 1
+    assert value(metrics, "gateway_reconnects_total", reason="planned", route="a") == 1
+    assert value(metrics, "gateway_reconnects_total", reason="lost", route="a") == 2
 
 
 def test_everything_else_counts_where_it_belongs() -> None:
     metrics = fresh()
-    metrics.upstream_request(Mode.LONGPOLL)
-    metrics.upstream_requests(Mode.LONGPOLL).inc(2)
-    metrics.upstream_bytes(10)
     metrics.downstream_bytes(20)
-    metrics.subscribers(Mode.SSE, 5)
-    metrics.subscribers(Mode.SSE, -2)
-    metrics.cache(700, 3)
-    metrics.eviction()
-    metrics.eviction(2)
-    metrics.coded(Coding.BR, 1_000, 200)
-    metrics.coded(Coding.BR, 500, 50)
+    metrics.subscribers(Mode.SSE, 3, "a")
+    metrics.subscribers(Mode.SSE, -1, "a")
+    metrics.delivered(50, 0.002, "a")
+    metrics.delivered(50, 0.002, "a")
+    metrics.cache(500, 4)
+    metrics.eviction(2, "a")
+    metrics.coded(Coding.BR, 100, 20)
     metrics.slow_consumer()
-    metrics.retry()
-    assert value(metrics, "gateway_compressions_total", coding="br") == 2
-    assert value(metrics, "gateway_compressions_total", coding="gzip") == 0
-    assert value(metrics, "gateway_compression_input_bytes_total", coding="br") == 1_500
-    assert value(metrics, "gateway_compression_output_bytes_total", coding="br") == 250
-    assert value(metrics, "gateway_upstream_requests_total", mode="longpoll") == 3
-    assert value(metrics, "gateway_upstream_bytes_total") == 10
+    metrics.slow_consumer(is_closed=False)
+    metrics.log_drops(5)
     assert value(metrics, "gateway_downstream_bytes_total") == 20
-    assert value(metrics, "gateway_subscribers", mode="sse") == 3
-    assert value(metrics, "gateway_subscribers", mode="longpoll") == 0
-    assert value(metrics, "gateway_cache_bytes") == 700
+    assert value(metrics, "gateway_subscribers", mode="sse", route="a") == 2
+    assert value(metrics, "gateway_deliveries_total", route="a") == 100
+    assert value(metrics, "gateway_delivery_delay_seconds_count", route="a") == 2
+    assert value(metrics, "gateway_cache_bytes") == 500
     assert value(metrics, "gateway_cache_limit_bytes") == 1000
-    assert value(metrics, "gateway_tapes") == 3
-    assert value(metrics, "gateway_evictions_total") == 3
-    assert value(metrics, "gateway_slow_consumers_total") == 1
-    assert value(metrics, "gateway_upstream_retries_total") == 1
-    assert value(metrics, "gateway_build_info", version="9.9") == 1
+    assert value(metrics, "gateway_connections_limit") == 7
+    assert value(metrics, "gateway_evictions_total", route="a") == 2
+    assert value(metrics, "gateway_compressions_total", coding="br") == 1
+    assert value(metrics, "gateway_compression_input_bytes_total", coding="br") == 100
+    assert value(metrics, "gateway_compression_output_bytes_total", coding="br") == 20
+    assert value(metrics, "gateway_slow_consumers_total", action="closed") == 1
+    assert value(metrics, "gateway_slow_consumers_total", action="moved") == 1
+    assert value(metrics, "gateway_log_drops_total") == 5
+    text = metrics.exposition()[0].decode()
+    assert "gateway_build_info{" in text
+    assert 'version="9.9"' in text
+
+
+def test_the_state_is_looked_at_when_somebody_asks() -> None:
+    metrics = fresh("a", "b")
+    metrics.look = lambda: State(
+        is_ready=True,
+        connections=5,
+        unsent=Unsent(300, 200),
+        flights={"a": 2},
+        waiters={"a": 40},
+        followed=3,
+        holdings={"a": Holding(4, 9, 12_000)},
+        upstream={"live": Connections(3, 1, 60.0, 20.0)},
+    )
+    assert value(metrics, "gateway_ready") == 1
+    assert value(metrics, "gateway_connections") == 5
+    assert value(metrics, "gateway_lag_bytes") == 300
+    assert value(metrics, "gateway_lag_most_bytes") == 200
+    assert value(metrics, "gateway_flights", route="a") == 2
+    assert value(metrics, "gateway_waiters", route="a") == 40
+    assert value(metrics, "gateway_waiters", route="b") == 0
+    assert value(metrics, "gateway_followed_streams") == 3
+    assert value(metrics, "gateway_tapes", route="a") == 4
+    assert value(metrics, "gateway_tape_blocks", route="a") == 9
+    assert value(metrics, "gateway_tape_bytes", route="a") == 12_000
+    assert value(metrics, "gateway_tape_bytes", route="b") == 0
+    assert value(metrics, "gateway_upstream_connections", pool="live", state="busy") == 3
+    assert value(metrics, "gateway_upstream_connections", pool="live", state="idle") == 1
+    assert value(metrics, "gateway_upstream_connection_oldest_seconds", pool="live") == 60
+    assert value(metrics, "gateway_upstream_connection_mean_seconds", pool="live") == 20
+
+
+def exemplars(text: bytes) -> list[Sample]:
+    families = list(open_metrics(text.decode()))  # type: ignore[no-untyped-call]
+    return [sample for family in families for sample in family.samples if sample.exemplar is not None]
+
+
+def test_a_trace_is_shown_beside_the_bucket_it_fell_in_where_the_format_has_a_place_for_it() -> None:
+    metrics = fresh()
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.03, "a", first_byte_s=0.02, trace_id="0" * 32)
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", first_byte_s=0.02, trace_id=TRACE_ID)
+    metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", first_byte_s=0.02)
+    text, content_type = metrics.exposition(OPEN_METRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    shown = {sample.name: sample for sample in exemplars(text)}
+    assert set(shown) == {"gateway_request_duration_seconds_bucket", "gateway_first_byte_seconds_bucket"}
+    duration = shown["gateway_request_duration_seconds_bucket"]
+    assert duration.labels["le"] == "0.05"
+    assert duration.value == 3
+    assert duration.exemplar is not None
+    assert duration.exemplar.labels == {"trace_id": TRACE_ID}
+    assert duration.exemplar.value == 0.04
+    assert float(duration.exemplar.timestamp or 0) == 1_790_000_000
+    plain, content_type = metrics.exposition("text/plain")
+    assert content_type.startswith("text/plain")
+    assert TRACE_ID.encode() not in plain
+    assert metrics.exposition()[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["", OPEN_METRICS])
+async def test_a_scrape_leaves_the_loop_to_others_in_between_and_says_the_same(accept: str) -> None:
+    metrics = fresh(*(f"route-{n}" for n in range(10)))
+    metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.3, "route-7", first_byte_s=0.1, trace_id=TRACE_ID)
+    turns = 0
+    is_over = False
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if not is_over:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    text, content_type = await metrics.scrape(accept)
+    is_over = True
+    assert (text, content_type) == metrics.exposition(accept)
+    samples = sum(not line.startswith(b"#") for line in text.splitlines())
+    assert turns > samples / 500
 
 
 @given(st.lists(st.floats(0, 1000)))
 def test_buckets_hold_what_took_at_most_their_bound(durations: list[float]) -> None:
-    spread = Durations()
+    spread = Histogram()
     for duration in durations:
         spread.observe(duration)
     cumulative = dict(spread.cumulative())
     for bound in DURATION_BOUNDS_S:
         assert cumulative[str(bound)] == sum(duration <= bound for duration in durations)
-    assert cumulative["+Inf"] == len(durations)
+    assert cumulative["+Inf"] == len(durations) == spread.count
     assert spread.sum_s == pytest.approx(sum(durations))
 
 
 def test_two_gateways_live_in_one_process_each_with_its_own_registry() -> None:
     one, other = Metrics(), Metrics()
     one.retry()
-    assert value(one, "gateway_upstream_retries_total") == 1
-    assert value(other, "gateway_upstream_retries_total") == 0
+    assert value(one, "gateway_upstream_retries_total", route=NO_ROUTE) == 1
+    assert value(other, "gateway_upstream_retries_total", route=NO_ROUTE) == 0
     assert b"process_" in one.exposition()[0]
 
 
@@ -138,26 +297,39 @@ def test_both_recorders_fit_the_seam() -> None:
     recorders: list[Recorder] = [fresh(), Silent()]
     for recorder in recorders:
         recorder.request(Mode.CATCHUP, Outcome.HIT, 0.001)
+        recorder.hits(Mode.CATCHUP, Outcome.HIT, 2, 8)
         recorder.upstream_request(Mode.SSE)
+        recorder.upstream_head(Mode.SSE, 200, 0.1)
+        recorder.upstream_failure(Mode.SSE, "UpstreamBroken")
         recorder.upstream_bytes(3)
         recorder.downstream_bytes(4)
         recorder.subscribers(Mode.SSE, 1)
+        recorder.delivered(9, 0.1)
         recorder.cache(5, 6)
         recorder.eviction(2)
         recorder.coded(Coding.ZSTD, 3, 2)
         recorder.slow_consumer()
+        recorder.slow_consumer(is_closed=False)
         recorder.retry()
+        recorder.reconnect(is_planned=False)
+        recorder.log_drops()
     silent = recorders[1]
     assert isinstance(silent, Silent)
     assert silent.counts == {
-        ("request", "catchup", "hit"): 1,
+        ("request", "catchup", "hit"): 3,
         ("upstream_request", "sse"): 1,
+        ("upstream_head", "sse", "2xx"): 1,
+        ("upstream_failure", "sse", "UpstreamBroken"): 1,
         ("upstream_bytes",): 3,
-        ("downstream_bytes",): 4,
+        ("downstream_bytes",): 12,
         ("subscribers", "sse"): 1,
+        ("delivered",): 9,
         ("eviction",): 2,
         ("coded", "zstd"): 1,
-        ("slow_consumer",): 1,
+        ("slow_consumer", "closed"): 1,
+        ("slow_consumer", "moved"): 1,
         ("retry",): 1,
+        ("reconnect", "lost"): 1,
+        ("log_drops",): 1,
     }
     assert (silent.cache_bytes, silent.tapes) == (5, 6)

@@ -236,3 +236,13 @@ async def test_clients_that_vanish_at_any_moment_leave_nothing_behind(
     await eventually(lambda: not edge.gateway._server.connections)
     await bounded(counters.live_is(0))
     await bounded(counters.until(lambda now: sum(now.finished.values()) == now.total_requests))
+
+
+async def test_a_body_in_a_transfer_coding_that_is_not_undone_here_is_refused(edge: Edge, counters: Counters) -> None:
+    await edge.put("/s")
+    wire = await edge.wire()
+    await wire.send(
+        b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    )
+    assert (await wire.answer()).status == 501
+    assert counters.requests[Kind.APPEND] == 0

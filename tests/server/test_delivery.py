@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer, TestClient
+from multidict import CIMultiDict
 
+from gateway.clock import ManualClock
+from gateway.metrics_seam import Silent
 from gateway.ops.metrics import Metrics
 from gateway.server.delivery import Aborted, Delivery
 
@@ -111,3 +116,30 @@ async def test_a_cancelled_delivery_cancels_its_write() -> None:
         await task
     assert never.cancelled()
     assert not bounded.transport.is_aborted
+
+
+async def test_when_an_answer_began_and_how_much_of_it_was_sent_is_noted() -> None:
+    clock, recorder, noted = ManualClock(now=7.0), Silent(), list[Delivery]()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        delivery = Delivery(request, recorder, 10.0, clock.now)
+        assert (delivery.first_byte_at, delivery.sent_bytes) == (None, 0)
+        noted.append(delivery)
+        if request.path == "/text":
+            return await delivery.text(200, CIMultiDict(), b"12345")
+
+        async def body() -> AsyncIterator[bytes]:
+            for chunk in (b"12", b"345", b"6"):
+                clock.advance(1.0)
+                yield chunk
+
+        return await delivery.stream(web.StreamResponse(), body())
+
+    client: TestClient[web.BaseRequest, None]
+    async with TestClient(RawTestServer(answer)) as client:
+        assert await (await client.get("/text")).read() == b"12345"
+        assert await (await client.get("/stream")).read() == b"123456"
+    text, stream = noted
+    assert (text.first_byte_at, text.sent_bytes) == (7.0, 5)
+    assert (stream.first_byte_at, stream.sent_bytes) == (7.0, 6)
+    assert recorder.counts["downstream_bytes",] == 11

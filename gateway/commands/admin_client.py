@@ -1,0 +1,99 @@
+"""The admin port's API as the commands use it: JSON there and back, and one line for every refusal.
+
+The token comes from the environment, never from a flag: flags are seen by everyone who lists the processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlencode
+
+import typer
+
+from gateway.commands.failure import CommandFailed
+from gateway.commands.target import http_url
+from gateway.config import ServerConfig
+
+if TYPE_CHECKING:
+    import aiohttp
+
+TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
+DEFAULT_URL: Final = f"http://{ServerConfig.model_fields['admin'].default}"
+
+_ANSWER_S: Final = 15.0
+"""Bound on one request: a purge or a page may walk through every stream."""
+
+AdminUrl = Annotated[
+    str, typer.Option("--admin", metavar="URL", help=f"The gateway's admin port.  Its token: ${TOKEN_VARIABLE}.")
+]
+
+
+class AdminClient:
+    """One gateway's admin port."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.url = url
+        self._session = session
+
+    async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
+        """The answer's JSON object.  Raises CommandFailed."""
+        return await self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), None)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer's JSON object.  Raises CommandFailed."""
+        import orjson
+
+        return await self._ask("POST", path, orjson.dumps(body))
+
+    async def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        import asyncio
+
+        from gateway.commands.exchange import Transient, asking
+
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        try:
+            async with (
+                asyncio.timeout(_ANSWER_S),
+                asking(self._session, method, f"{self.url}{path}", headers, body) as response,
+            ):
+                return _answer(response.status, await response.read(), self.url)
+        except Transient as error:
+            raise CommandFailed(f"admin port: {error}") from None
+        except TimeoutError:
+            raise CommandFailed(f"admin port: {self.url} did not answer within {_ANSWER_S:g} s") from None
+
+
+def admin_url(text: str) -> str:
+    """The admin port's URL, with or without `http://` and a slash at the end; a usage error where it is none."""
+    return http_url(text if "://" in text else f"http://{text}", "--admin").rstrip("/")
+
+
+@asynccontextmanager
+async def admin_client(url: str) -> AsyncIterator[AdminClient]:
+    """A client of the admin port at `url`, with the environment's token where there is one."""
+    from gateway.commands.exchange import open_session
+
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token and not (token.isascii() and token.isprintable()):
+        raise CommandFailed(f"{TOKEN_VARIABLE} holds what cannot be sent in a header")
+    async with open_session({"Authorization": f"Bearer {token}"} if token else {}) as session:
+        yield AdminClient(session, url)
+
+
+def _answer(status: int, body: bytes, url: str) -> dict[str, Any]:
+    import orjson
+
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        answer = None
+    if 200 <= status < 300 and isinstance(answer, dict):
+        return answer
+    if status == 401:
+        raise CommandFailed(f"the admin port wants its token: set {TOKEN_VARIABLE}")
+    if isinstance(answer, dict) and isinstance(answer.get("error"), str):
+        raise CommandFailed(answer["error"])
+    raise CommandFailed(f"{url} is not a gateway's admin port: it answered {status} and no JSON of one")

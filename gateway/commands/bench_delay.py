@@ -1,0 +1,146 @@
+"""How long an append takes to reach those who are subscribed: from the moment it is sent to the moment it arrives.
+
+Writer and subscribers are one process with one clock, so the delay has the way to the origin in it, the origin's work,
+and the client's own: the last subscriber's event is read after all the others'.  Every append is awaited before the
+next, and every delivery is counted, so an event that does not come is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.clock import Clock, pause
+from gateway.commands.bench_reads import quantile
+from gateway.commands.bench_wire import Connection, connect, request_bytes
+from gateway.commands.failure import CommandFailed
+from gateway.protocol.names import EVENT_DATA, SSE_TYPE
+from gateway.protocol.sse import SseParser
+
+_PAUSE_S: Final = 0.05
+_PATIENCE_S: Final = 10.0
+_NUMBER: Final = re.compile(rb'"bench": ?(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """What the deliveries came to; times in seconds."""
+
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    appends: int
+    delivered: int
+    expected: int
+
+
+def message(number: int) -> bytes:
+    """One append, which its number tells from the others."""
+    return b'{"bench":%d,"text":"%s"}' % (number, b"." * 100)
+
+
+class _Log:
+    """When each message was sent, and what came of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.sent_at: dict[int, float] = {}
+        self.delays_s: list[float] = []
+        self.ready = 0
+        """Subscribers that have the message 0, which was there before them."""
+        self.changed = asyncio.Event()
+
+    def send(self, number: int) -> None:
+        self.sent_at[number] = self._clock.now()
+
+    def arrived(self, number: int) -> None:
+        if number == 0:
+            self.ready += 1
+        else:
+            self.delays_s.append(self._clock.now() - self.sent_at[number])
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> bool:
+        """Whether it came true in time."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while not condition():
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Subscriber(Connection):
+    """One SSE connection, from the stream's start."""
+
+    def __init__(self, request: bytes, log: _Log) -> None:
+        super().__init__()
+        self._request = request
+        self._log = log
+        self._parser = SseParser()
+        self._seen: set[int] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.transport is not None:
+            self.transport.write(self._request)
+
+    def on_body(self, data: bytes) -> None:
+        for event in self._parser.feed(data):
+            if event.name == EVENT_DATA:
+                for match in _NUMBER.finditer(event.data):
+                    number = int(match[1])
+                    if number not in self._seen:
+                        self._seen.add(number)
+                        self._log.arrived(number)
+
+
+async def measure_delay(
+    url: str,
+    headers: Mapping[str, str],
+    append: Callable[[bytes], Awaitable[None]],
+    *,
+    subscribers: int,
+    seconds: float,
+    clock: Clock,
+) -> Delays:
+    """Subscribe to `url`, a JSON stream that holds `message(0)`, and append to it.  Raises CommandFailed."""
+    log = _Log(clock)
+    request = request_bytes(f"{url}?offset=-1&live=sse", {**headers, "Accept": SSE_TYPE})
+    readers: list[_Subscriber] = []
+    try:
+        for _ in range(subscribers):
+            readers += [await connect(url, lambda: _Subscriber(request, log))]
+        if not await log.until(lambda: log.ready == subscribers):
+            raise CommandFailed(
+                f"only {log.ready} of {subscribers} subscribers got the stream within {_PATIENCE_S:g} s"
+            )
+        appends = max(1, round(seconds / _PAUSE_S))
+        for number in range(1, appends + 1):
+            log.send(number)
+            await append(message(number))
+            await pause(clock, _PAUSE_S)
+        expected = appends * subscribers
+        await log.until(lambda: len(log.delays_s) == expected)
+    finally:
+        for reader in readers:
+            if reader.transport is not None:
+                reader.transport.abort()
+    delays = sorted(log.delays_s)
+    if not delays:
+        raise CommandFailed(f"not one of {appends} appends arrived at a subscriber within {_PATIENCE_S:g} s")
+    return Delays(
+        p50_s=quantile(delays, 0.5),
+        p95_s=quantile(delays, 0.95),
+        p99_s=quantile(delays, 0.99),
+        max_s=delays[-1],
+        appends=appends,
+        delivered=len(delays),
+        expected=expected,
+    )

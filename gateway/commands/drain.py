@@ -1,0 +1,93 @@
+"""`drain`: send live readers off, spread in time, and watch them go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gateway.clock import SystemClock, pause
+from gateway.commands.admin_client import DEFAULT_URL, AdminClient, AdminUrl, admin_client, admin_url
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LOOK_S: Final = 0.25
+_GRACE_S: Final = 5.0
+"""How long after the last reader should have gone one is still waited for."""
+
+
+def drain(
+    within: Annotated[
+        float | None,
+        typer.Option(
+            "--within",
+            metavar="SECONDS",
+            min=0,
+            max=3_600,
+            show_default="its shutdown_timeout_s",
+            help="When the last live reader is gone.",
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until nobody is left.")] = True,
+    admin: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Be no longer ready, and send live readers off in order; the process stays until it is stopped."""
+    if not run(_drain(admin_url(admin), within, wait)):
+        raise CommandFailed("stopped watching; the drain goes on")
+
+
+async def _drain(url: str, within_s: float | None, wait: bool) -> None:
+    from rich.console import Console
+
+    async with admin_client(url) as client:
+        if within_s is None and wait:
+            config = await client.get("/api/config")
+            bound_s = float(config["server"]["shutdown_timeout_s"])
+        else:
+            bound_s = within_s or 0.0
+        before = _readers(await client.get("/api/overview"))
+        await client.post("/api/drain", {} if within_s is None else {"within_s": within_s})
+        if not wait:
+            typer.echo(f"draining {_count(before)}")
+            return
+        await _watch(client, before, bound_s + _GRACE_S, Console(stderr=True))
+    typer.echo(f"drained {_count(before)}")
+
+
+async def _watch(client: AdminClient, before: int, bound_s: float, stderr: Console) -> None:
+    """Return when no live reader is left.  Raises CommandFailed after `bound_s`."""
+    clock = SystemClock()
+    ends_at = clock.now() + bound_s
+    with _progress(stderr, before) as show:
+        while left := _readers(await client.get("/api/overview")):
+            show(left)
+            if clock.now() >= ends_at:
+                raise CommandFailed(f"{_count(left)} after {bound_s:g} s: clients are still sent here")
+            await pause(clock, _LOOK_S)
+
+
+@contextmanager
+def _progress(stderr: Console, before: int) -> Iterator[Callable[[int], None]]:
+    """Call it with the number of readers that are left."""
+    if not stderr.is_terminal or not before:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("draining"), BarColumn(), TextColumn("{task.fields[left]} left"), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("drain", total=before, left=before)
+        yield lambda left: progress.update(task, completed=max(0, before - left), left=left)
+
+
+def _readers(overview: dict[str, Any]) -> int:
+    return sum(int(count) for count in overview["subscribers"].values())
+
+
+def _count(readers: int) -> str:
+    return f"{readers} live reader{'' if readers == 1 else 's'}"

@@ -1,0 +1,48 @@
+"""Numbers as people read them in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_STEPS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def size(count: float) -> str:
+    """Bytes, in three digits or so."""
+    for unit, step in _STEPS:
+        if count >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def rate(count: float) -> str:
+    """Things per second: whole ones where there are many."""
+    return f"{count:,.0f}" if count >= 10 or count == 0 else f"{count:.1f}"
+
+
+def ratio(value: float | None) -> str:
+    """A share in percent; a dash where there is none."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units."""
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, step in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        if left >= step or (unit == "s" and not parts):
+            parts.append(f"{left // step}{unit}")
+            left %= step
+    return " ".join(parts[:2])
+
+
+def stream_name(stream: Mapping[str, Any]) -> str:
+    """A stream's path and query."""
+    query = stream.get("query") or ""
+    return f"{stream['path']}?{query}" if query else str(stream["path"])
+
+
+def stream_state(stream: Mapping[str, Any]) -> str:
+    """What is going on with it, in a word."""
+    return "closed" if stream["is_closed"] else "live" if stream["is_followed"] else ""

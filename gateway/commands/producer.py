@@ -1,0 +1,85 @@
+"""An idempotent producer (section 5.2.1): each append carries an id, an epoch and a sequence number.
+
+One append is on its way at a time.  Where its answer does not come, the very same request is sent again with the same
+number, and the origin takes it once however often it arrives; so a retry never appends twice.  Retries are bounded
+from the first failure on: a pipeline should not hang for ever behind an origin that is gone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import aiohttp
+
+from gateway.clock import Clock
+from gateway.commands.exchange import Backoff, Transient, asking, refusal
+from gateway.commands.failure import CommandFailed
+from gateway.protocol import names
+
+
+class Producer:
+    """Appends to one stream, in order, each append once; owns the sequence number."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        content_type: str,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        retry_for_s: float,
+        notice: Callable[[str], None],
+    ) -> None:
+        self.tail: str | None = None
+        """The offset behind the last append, as the origin named it."""
+        self._session = session
+        self._url = url
+        self._content_type = content_type
+        self._id = f"durable-gateway-{rng.getrandbits(96):024x}"
+        self._seq = 0
+        self._clock = clock
+        self._rng = rng
+        self._retry_for_s = retry_for_s
+        self._notice = notice
+
+    async def append(self, body: bytes) -> None:
+        """Return once the origin has acknowledged `body`.  Raises CommandFailed."""
+        await self._send(body, {"Content-Type": self._content_type})
+
+    async def close(self) -> None:
+        """Close the stream behind what was appended.  Raises CommandFailed."""
+        await self._send(b"", {names.STREAM_CLOSED: "true"})
+
+    async def _send(self, body: bytes, more: dict[str, str]) -> None:
+        headers = {
+            **more,
+            names.PRODUCER_ID: self._id,
+            names.PRODUCER_EPOCH: "0",
+            names.PRODUCER_SEQ: str(self._seq),
+        }
+        backoff = Backoff(self._clock, self._rng)
+        failing_since: float | None = None
+        while True:
+            try:
+                await self._post(body, headers)
+            except Transient as error:
+                now = self._clock.now()
+                if failing_since is None:
+                    failing_since = now
+                    self._notice(f"{error}; trying again")
+                if now + error.floor_s - failing_since >= self._retry_for_s:
+                    raise CommandFailed(f"{error}; gave up after {self._retry_for_s:g} s") from None
+                await backoff.pause(error.floor_s)
+            else:
+                self._seq += 1
+                return
+
+    async def _post(self, body: bytes, headers: dict[str, str]) -> None:
+        async with asking(self._session, "POST", self._url, headers, body) as response:
+            if response.status not in (200, 204):
+                if response.status == 409 and names.is_true(response.headers.get(names.STREAM_CLOSED)):
+                    raise CommandFailed(f"{self._url}: the stream is closed")
+                raise await refusal(response)
+            self.tail = response.headers.get(names.STREAM_NEXT_OFFSET, self.tail)

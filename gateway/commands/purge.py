@@ -1,0 +1,48 @@
+"""`purge`: drop what the gateway remembers of streams, or have it doubt it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gateway.commands.admin_client import DEFAULT_URL, AdminUrl, admin_client, admin_url
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
+
+
+def purge(
+    stream: Annotated[
+        str | None, typer.Argument(metavar="[PATH]", help="One stream, as the origin is asked for it: /orders/1.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="PATH", help="Every stream whose path begins so.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Every stream that the origin gave this surrogate key.")
+    ] = None,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Keep the bytes, and look at the origin before the next hit.")
+    ] = False,
+    admin: AdminUrl = DEFAULT_URL,
+) -> None:
+    """Purge one stream, all below a prefix, or all with a surrogate key."""
+    asked = {name: value for name, value in (("stream", stream), ("prefix", prefix), ("key", key)) if value is not None}
+    if len(asked) != 1:
+        raise typer.BadParameter("take exactly one", param_hint="PATH / '--prefix' / '--key'")
+    if not run(_purge(admin_url(admin), {**asked, "soft": soft})):
+        raise CommandFailed("stopped; the purge may have been done")
+
+
+async def _purge(url: str, body: dict[str, object]) -> None:
+    from rich.console import Console
+
+    stderr = Console(stderr=True)
+    async with admin_client(url) as client:
+        if stderr.is_terminal:
+            with stderr.status("purging"):
+                answer = await client.post("/api/purge", body)
+        else:
+            answer = await client.post("/api/purge", body)
+    count = int(answer["purged"])
+    typer.echo(f"{'doubted' if body['soft'] else 'purged'} {count} stream{'' if count == 1 else 's'}")

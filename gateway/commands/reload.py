@@ -1,0 +1,26 @@
+"""`reload`: have the gateway read its configuration file again."""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.commands.admin_client import DEFAULT_URL, AdminUrl, admin_client, admin_url
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
+
+
+def reload(admin: AdminUrl = DEFAULT_URL) -> None:
+    """Read the configuration file again, as SIGHUP does; a bad file is refused and the old one stays."""
+    if not run(_reload(admin_url(admin))):
+        raise CommandFailed("stopped; the configuration may have been read")
+
+
+async def _reload(url: str) -> None:
+    async with admin_client(url) as client:
+        answer = await client.post("/api/reload", {})
+    for name in answer["changed"]:
+        typer.echo(f"changed {name}")
+    for name in answer["needs_restart"]:
+        typer.echo(f"needs a restart: {name}")
+    if not answer["changed"] and not answer["needs_restart"]:
+        typer.echo("nothing changed")

@@ -1,0 +1,36 @@
+"""Running a command's coroutine until it ends or until somebody tells it to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+
+def run(work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` came to its end by itself; False where SIGINT or SIGTERM cancelled it."""
+
+    async def until_told() -> bool:
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        told = False
+
+        def tell() -> None:
+            nonlocal told
+            told = True
+            if main is not None:
+                main.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, tell)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not told:
+                raise
+        return not told
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(until_told())

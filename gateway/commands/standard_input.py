@@ -1,0 +1,156 @@
+"""stdin as pieces, read when there are any, and cut into messages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import orjson
+
+from gateway.commands.failure import CommandFailed
+from gateway.commands.json_text import MAX_VALUE_BYTES, NotJson, ValueCutter
+from gateway.commands.readable import watching
+
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+class StandardInput:
+    """Reads a descriptor without blocking the loop and without changing its mode, which a shell may share."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def size_bytes(self) -> int | None:
+        """What is left of a regular file; None for pipes and terminals."""
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return max(0, found.st_size - os.lseek(self._descriptor, 0, os.SEEK_CUR))
+
+    async def piece(self) -> bytes:
+        """The next bytes, up to 1 MiB; empty at the end.  Waits for a pipe as long as it takes."""
+        mode = os.fstat(self._descriptor).st_mode
+        can_be_waited_for = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(self._descriptor)
+        while True:
+            if can_be_waited_for:
+                await self._readable()
+            try:
+                # One read of what is ready does not wait; files and /dev/null cannot be waited for at all.
+                return os.read(self._descriptor, _PIECE_BYTES)
+            except BlockingIOError:
+                continue  # somebody else reads it too, and was faster
+            except OSError as error:
+                raise CommandFailed(f"cannot read stdin: {os.strerror(error.errno or 0)}") from None
+
+    async def _readable(self) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def notice() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        with watching(self._descriptor, notice):
+            await ready
+
+
+class BadInput(CommandFailed):
+    """What came on stdin is not what it was said to be."""
+
+
+class Cutter(Protocol):
+    """Cuts pieces into messages, and makes one request body of some.
+
+    `feed` and `finish` are taken to their end; they raise BadInput behind the messages that were good.
+    """
+
+    counts_messages: bool
+
+    def feed(self, piece: bytes) -> Iterator[bytes]: ...
+
+    def finish(self) -> Iterator[bytes]: ...
+
+    def joined(self, messages: list[bytes]) -> bytes: ...
+
+
+class JsonValues:
+    """JSON values however they are spaced: JSON lines, indented documents, one behind the other."""
+
+    counts_messages = True
+
+    def __init__(self) -> None:
+        self._cutter = ValueCutter()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        return _judged(self._cutter.feed(piece))
+
+    def finish(self) -> Iterator[bytes]:
+        return _judged(self._cutter.finish())
+
+    def joined(self, messages: list[bytes]) -> bytes:
+        # One level of array is flattened by the origin, so a message that is an array survives inside this one.
+        return b"[" + b",".join(messages) + b"]"
+
+
+def _judged(values: Iterator[bytes]) -> Iterator[bytes]:
+    try:
+        yield from values
+    except NotJson as error:
+        raise BadInput(f"stdin, line {error.line}: {error}") from None
+
+
+class Lines:
+    """Lines.  For a text stream each with its line feed; for a JSON stream each as a string without it."""
+
+    counts_messages = True
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._pending = bytearray()
+        self._line = 0
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        end = piece.rfind(b"\n") + 1
+        if end:
+            whole = bytes(self._pending) + piece[:end]
+            self._pending = bytearray(piece[end:])
+            for line in whole[:-1].split(b"\n"):
+                yield self._message(line + b"\n")
+        else:
+            self._pending += piece
+        if len(self._pending) > MAX_VALUE_BYTES:
+            raise BadInput(f"stdin, line {self._line + 1}: longer than {MAX_VALUE_BYTES} bytes")
+
+    def finish(self) -> Iterator[bytes]:
+        if self._pending:
+            yield self._message(bytes(self._pending))
+
+    def joined(self, messages: list[bytes]) -> bytes:
+        return b"[" + b",".join(messages) + b"]" if self._as_json else b"".join(messages)
+
+    def _message(self, line: bytes) -> bytes:
+        self._line += 1
+        if not self._as_json:
+            return line
+        try:
+            return orjson.dumps(line.removesuffix(b"\n").removesuffix(b"\r").decode())
+        except UnicodeDecodeError:
+            raise BadInput(f"stdin, line {self._line}: not UTF-8") from None
+
+
+class Pieces:
+    """Bytes, cut wherever they happen to come."""
+
+    counts_messages = False
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        yield piece
+
+    def finish(self) -> Iterator[bytes]:
+        return iter(())
+
+    def joined(self, messages: list[bytes]) -> bytes:
+        return b"".join(messages)

@@ -1,0 +1,89 @@
+"""`tail URL`: follow a stream from the terminal."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import Annotated
+
+import typer
+
+from gateway.clock import SystemClock
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
+from gateway.commands.target import Headers, request_headers, stream_url
+from gateway.protocol import offsets
+
+
+class _OutputGone(Exception):
+    """Whoever read our output has had enough."""
+
+
+def tail(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The stream, at any gateway or origin.")],
+    start: Annotated[str, typer.Option("--from", metavar="OFFSET|now|start", help="Where to begin.")] = "start",
+    sse: Annotated[
+        bool, typer.Option("--sse", help="Follow by Server-Sent Events; the default except for text.")
+    ] = False,
+    long_poll: Annotated[bool, typer.Option("--long-poll", help="Follow by long-poll; the default for text.")] = False,
+    show_offsets: Annotated[
+        bool, typer.Option("--offsets", help="After every batch, say on stderr the offset behind it.")
+    ] = False,
+    header: Headers = None,
+) -> None:
+    """Print a stream and follow it until it is closed: indented JSON on a terminal, one message a line in a pipe.
+
+    Disconnects are survived without loss or repeats.  Ctrl-C ends it.
+    """
+    if sse and long_poll:
+        raise typer.BadParameter("take one of the two", param_hint="'--sse' / '--long-poll'")
+    offset = {"start": offsets.START, "now": offsets.NOW}.get(start, start)
+    if not offsets.is_well_formed(offset):
+        raise typer.BadParameter(f"expected an offset, now or start, got {start!r}", param_hint="'--from'")
+    target, headers = stream_url(url), request_headers(header)
+    try:
+        run(_tail(target, offset, "sse" if sse else "long-poll" if long_poll else "by-type", show_offsets, headers))
+    except _OutputGone:
+        # Python must not find that out again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers: dict[str, str]) -> None:
+    from rich.console import Console
+
+    from gateway.commands.exchange import open_session
+    from gateway.commands.printer import Printer, printer_for
+    from gateway.commands.reader import Batch, Follow, StreamReader
+
+    terminal = Console() if sys.stdout.isatty() else None
+    stderr = Console(stderr=True, highlight=False)
+    printer: Printer | None = None
+
+    def take(batch: Batch) -> None:
+        nonlocal printer
+        if printer is None:
+            printer = printer_for(reader.content_type, sys.stdout.buffer, terminal)
+        try:
+            for piece in batch.pieces:
+                printer.show(piece)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise _OutputGone from None
+        except OSError as error:
+            raise CommandFailed(f"cannot write: {os.strerror(error.errno or 0)}") from None
+        if show_offsets:
+            stderr.print(f"offset {batch.next_offset}", style="dim", soft_wrap=True)
+
+    async with open_session(headers) as session:
+        reader = StreamReader(
+            session,
+            url,
+            offset=offset,
+            follow=Follow(follow),
+            clock=SystemClock(),
+            rng=random.Random(),
+            take=take,
+            notice=lambda text: stderr.print(text, style="dim", soft_wrap=True),
+        )
+        await reader.read()

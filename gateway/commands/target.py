@@ -1,0 +1,56 @@
+"""What a command talks to: a URL and the headers to send along, judged before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+from urllib.parse import parse_qsl, quote, urlsplit
+
+import typer
+
+from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
+
+_OURS: Final = frozenset({QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR})
+
+Headers = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME:VALUE", help="A request header to send along; may be repeated."),
+]
+
+
+def http_url(text: str, name: str) -> str:
+    """`text` as an http(s) URL without fragment; a usage error about `name` where it is none."""
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in text):
+        raise typer.BadParameter(f"expected an http:// or https:// URL, got {text!r}", param_hint=f"'{name}'")
+    return text.partition("#")[0]
+
+
+def stream_url(text: str) -> str:
+    """A stream's URL: no `offset`, `live` or `cursor` in it, because those are the command's to send."""
+    url = http_url(text, "URL")
+    for key, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True):
+        if key in _OURS:
+            raise typer.BadParameter(f"leave {key}= out of the stream's URL", param_hint="'URL'")
+    return url
+
+
+def with_query(url: str, query: Mapping[str, str]) -> str:
+    """`url` with these parameters behind its own, which stay as they are spelled."""
+    added = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
+    return f"{url}{'&' if '?' in url else '?'}{added}"
+
+
+def request_headers(given: Sequence[str] | None) -> dict[str, str]:
+    """`NAME:VALUE` each; a usage error for anything else."""
+    headers: dict[str, str] = {}
+    for text in given or ():
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or not text.isprintable():
+            raise typer.BadParameter(f"expected NAME:VALUE, got {text!r}", param_hint="'--header'")
+        headers[name.strip()] = value.strip()
+    return headers

@@ -1,0 +1,125 @@
+"""What `top` shows of two looks at a gateway: pure, so that it can be judged without a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gateway.commands.figures import duration, rate, ratio, size, stream_name, stream_state
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The gateway at one moment: `/api/overview`, and the streams of `/api/top`, which are ordered by `by`."""
+
+    overview: Mapping[str, Any]
+    streams: Sequence[Mapping[str, Any]]
+    by: str
+
+
+def view(now: Look, before: Look | None, limit: int, trouble: str = "") -> RenderableType:
+    """Rates between the two looks, and at most `limit` streams ordered by them; counts since the start where there is
+    only one look, or where the gateway was restarted in between.
+    """
+    if before is not None and before.overview["uptime_s"] >= now.overview["uptime_s"]:
+        before = None
+    parts: list[RenderableType] = [
+        _summary(now.overview, before.overview if before else None),
+        _table(now, before, limit),
+    ]
+    if trouble:
+        parts.insert(0, Text(trouble, "bold red"))
+    return Group(*parts)
+
+
+def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
+    state = "draining" if now["is_draining"] else "ready" if now["is_ready"] else "not ready"
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"durable-gateway {now['version']}", "bold")
+    text.append(f"  {now['node']}  up {duration(now['uptime_s'])}  ")
+    text.append(state, "green" if state == "ready" else "bold yellow")
+    text.append("\n")
+    took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
+
+    def counted(count: float, count_before: float) -> str:
+        return f"{rate((count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
+
+    requests, hits = _requests(now)
+    requests_before, hits_before = _requests(before) if before else (0, 0)
+    upstream, upstream_before = _sum(now["upstream_requests"]), _sum(before["upstream_requests"]) if before else 0
+    sent = now["downstream_bytes"] - (before["downstream_bytes"] if before else 0)
+    ended = requests - requests_before
+    line = [
+        f"requests {counted(requests, requests_before)}",
+        f"hits {ratio((hits - hits_before) / ended if ended else None)}",
+        f"origin requests {counted(upstream, upstream_before)}",
+        f"sent {size(sent / took_s)}/s" if before else f"sent {size(sent)}",
+    ]
+    cache = now["cache"]
+    other = [
+        f"subscribers {_sum(now['subscribers']):,}",
+        f"streams followed {now['followed_streams']:,}",
+        f"connections {now['connections']:,}",
+        f"cache {size(cache['bytes'])} of {size(cache['limit_bytes'])} in {cache['tapes']:,} tapes",
+    ]
+    text.append("   ".join(line) + "\n")
+    text.append("   ".join(other) + "\n")
+    return text
+
+
+def _table(now: Look, before: Look | None, limit: int) -> Table:
+    per = "/s" if before else ""
+    marked = {"requests": f"reads{per}", "bytes": f"sent{per}", "subscribers": "readers"}[now.by]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True, header_style="dim")
+    table.add_column("stream", no_wrap=True, overflow="ellipsis", ratio=1)
+    for title in ("readers", f"reads{per}", "hits", f"sent{per}", "held"):
+        style = "bold not dim" if title == marked else None
+        table.add_column(title, justify="right", no_wrap=True, header_style=style, style=style)
+    table.add_column("state", no_wrap=True)
+    for stream, reads, sent in _ordered(now, before)[:limit]:
+        table.add_row(
+            Text(stream_name(stream)),
+            f"{stream['readers']:,}",
+            rate(reads) if before else f"{reads:,}",
+            ratio(stream["hit_ratio"]),
+            size(sent),
+            size(stream["bytes"]),
+            stream_state(stream),
+        )
+    return table
+
+
+def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], float, float]]:
+    """Streams with their reads and bytes sent, a second or since the start, the busiest first."""
+    if before is None:
+        return [(stream, stream["reads"], stream["sent_bytes"]) for stream in now.streams]
+    known = {stream["id"]: stream for stream in before.streams}
+    took_s = now.overview["uptime_s"] - before.overview["uptime_s"]
+    rows = []
+    for stream in now.streams:
+        # One that was not among the candidates before, or was begun anew: there is nothing to compare with yet.
+        old = known.get(stream["id"], stream)
+        reads, sent = stream["reads"] - old["reads"], stream["sent_bytes"] - old["sent_bytes"]
+        rows.append((stream, max(0, reads) / took_s, max(0, sent) / took_s))
+    match now.by:
+        case "requests":
+            rows.sort(key=lambda row: row[1], reverse=True)
+        case "bytes":
+            rows.sort(key=lambda row: row[2], reverse=True)
+    return rows
+
+
+def _requests(overview: Mapping[str, Any]) -> tuple[int, int]:
+    """Requests that ended, and hits among them."""
+    outcomes = overview["requests"].values()
+    return sum(map(_sum, outcomes)), sum(int(counts.get("hit", 0)) for counts in outcomes)
+
+
+def _sum(counts: Mapping[str, int]) -> int:
+    return sum(int(count) for count in counts.values())

@@ -1,0 +1,87 @@
+"""What becomes of a running gateway when its configuration is read again: which values it takes, which have to wait.
+
+`change` compares and decides; it touches nothing.  Values are named as in a file, `limits.cache_bytes` or
+`route.chat.trust_s`; a route that came or went is named as a whole, `route.chat`.  What cannot change while connections
+are open (where it listens, how its memory is ordered) keeps its old value until a restart, and is named each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from gateway.config import GatewayConfig
+
+TAKEN_LIVE: Final = frozenset(
+    {
+        "server.console_writes",
+        "server.shutdown_timeout_s",
+        "limits.cache_bytes",
+        "limits.max_request_bytes",
+        "limits.max_connections",
+        "limits.client_header_timeout_s",
+        "limits.client_idle_timeout_s",
+        "limits.client_write_timeout_s",
+        "limits.keepalive_timeout_s",
+        "limits.send_buffer_bytes",
+    }
+)
+"""Values outside routes that a running gateway takes; routes are taken whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The configuration in effect from here on, and the dotted names of what changed and of what has to wait."""
+
+    config: GatewayConfig
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
+    """What a gateway that runs with `now` makes of `wanted`."""
+    changed: list[str] = []
+    waiting: list[str] = []
+    taken: dict[str, BaseModel] = {}
+    for section in type(now).model_fields:
+        old, new = getattr(now, section), getattr(wanted, section)
+        if not isinstance(old, BaseModel) or not isinstance(new, BaseModel):
+            if section != "routes" and old != new:
+                waiting.append(section)
+            continue
+        updates: dict[str, Any] = {}
+        for field in type(old).model_fields:
+            if getattr(old, field) == getattr(new, field):
+                continue
+            name = f"{section}.{field}"
+            if name in TAKEN_LIVE:
+                changed.append(name)
+                updates[field] = getattr(new, field)
+            else:
+                waiting.append(name)
+        taken[section] = old.model_copy(update=updates)
+    changed.extend(_route_changes(now, wanted))
+    config = now.model_copy(update={**taken, "routes": wanted.routes})
+    return Change(config, tuple(changed), tuple(waiting))
+
+
+def _route_changes(now: GatewayConfig, wanted: GatewayConfig) -> Iterator[str]:
+    old = {route.name: route for route in now.routes}
+    new = {route.name: route for route in wanted.routes}
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in old or name not in new:
+            yield f"route.{name}"
+        else:
+            yield from _differences(f"route.{name}", old[name].model_dump(), new[name].model_dump())
+
+
+def _differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in old.items():
+        other = new[key]
+        if isinstance(value, dict) and isinstance(other, dict):
+            yield from _differences(f"{name}.{key}", value, other)
+        elif value != other:
+            yield f"{name}.{key}"

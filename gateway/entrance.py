@@ -1,0 +1,85 @@
+"""The entrance: how requests come in, as one piece that a new configuration replaces between two of them.
+
+It makes the front, the doors and the ready answers.  `take` has all later requests go by another configuration: what is
+under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because what a
+request's bytes mean, and which of its lines are credentials, is the routes' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from aiohttp import web
+
+from gateway.config import GatewayConfig
+from gateway.engine.core import Engine
+from gateway.engine.route import RouteTable
+from gateway.journal import Journal
+from gateway.metrics_seam import Recorder
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from gateway.server.connection import ClientServer
+from gateway.server.door import Doorkeeper
+from gateway.server.front import Front
+from gateway.server.noted import NotedFront
+from gateway.server.ready import Ready, ReadyAnswers
+from gateway.server.traced import Handler, TracedFront
+from gateway.tracing import NO_TRACER, Tracer
+
+
+class Entrance:
+    """The way into one engine.  Owner of the route table, the client server and the doors."""
+
+    def __init__(
+        self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer, journal: Journal
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._recorder = recorder
+        self._tracer = tracer
+        self._journal = journal
+        self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
+        self._front = self._make_front()
+        self.server = ClientServer(
+            self._answer, config.limits, lambda: recorder.request(Mode.OTHER, Outcome.REFUSED, 0.0)
+        )
+        self.doors = Doorkeeper(self.server, config.limits, self._make_ready(), engine.clock, recorder)
+        if journal.is_kept or tracer is not NO_TRACER:
+            self.doors.on_hit = self._note_hit
+
+    def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        return self._front(request)
+
+    def _make_front(self) -> Handler:
+        front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder)
+        if self._tracer is not NO_TRACER:
+            front = TracedFront(front, self._tracer)
+        return NotedFront(front, self._journal, self._engine.clock) if self._journal.is_kept else front
+
+    def _make_ready(self) -> ReadyAnswers | None:
+        if not self._config.server.fast_path:
+            return None
+        engine = self._engine
+        ready = ReadyAnswers(engine.clock, engine.library, self._recorder, self._credentials(), engine.touch)
+        engine.on_forget = ready.forget
+        return ready
+
+    def _credentials(self) -> list[tuple[str, ...]]:
+        return [route.config.credential_headers for route in self.routes.routes]
+
+    def _note_hit(self, answer: Ready, client: str | None, request: bytes) -> None:
+        """A ready answer was given: to be known one by one, where there is a log or a trace."""
+        if answer.repeated is not None:
+            self._journal.repeat(answer.repeated, self._engine.clock.now(), client, request)
+        if self._tracer is not NO_TRACER:
+            self._tracer.hit(request, answer.mode, answer.outcome)
+
+    def take(self, config: GatewayConfig) -> None:
+        """Have every request from here on go by `config`."""
+        self._config = config
+        self.server.limits = self.doors.limits = config.limits
+        if self.routes.replace(config.routes):
+            if self.doors.ready is not None:
+                self.doors.ready.take(self._credentials())
+            self._engine.purge.drop_others(self.routes.shares)
+        self._front = self._make_front()

@@ -1,0 +1,220 @@
+"""What is noted of each request for the access log, without knowing who writes it, or where.
+
+A `Record` is filled in as a request goes on its way and handed over once, when the request has ended; a long live read
+is handed over several times, and only the last of them is final.  Whoever takes records is a `Journal`: every call is
+synchronous, cheap, never fails and never waits.  `Unkept` is the journal of a gateway that keeps none.
+
+What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
+down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
+kept, or a task works for nobody in particular, they say it to nobody.
+
+The front door answers the same hit over and over, faster than records could be filled in: what such answers have in
+common is noted once, as a `Repeated`, and each of them adds only when, to whom, and the request in the client's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Protocol
+
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
+from gateway.protocol.mode import Mode
+
+
+class CloseReason(StrEnum):
+    """Why a live read ended."""
+
+    ANSWERED = auto()
+    """A long-poll that was given bytes."""
+    TIMED_OUT = auto()
+    """A long-poll that waited its time and was given none."""
+    LIFETIME = auto()
+    """An SSE connection that reached its planned age."""
+    CLOSED = auto()
+    """The stream is closed and the client has all of it."""
+    ENDED = auto()
+    """The stream was deleted, expired, purged or re-created under its reader."""
+    DRAINED = auto()
+    """The gateway is leaving."""
+    SLOW = auto()
+    """The client did not keep up and was cut off."""
+    LEFT = auto()
+    """The client went away by itself."""
+    FAILED = auto()
+    """What lies ahead could not be had from the origin."""
+
+
+class Fetch(Protocol):
+    """A fetch that requests share, as far as a record tells of it."""
+
+    size: int
+    """Body bytes that have come so far."""
+    sharers: int
+    """Requests with a record that have started it or waited for it."""
+
+
+@dataclass(slots=True)
+class Record:
+    """The facts of one client request, as far as they are known; None and 0 where there is nothing to say.
+
+    `gateway.ops.access_log` says how each of them is written.  Whoever answers the request owns it until it is handed
+    to a journal, which then only reads it.
+    """
+
+    mode: Mode = Mode.OTHER
+    outcome: Outcome = Outcome.REFUSED
+    method: str = ""
+    route: str | None = None
+    """The configured route's name."""
+    stream: str = ""
+    """Path and other query as the client asked for them, in canonical form."""
+    partition: str | None = None
+    """`StreamKey.partition` where credentials or gateways on the way are a part of it, None where all of the route
+    share.  It is made of credentials: a journal must not write it as it is."""
+    status: int = 0
+    """0 where no status was sent."""
+    ended_at: float = 0.0
+    """Unix seconds."""
+    duration_s: float = 0.0
+    first_byte_s: float | None = None
+    """From reading the request to writing the first byte of the answer; None where none was written."""
+    start: str | None = None
+    next_offset: str | None = None
+    sent_bytes: int = 0
+    """Body bytes handed to the client's connection."""
+    fetched_bytes: int = 0
+    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
+    a stream's one live request brings is nobody's."""
+    collapsed: int = 0
+    """How many requests shared the flight that this one was answered from, itself included; 0 where there was none."""
+    subscribers: int | None = None
+    """Live readers of the stream at the end of this one, itself included; live reads only."""
+    coding: Coding | None = None
+    client: str | None = None
+    """The address of the connection's other end, in full: what of it is written is the journal's business."""
+    user_agent: str | None = None
+    trace_id: str | None = None
+    """32 hexadecimal digits (W3C Trace Context)."""
+    close_reason: CloseReason | None = None
+    is_final: bool = True
+    """False for what is noted of a live read that goes on."""
+
+    is_parked: bool = False
+    """Whether a live answer has taken the record over, and hands it to the journal."""
+    fetches: tuple[tuple[Fetch, bool], ...] = ()
+    """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
+
+    def share(self, fetch: Fetch, *, leads: bool) -> None:
+        """The request starts a shared fetch, or waits for one that others have started."""
+        if all(known is not fetch for known, _ in self.fetches):
+            fetch.sharers += 1
+            self.fetches += ((fetch, leads),)
+
+    def settle(self) -> None:
+        """Take the figures of its fetches as they are now, and let go of them."""
+        for fetch, leads in self.fetches:
+            self.collapsed = max(self.collapsed, fetch.sharers)
+            if leads:
+                self.fetched_bytes += fetch.size
+        self.fetches = ()
+
+
+record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
+"""The record of the request that is being answered here."""
+
+
+def note_asked(mode: Mode, route: str, stream: str, partition: str | None, start: str | None) -> None:
+    """What the request that is being answered asks for, once it is understood."""
+    if (record := record_now.get()) is not None:
+        record.mode, record.route, record.stream = mode, route, stream
+        record.partition, record.start = partition, start
+
+
+def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int) -> None:
+    """How the request that is being answered was answered."""
+    if (record := record_now.get()) is not None:
+        record.mode, record.outcome = mode, outcome
+        record.first_byte_s, record.sent_bytes = first_byte_s, sent_bytes
+
+
+def note_fetch(fetch: Fetch, *, leads: bool) -> None:
+    """The request that is being answered starts a shared fetch, or waits for one."""
+    if (record := record_now.get()) is not None:
+        record.share(fetch, leads=leads)
+
+
+def note_fetched(size: int) -> None:
+    """Body bytes have come from the origin for the request that is being answered alone."""
+    if (record := record_now.get()) is not None:
+        record.fetched_bytes += size
+
+
+def note_parked() -> Record | None:
+    """Take the record of the request that is being answered, whose answer is a live one: it is for `Journal.live`."""
+    record = record_now.get()
+    if record is not None:
+        record.is_parked = True
+    return record
+
+
+def note_nothing() -> None:
+    """What the running task does from here on is noted of nobody."""
+    record_now.set(None)
+
+
+class Repeated:
+    """What all answers of one ready answer have in common; `line` belongs to the journal that writes it."""
+
+    __slots__ = ("line", "record")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        """Without time, client, user agent and trace."""
+        self.line: bytes | None = None
+
+
+class LiveNote(Protocol):
+    """One live read in a journal, from its start to its end."""
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        """The read has ended; a second call says nothing."""
+
+
+class Journal(Protocol):
+    """Takes note of requests."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anybody will read it: where not, nothing need be filled in."""
+
+    def record(self, record: Record) -> None:
+        """A request has ended, or goes on where the record is not final.  The record is the journal's from here on."""
+
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+        """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""
+
+    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+        """A live read has begun (`began`: monotonic seconds).  `look` is called when a line is to be written, to put
+        into `record` how things stand then: offsets, bytes since the start, subscribers."""
+
+
+class Unkept:
+    """The journal of a gateway that keeps none."""
+
+    is_kept = False
+
+    def record(self, record: Record) -> None:
+        """Nothing is kept."""
+
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+        """Nothing is kept."""
+
+    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+        return self
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        """Nothing is kept."""

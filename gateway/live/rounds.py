@@ -1,0 +1,34 @@
+"""Rounds of deliveries: how long after something came it had been handed to every live reader of its stream.
+
+A round begins with the first news since the last one, because news of one turn of the loop goes out together, and ends
+when the last reader was handed it.  News that nobody was there to hear is no round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.metrics_seam import Recorder
+
+
+class Rounds:
+    """The rounds of one topic.  `now` gives monotonic seconds."""
+
+    __slots__ = ("_came_at", "_now", "_recorder", "_route")
+
+    def __init__(self, recorder: Recorder, now: Callable[[], float], route: str) -> None:
+        self._recorder = recorder
+        self._now = now
+        self._route = route
+        self._came_at: float | None = None
+
+    def came(self) -> None:
+        """There is news to hand over."""
+        if self._came_at is None:
+            self._came_at = self._now()
+
+    def handed(self, readers: int) -> None:
+        """So many readers have been handed what had come, if anything had."""
+        came_at, self._came_at = self._came_at, None
+        if came_at is not None and readers:
+            self._recorder.delivered(readers, self._now() - came_at, self._route)

@@ -1,0 +1,284 @@
+"""The access log's schema, and its lines: one JSON object for each request that has ended.
+
+`FIELDS` is the schema.  Whoever reads the log (the pipeline, dashboards, people with jq) may rely on it:
+
+- A line is one JSON object in UTF-8, ended by a newline; there is no newline in it.  In a durable stream each object is
+  one message.
+- `v` is the schema's version.  It is raised when a field changes its meaning or goes; new fields come without it.
+- A field that has nothing to say is left out, unless it is marked as always there.
+- Seconds are decimal numbers, and bytes are those of bodies: no heads, no chunk sizes.
+- Whoever adds up bytes over all lines counts each byte once.  A long live read writes lines while it goes on
+  (`is_final` is false), each with the bytes since the one before; `duration_s` is its age.  Requests are the lines with
+  `is_final` true.
+
+`Lines` writes them.  What the front door answers over and over is written from a piece made once, and a time, a client
+and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds them together.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import orjson
+
+from gateway.journal import Record, Repeated
+from gateway.ops.partition_ids import PartitionIds
+from gateway.protocol.trace_context import TRACEPARENT
+
+VERSION: Final = 1
+
+Kind = Literal["integer", "number", "string", "boolean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a line: its JSON type, its unit or its set of words, and what it says."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    is_always_there: bool = False
+
+
+FIELDS: Final = (
+    Field(
+        "time", "number", "Unix seconds, to the microsecond", "When the request ended, or the line was written.", True
+    ),
+    Field("v", "integer", "", f"Version of this schema: {VERSION}.", True),
+    Field("node", "string", "", "`server.node_name` of the gateway that wrote the line.", True),
+    Field("route", "string", "", "Name of the configured route; absent where none matched."),
+    Field("stream", "string", "", "Path, and other query, that the client asked for, in canonical spelling.", True),
+    Field(
+        "partition",
+        "string",
+        "16 hexadecimal digits",
+        "Who shares a tape, under a key that hides the credentials; absent where all of the route share.",
+    ),
+    Field("method", "string", "", "HTTP method.", True),
+    Field("mode", "string", "`gateway.protocol.mode.Mode`", "What was asked for.", True),
+    Field("status", "integer", "HTTP status", "Absent where the connection went before one was sent."),
+    Field("outcome", "string", "`gateway.protocol.cache_status.Outcome`", "How it was answered.", True),
+    Field("duration_s", "number", "seconds", "From reading the request to the end of its answer.", True),
+    Field(
+        "first_byte_s",
+        "number",
+        "seconds",
+        "From reading the request to the first byte of its answer; absent where there was none.",
+    ),
+    Field("start", "string", "offset", "Offset asked for, as sent; absent where the request names none."),
+    Field("next_offset", "string", "offset", "`Stream-Next-Offset` of the answer, or of the last control event."),
+    Field("sent_bytes", "integer", "bytes", "Body bytes handed to the client's connection.", True),
+    Field(
+        "fetched_bytes",
+        "integer",
+        "bytes",
+        "Body bytes that the origin sent because of it: a shared fetch counts at its leader, a live one nowhere.",
+        True,
+    ),
+    Field(
+        "collapsed",
+        "integer",
+        "requests",
+        "How many shared the upstream fetch that answered this one, itself included; absent where there was none.",
+    ),
+    Field("subscribers", "integer", "readers", "Live readers of the stream at that time; live reads only."),
+    Field("coding", "string", "`gateway.protocol.coding.Coding`", "Content coding; absent where there was none."),
+    Field(
+        "client",
+        "string",
+        "IP address",
+        "Other end of the connection; by `log.client_address` in full, or cut to /24 (IPv4) and /48 (IPv6).",
+    ),
+    Field("user_agent", "string", "", "`User-Agent`, its first 256 characters."),
+    Field("trace_id", "string", "32 hexadecimal digits", "Trace that the request belongs to (`traceparent`)."),
+    Field("close_reason", "string", "`gateway.journal.CloseReason`", "Why a live read ended; live reads only."),
+    Field("is_final", "boolean", "", "False for a live read that goes on.", True),
+)
+
+Masking = Literal["full", "masked", "none"]
+
+_AGENT_CHARS: Final = 256
+_REMEMBERED: Final = 4_096
+_MASKS: Final = {4: 24, 6: 48}
+_OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
+_AGENT_LINE: Final = re.compile(rb"\r\nuser-agent:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_TRACE_VALUE: Final = re.compile(rb"[ \t]*" + TRACEPARENT.encode() + rb"[ \t]*")
+_TRACE_LINE: Final = b"\r\ntraceparent:"
+
+
+Hit = tuple[Repeated, float, str | None, bytes]
+"""One more answer by the front door: what it has in common with others, when (monotonic seconds), to whom, and to what
+bytes.  A plain tuple: it is made on the hottest path there is."""
+
+
+class Lines:
+    """Writes records and hits as lines.  Its memory of clients and user agents is bounded and holds nothing else."""
+
+    def __init__(self, node: str, masking: Masking, partitions: PartitionIds) -> None:
+        self._node = node
+        self._masking = masking
+        self._partitions = partitions
+        self._masked: dict[str, str] = {}
+        self._clients: dict[str | None, bytes] = {}
+        self._endings: dict[bytes, bytes] = {}
+
+    def written(self, items: Sequence[Record | Hit], wall_lead_s: float) -> bytes:
+        """The lines of these, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
+        # Grown in place: to keep each line that orjson gives until all are joined takes eight times as long.
+        text = bytearray()
+        endings, clients = self._endings, self._clients
+        self._forget()
+        stamp, stamped = b"", -1
+        for item in items:
+            if isinstance(item, Record):
+                text += self.line(item)
+                continue
+            repeated, now, client, request = item
+            # Hits of one millisecond share its text: to write a number costs as much as the rest of the line.
+            if (millis := int((now + wall_lead_s) * 1_000)) != stamped:
+                stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
+            text += stamp
+            text += repeated.line or self._prepare(repeated)
+            text += clients.get(client) or self._client_piece(client)
+            text += endings.get(request) or self._ending(request)
+        return bytes(text)
+
+    def _forget(self) -> None:
+        # Plain dictionaries, begun anew when they are full: to keep an order in them costs more than to look again.
+        for remembered in (self._endings, self._clients, self._masked):
+            if len(remembered) > _REMEMBERED:
+                remembered.clear()
+
+    def line(self, record: Record) -> bytes:
+        """One record's line."""
+        told: dict[str, Any] = {"time": _micros(record.ended_at)}
+        self._tell_facts(record, told)
+        self._tell_client(record, told)
+        return _dumped(told)
+
+    def _tell_facts(self, record: Record, told: dict[str, Any]) -> None:
+        """All but the time and what tells clients apart."""
+        told["v"] = VERSION
+        told["node"] = self._node
+        if record.route is not None:
+            told["route"] = record.route
+        told["stream"] = record.stream
+        if record.partition is not None:
+            told["partition"] = self._partitions.of(record.partition)
+        told["method"] = record.method
+        told["mode"] = record.mode
+        if record.status:
+            told["status"] = record.status
+        told["outcome"] = record.outcome
+        told["duration_s"] = _micros(record.duration_s)
+        if record.first_byte_s is not None:
+            told["first_byte_s"] = _micros(record.first_byte_s)
+        if record.start is not None:
+            told["start"] = record.start
+        if record.next_offset is not None:
+            told["next_offset"] = record.next_offset
+        told["sent_bytes"] = record.sent_bytes
+        told["fetched_bytes"] = record.fetched_bytes
+        if record.collapsed:
+            told["collapsed"] = record.collapsed
+        if record.subscribers is not None:
+            told["subscribers"] = record.subscribers
+        if record.coding is not None:
+            told["coding"] = record.coding
+        if record.close_reason is not None:
+            told["close_reason"] = record.close_reason
+        told["is_final"] = record.is_final
+
+    def _tell_client(self, record: Record, told: dict[str, Any]) -> None:
+        if (client := self._shown(record.client)) is not None:
+            told["client"] = client
+        if record.user_agent is not None:
+            told["user_agent"] = record.user_agent[:_AGENT_CHARS]
+        if record.trace_id is not None:
+            told["trace_id"] = record.trace_id
+
+    def _shown(self, client: str | None) -> str | None:
+        """What of an address may be written."""
+        if client is None or self._masking == "none":
+            return None
+        if self._masking == "full":
+            return client
+        found = self._masked.get(client)
+        if found is None:
+            found = self._masked[client] = _network_of(client)
+        return found or None
+
+    # -- the pieces of a hit's line, each remembered
+
+    def _prepare(self, repeated: Repeated) -> bytes:
+        told: dict[str, Any] = {}
+        self._tell_facts(repeated.record, told)
+        repeated.line = line = b"," + _dumped(told)[1:-2]
+        return line
+
+    def _client_piece(self, client: str | None) -> bytes:
+        shown = self._shown(client)
+        # A space is white space to JSON, and a piece that is not empty is found at the first look.
+        piece = b" " if shown is None else b',"client":' + orjson.dumps(shown)
+        self._clients[client] = piece
+        return piece
+
+    def _ending(self, request: bytes) -> bytes:
+        """User agent and trace as the request's bytes have them, and the end of the line."""
+        lower = request.lower()
+        at = lower.find(_TRACE_LINE)
+        if at < 0:
+            piece = self._endings[request] = _agent_piece(request)
+            return piece
+        end = lower.find(b"\r\n", at + 2)
+        if lower.find(_TRACE_LINE, end) >= 0:
+            # Two of them name no trace.
+            return _agent_piece(request)
+        # Every request has a trace of its own: the rest of it is what can be remembered.
+        rest = request[:at] + request[end:]
+        piece = self._endings.get(rest) or self._ending(rest)
+        match = _TRACE_VALUE.fullmatch(request, at + len(_TRACE_LINE), end)
+        return piece if match is None else b',"trace_id":"%b"%b' % (match[1], piece)
+
+
+def _network_of(client: str) -> str:
+    """The address without what tells one client from its neighbours; empty for what is no address."""
+    try:
+        # A link-local address may carry the name of an interface.
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(ipaddress.ip_network((address, _MASKS[address.version]), strict=False).network_address)
+
+
+def _agent_piece(request: bytes) -> bytes:
+    match = _AGENT_LINE.search(request)
+    if match is None:
+        return b"}\n"
+    text = match[1].decode("utf-8", "replace").rstrip(" \t")
+    return b',"user_agent":' + orjson.dumps(text[:_AGENT_CHARS]) + b"}\n"
+
+
+def _micros(seconds: float) -> float:
+    """To the microsecond; `round` takes five times as long."""
+    return int(seconds * 1e6 + 0.5) / 1e6
+
+
+def _dumped(found: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(found, option=_OPTIONS)
+    except TypeError:
+        # Bytes in a header that are no UTF-8 come as lone surrogates, which JSON cannot say.
+        clean = {key: _readable(value) if isinstance(value, str) else value for key, value in found.items()}
+        return orjson.dumps(clean, option=_OPTIONS)
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

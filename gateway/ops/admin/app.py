@@ -1,0 +1,94 @@
+"""The admin port's application: its endpoints, its document, the probes and the metrics, behind one guard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from gateway.ops.admin.controls import controls_endpoints
+from gateway.ops.admin.directory import Directory
+from gateway.ops.admin.endpoint import Endpoint, Refused, json_response, refusal_response
+from gateway.ops.admin.guard import Guard
+from gateway.ops.admin.openapi import openapi_document
+from gateway.ops.admin.overview import overview_endpoints
+from gateway.ops.admin.purge import purge_endpoints
+from gateway.ops.admin.streams import streams_endpoints
+from gateway.ops.admin.subject import Subject
+from gateway.ops.admin.tails import tails_endpoints
+from gateway.ops.console.site import is_open
+from gateway.ops.partition_ids import PartitionIds
+
+_BODY_BYTES: Final = 8 << 20
+"""The largest body: ten thousand paths of streams."""
+MOST_LINE_BYTES: Final = 32_768
+"""The longest request line: an id is a path and a query, a third longer."""
+
+_log = logging.getLogger("gateway.admin")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
+    """`/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
+    directory = Directory(subject.engine, subject.routes, partitions)
+    endpoints: list[Endpoint] = [
+        *overview_endpoints(subject),
+        *streams_endpoints(subject, directory),
+        *tails_endpoints(directory),
+        *purge_endpoints(subject, directory),
+        *controls_endpoints(subject),
+    ]
+    # Drawn when it is first asked for, beside the loop: it takes a third of a second.
+    document = cache(partial(openapi_document, endpoints))
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        return web.Response(text="ready\n") if subject.is_ready else web.Response(status=503, text="not ready\n")
+
+    async def exposition(request: web.Request) -> web.Response:
+        body, content_type = await subject.metrics.scrape(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def openapi(_: web.Request) -> web.Response:
+        return json_response(await asyncio.to_thread(document))
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            guard.check(request, is_open=is_open(request.path))
+            if request.match_info.http_exception is None:
+                guard.check_change(request)
+            response = await handler(request)
+            if request.method not in ("GET", "HEAD"):
+                # Who did what to a running gateway is worth a line; what was asked is in its path alone.
+                _log.info("%s %s by %s: %d", request.method, request.path, request.remote, response.status)
+            return response
+        except Refused as error:
+            return refusal_response(error)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            allow = {"Allow": error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
+            return refusal_response(Refused(error.status, error.reason.lower(), allow))
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            return refusal_response(Refused(500, "internal error"))
+
+    application = web.Application(middlewares=[guarded], client_max_size=_BODY_BYTES)
+    application.add_routes(
+        [
+            web.get("/healthz", healthz),
+            web.get("/readyz", readyz),
+            web.get("/metrics", exposition),
+            web.get("/openapi.json", openapi),
+            *(endpoint.route() for endpoint in endpoints),
+        ]
+    )
+    return application

@@ -1,0 +1,113 @@
+"""What steers the gateway: drain, log level, configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, with_config
+
+from gateway.config_file import ConfigError
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.subject import NothingToRead, Subject
+
+Level = Literal["debug", "info", "warning", "error"]
+
+LOGGER: Final = "gateway"
+"""The level is that of the gateway's own loggers; libraries keep theirs."""
+
+_LEVELS: Final[Mapping[Level, int]] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class DrainBody:
+    """How long it may take."""
+
+    within_s: Annotated[float, Field(ge=0, le=3_600)] | None = None
+    """Seconds in which the last live reader is gone; the configured shutdown_timeout_s where it is left out."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """It has begun, or had before."""
+
+    is_draining: bool
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class LogLevel:
+    """The least severe level that is logged."""
+
+    level: Level
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What became of the configuration that was read, in dotted names."""
+
+    changed: list[str]
+    needs_restart: list[str]
+    """These differ from what is in effect, and keep their old values until a restart."""
+
+
+def controls_endpoints(subject: Subject) -> list[Endpoint]:
+    """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
+
+    async def config(_: Asked[Nothing, Nothing]) -> dict[str, Any]:
+        # What is secret is so by its type (pydantic's SecretStr), and comes out as asterisks.
+        return subject.config.model_dump(mode="json")
+
+    async def drain(asked: Asked[Nothing, DrainBody]) -> Draining:
+        subject.drain(asked.body.within_s)
+        return Draining(subject.engine.drain.is_set)
+
+    async def log_level(_: Asked[Nothing, Nothing]) -> LogLevel:
+        return LogLevel(_level_now())
+
+    async def set_log_level(asked: Asked[Nothing, LogLevel]) -> LogLevel:
+        logging.getLogger(LOGGER).setLevel(_LEVELS[asked.body.level])
+        return LogLevel(_level_now())
+
+    async def reload(_: Asked[Nothing, Nothing]) -> Reloaded:
+        try:
+            change = await subject.reload()
+        except ConfigError as error:
+            raise Refused(422, str(error)) from None
+        except NothingToRead as error:
+            raise Refused(409, str(error)) from None
+        return Reloaded(list(change.changed), list(change.needs_restart))
+
+    return [
+        Endpoint("GET", "/api/config", "The configuration in effect, secrets hidden", config, dict[str, Any]),
+        Endpoint("POST", "/api/drain", "Send live readers off", drain, Draining, body=DrainBody, status=202),
+        Endpoint("GET", "/api/log-level", "The log level", log_level, LogLevel),
+        Endpoint("PUT", "/api/log-level", "Set the log level", set_log_level, LogLevel, body=LogLevel),
+        Endpoint(
+            "POST",
+            "/api/reload",
+            "Read the configuration again",
+            reload,
+            Reloaded,
+            refusals={
+                409: "There is no configuration to read again.",
+                422: "The configuration cannot be used; the old one stays.",
+            },
+        ),
+    ]
+
+
+def _level_now() -> Level:
+    level = logging.getLogger(LOGGER).getEffectiveLevel()
+    names: list[Level] = [name for name, least in _LEVELS.items() if least <= level]
+    return names[-1] if names else "debug"

@@ -1,0 +1,151 @@
+"""What a request to the admin API and its answer are made of.
+
+An `Endpoint` names the types of its query, its body and its answer.  Requests are judged by them, and the OpenAPI
+document is drawn from them, so that neither can say what the other does not.  Answers are JSON; every error is
+`{"error": "<one line>"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import orjson
+from aiohttp import hdrs, web
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+_JSON: Final = "application/json"
+_SHOWN_CHARS: Final = 60
+_NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
+_KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
+
+SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+"""For every type of a query, a body or an answer: it is described by its own words, and unknown keys are refused."""
+
+Q = TypeVar("Q")
+B = TypeVar("B")
+
+
+class Refused(Exception):
+    """The request is not done: a status and one line."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(" ".join(text.split()))
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why a request was not done."""
+
+    error: str
+    """One line."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Q, B]):
+    """One request: its parameters, its body, and the parts of its path."""
+
+    query: Q
+    body: B
+    path: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path: `answer` is the type of what `handle` gives."""
+
+    method: str
+    path: str
+    summary: str
+    handle: Callable[[Asked[Any, Any]], Awaitable[object]]
+    answer: Any
+    query: Any = Nothing
+    body: Any = Nothing
+    status: int = 200
+    expects: str = ""
+    """What the body should be, where it has several forms."""
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    """Statuses of errors beside those of every endpoint, and when they are given."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is asked with a body."""
+        return self.method != "GET"
+
+    def route(self) -> web.RouteDef:
+        """The endpoint as the application takes it."""
+        query, body = TypeAdapter(self.query), TypeAdapter(self.body)
+
+        async def handle(request: web.Request) -> web.Response:
+            given = await request.read() if self.changes else b"{}"
+            asked: Asked[Any, Any] = Asked(
+                _judged(partial(query.validate_strings, _parameters(request)), "query"),
+                # Numbers and the like are read from a parameter's text; a body says what it means.
+                _judged(partial(body.validate_json, given, strict=True), "body", self.expects),
+                request.match_info,
+            )
+            return json_response(await self.handle(asked), self.status)
+
+        return web.route(self.method, self.path, handle) if self.changes else web.get(self.path, handle)
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A JSON answer; nothing of it is to be kept by anyone."""
+    body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    return web.Response(status=status, body=body, headers={**HEADERS, **(headers or {}), hdrs.CONTENT_TYPE: _JSON})
+
+
+def refusal_response(error: Refused) -> web.Response:
+    """The one way in which errors are told."""
+    return json_response(Error(str(error)), error.status, error.headers)
+
+
+def _parameters(request: web.Request) -> dict[str, str]:
+    query = request.query
+    for name in query:
+        if len(query.getall(name)) > 1:
+            raise Refused(422, f"{_short(name)}: given more than once")
+    return dict(query)
+
+
+def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
+    try:
+        return read()
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        # Of the forms that a body may have, the one meant is the one that has more to it than a wrong set of keys.
+        first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
+        if first["type"] == "json_invalid":
+            raise Refused(400, "the body is not JSON") from None
+        if expects and first["type"] in _KEY_PROBLEMS:
+            raise Refused(422, f"{where}: should be {expects}") from None
+        # The name of a form of body, which is no key, begins with a capital.
+        place = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper()) or where
+        is_pattern = first["type"] == "string_pattern_mismatch"
+        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _told(first['msg'])}") from None
+
+
+def _told(message: str) -> str:
+    return message.replace("Input should", "should", 1).replace("Unexpected keyword argument", "unknown key")
+
+
+def _short(text: str) -> str:
+    shown = text if text.isprintable() else ascii(text)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"

@@ -1,0 +1,124 @@
+"""The OpenAPI 3.1 document of the admin port, drawn from the endpoints themselves and the types they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from gateway import __version__
+from gateway.ops.admin.endpoint import Endpoint, Error, Nothing
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+_IN_PATH: Final = re.compile(r"\{(\w+)\}")
+_DESCRIPTION: Final = (
+    "How a durable-gateway is looked into and steered. Where the admin address is not loopback, every request but "
+    "those of /healthz and /readyz shows the token; where it is, if a token is set. What changes something is "
+    "application/json. Every error is one line of text in JSON."
+)
+_REFUSALS: Final = {
+    401: "A token is asked for, and was not shown.",
+    403: "The Host is not one of this port's, or a page of another origin asks.",
+    422: "A parameter or the body is not what is expected.",
+}
+_BODY_REFUSALS: Final = {
+    400: "The body is not JSON.",
+    413: "The body is too large.",
+    415: "The body is not application/json.",
+}
+_TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
+
+
+def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The document of these endpoints, the probes, the metrics and itself."""
+    schemas, definitions = _schemas(endpoints)
+    paths: dict[str, dict[str, Any]] = {}
+    for number, endpoint in enumerate(endpoints):
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, number, schemas)
+    paths["/healthz"] = {"get": _plain("Whether the process runs", {"200": "It does."})}
+    paths["/readyz"] = {
+        "get": _plain("Whether it takes requests", {"200": "It does.", "503": "It is starting or draining."})
+    }
+    paths["/metrics"] = {"get": _guarded(_plain("What it has counted, in the Prometheus text format", {"200": "It."}))}
+    document = {"description": "This document", "content": {"application/json": {"schema": {"type": "object"}}}}
+    paths["/openapi.json"] = {
+        "get": {"summary": "This document", "operationId": "get_openapi_json", **_answers({"200": document})}
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "durable-gateway admin", "version": __version__, "description": _DESCRIPTION},
+        "security": [{"token": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _schemas(endpoints: Sequence[Endpoint]) -> tuple[dict[tuple[object, str], Any], dict[str, Any]]:
+    """Schemas by number of endpoint and part, and the definitions that they refer to."""
+    wanted: list[tuple[Any, Any, TypeAdapter[Any]]] = [("error", "serialization", TypeAdapter(Error))]
+    for number, endpoint in enumerate(endpoints):
+        wanted.append(((number, "answer"), "serialization", TypeAdapter(endpoint.answer)))
+        wanted.append(((number, "body"), "validation", TypeAdapter(endpoint.body)))
+        wanted.append(((number, "query"), "validation", TypeAdapter(endpoint.query)))
+    schemas, more = TypeAdapter.json_schemas(wanted, ref_template=_REFERENCE)
+    return {key: schema for (key, _), schema in schemas.items()}, more.get("$defs", {})
+
+
+def _operation(endpoint: Endpoint, number: int, schemas: dict[Any, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": schemas["error"]}}
+    refusals = {**_REFUSALS, **(_BODY_REFUSALS if endpoint.changes else {}), **endpoint.refusals}
+    answers: dict[str, Any] = {
+        str(status): {"description": text, "content": error} for status, text in sorted(refusals.items())
+    }
+    answers[str(endpoint.status)] = {
+        "description": endpoint.summary,
+        "content": {"application/json": {"schema": schemas[number, "answer"]}},
+    }
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}{endpoint.path}").strip("_"),
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in _IN_PATH.findall(endpoint.path)
+        ],
+        "responses": answers,
+    }
+    if endpoint.query is not Nothing:
+        operation["parameters"] += _parameters(endpoint.query)
+    if endpoint.changes:
+        schema = schemas[number, "body"]
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _parameters(query: Any) -> list[dict[str, Any]]:
+    schema = TypeAdapter(query).json_schema()
+    shown: list[dict[str, Any]] = []
+    for name, part in schema["properties"].items():
+        description = part.pop("description", "")
+        shown.append({"name": name, "in": "query", "description": description, "schema": part})
+    return shown
+
+
+def _plain(summary: str, answers: dict[str, str]) -> dict[str, Any]:
+    name = "get_" + summary.lower().replace(" ", "_").partition(",")[0]
+    shown = {status: {"description": text, "content": _TEXT} for status, text in answers.items()}
+    return {"summary": summary, "operationId": name, **_answers(shown)}
+
+
+def _guarded(operation: dict[str, Any]) -> dict[str, Any]:
+    for status in (401, 403):
+        operation["responses"][str(status)] = {
+            "description": _REFUSALS[status],
+            "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}},
+        }
+    return operation
+
+
+def _answers(shown: dict[str, Any]) -> dict[str, Any]:
+    return {"responses": shown}

@@ -1,0 +1,114 @@
+"""The gateway at a glance: what it has counted since its start, and what it holds now.
+
+The counts are the very samples of `/metrics`, summed over what the overview does not tell apart, so that the two can
+never disagree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from pydantic import with_config
+
+from gateway import __version__
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.subject import Subject
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What the tapes hold."""
+
+    bytes: int
+    limit_bytes: int
+    tapes: int
+    evictions: int
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Counters since the start, and the present."""
+
+    version: str
+    node: str
+    now: float
+    """Unix seconds."""
+    uptime_s: float
+    is_draining: bool
+    is_ready: bool
+    requests: dict[str, dict[str, int]]
+    """By mode and outcome; those that have ended."""
+    upstream_requests: dict[str, int]
+    """By mode."""
+    upstream_bytes: int
+    downstream_bytes: int
+    retries: int
+    slow_consumers: int
+    subscribers: dict[str, int]
+    """Live readers now, by mode."""
+    connections: int
+    cache: Cache
+    followed_streams: int
+    """Streams with live readers, or whose last one left a moment ago."""
+
+
+class _Samples:
+    """The counters and gauges of one collection, summed over labels that are not asked for."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for family in subject.metrics.collect():
+            if family.type in ("counter", "gauge"):
+                for sample in family.samples:
+                    if not sample.name.endswith("_created"):
+                        self._samples[family.name].append((sample.labels, sample.value))
+
+    def total(self, name: str) -> int:
+        return int(sum(value for _, value in self._samples[name]))
+
+    def by(self, name: str, label: str) -> dict[str, int]:
+        sums: dict[str, int] = defaultdict(int)
+        for labels, value in self._samples[name]:
+            sums[labels[label]] += int(value)
+        return dict(sums)
+
+    def by_two(self, name: str, outer: str, inner: str) -> dict[str, dict[str, int]]:
+        sums: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for labels, value in self._samples[name]:
+            sums[labels[outer]][labels[inner]] += int(value)
+        return {key: dict(value) for key, value in sums.items()}
+
+
+def overview_endpoints(subject: Subject) -> list[Endpoint]:
+    """`GET /api/overview`."""
+
+    async def overview(_: Asked[Nothing, Nothing]) -> Overview:
+        engine, samples = subject.engine, _Samples(subject)
+        return Overview(
+            version=__version__,
+            node=subject.config.server.node_name,
+            now=engine.clock.wall(),
+            uptime_s=engine.clock.now() - subject.started_at,
+            is_draining=engine.drain.is_set,
+            is_ready=subject.is_ready,
+            requests=samples.by_two("gateway_requests", "mode", "outcome"),
+            upstream_requests=samples.by("gateway_upstream_requests", "mode"),
+            upstream_bytes=samples.total("gateway_upstream_bytes"),
+            downstream_bytes=samples.total("gateway_downstream_bytes"),
+            retries=samples.total("gateway_upstream_retries"),
+            slow_consumers=samples.total("gateway_slow_consumers"),
+            subscribers=samples.by("gateway_subscribers", "mode"),
+            connections=subject.connections,
+            cache=Cache(
+                bytes=engine.library.cost + engine.library.lent,
+                limit_bytes=engine.library.budget_bytes,
+                tapes=len(engine.library),
+                evictions=samples.total("gateway_evictions"),
+            ),
+            followed_streams=len(engine.live),
+        )
+
+    return [Endpoint("GET", "/api/overview", "Counters since the start, and the present", overview, Overview)]

@@ -1,0 +1,44 @@
+"""What the admin port shows and steers: one running gateway, as far as it has to know one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.config import GatewayConfig
+from gateway.config_change import Change
+from gateway.engine.core import Engine
+from gateway.engine.route import RouteTable
+from gateway.ops.metrics import Metrics
+
+
+class NothingToRead(Exception):
+    """The gateway was not started from a configuration that can be read again; the text is one line."""
+
+
+class Subject(Protocol):
+    """A running gateway."""
+
+    engine: Engine
+    metrics: Metrics
+    routes: RouteTable
+    started_at: float
+    """When it was started (monotonic seconds of the engine's clock)."""
+
+    @property
+    def config(self) -> GatewayConfig:
+        """The configuration in effect."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it accepts and is not draining."""
+
+    @property
+    def connections(self) -> int:
+        """Client connections open now."""
+
+    def drain(self, within_s: float | None = None) -> None:
+        """Be no longer ready and send live readers off in order, within `within_s` or the configured time."""
+
+    async def reload(self) -> Change:
+        """Read the configuration again and take from it what can be taken.  ConfigError where it cannot be used, and
+        NothingToRead where there is none: then all stays as it was."""

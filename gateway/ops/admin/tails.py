@@ -1,0 +1,87 @@
+"""Bulk tails: how far many streams have come, in one answer.
+
+A tail is what the gateway knows: the furthest offset that the origin has named, current for streams that are followed
+and as of the last contact for others.  Where one path is held more than once (other origins, other readers), the one
+seen last at its origin speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Annotated, Final
+
+from pydantic import Field, with_config
+
+from gateway.ops.admin.directory import Directory, TargetText
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.tape.stream import Stream
+
+MOST_TAILS: Final = 10_000
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """Path (with its query, where there is one) to tail; null where none is known."""
+
+    tails: dict[str, str | None]
+    next: str | None
+    """The `after` of the next page; null on the last."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class TailsQuery:
+    """Which page of which streams."""
+
+    prefix: str = ""
+    """What the path begins with."""
+    limit: Annotated[int, Field(ge=1, le=MOST_TAILS)] = MOST_TAILS
+    after: str = ""
+    """`next` of the page before, or a path."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class TailsBody:
+    """The streams asked for, by path and query."""
+
+    streams: Annotated[list[TargetText], Field(max_length=MOST_TAILS)]
+
+
+def tails_endpoints(directory: Directory) -> list[Endpoint]:
+    """`GET` and `POST /api/tails`."""
+
+    async def page(asked: Asked[TailsQuery, Nothing]) -> Tails:
+        query = asked.query
+        found: dict[str, Stream] = {}
+        is_more = False
+        async for streams in directory.slices():
+            for stream in streams:
+                name = directory.name(stream).target
+                if name > query.after and name.startswith(query.prefix):
+                    found[name] = _latest([stream, found[name]]) if name in found else stream
+            if len(found) > query.limit:
+                is_more = True
+                found = {name: found[name] for name in nsmallest(query.limit, found)}
+        names = sorted(found)
+        return Tails({name: found[name].tape.tail for name in names}, names[-1] if is_more else None)
+
+    async def named(asked: Asked[Nothing, TailsBody]) -> Tails:
+        tails: dict[str, str | None] = {}
+        for target in asked.body.streams:
+            streams = directory.at(target)
+            tails[target] = _latest(streams).tape.tail if streams else None
+        return Tails(tails, None)
+
+    return [
+        Endpoint("GET", "/api/tails", "How far the streams have come", page, Tails, TailsQuery),
+        Endpoint("POST", "/api/tails", "How far these streams have come", named, Tails, body=TailsBody),
+    ]
+
+
+def _latest(streams: Iterable[Stream]) -> Stream:
+    """The one that the origin was asked about last, whose tail is not behind another's of that moment."""
+    return max(streams, key=lambda stream: (stream.contacted_at, stream.tape.tail or ""))

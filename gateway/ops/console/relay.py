@@ -1,0 +1,216 @@
+"""Streams for the page, read and written through the gateway's public port, as any client would.
+
+The page cannot go there itself: the public port is another origin, and whether a route lets other origins read is the
+route's business.  So the admin port asks for it.  What comes back is content that strangers may have written, on an
+origin whose scripts could purge and drain: it is only ever sent as `application/octet-stream`, sandboxed, with the
+stream's own type in a header.  No credential of the page's goes along, so the page sees what the public sees.
+
+Writes are a JSON command, which the admin port's check of state-changing requests covers, and are refused unless
+`server.console_writes` is on.  They go out once and are never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, hdrs, web
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from yarl import URL
+
+from gateway import __version__
+from gateway.config import GatewayConfig
+from gateway.protocol import names
+
+_TARGET: Final = r"/[!\"$-~]{0,8000}"
+"""A path and a query, percent-encoded: printable ASCII without a space or a fragment."""
+_HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
+_READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
+"""The public port says something at least every heartbeat, of which the longest is 300 s."""
+_WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
+_SEND_BOUND_S: Final = 30.0
+"""A page that takes no bytes for so long has its read ended."""
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_SANDBOXED: Final = {
+    "Content-Type": "application/octet-stream",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Content-Disposition": "attachment",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+RELAYED_TYPE: Final = "Relayed-Content-Type"
+_SHOWN: Final = (
+    names.STREAM_NEXT_OFFSET,
+    names.STREAM_UP_TO_DATE,
+    names.STREAM_CLOSED,
+    names.STREAM_CURSOR,
+    names.SSE_DATA_ENCODING,
+    "Cache-Status",
+    "ETag",
+    "Age",
+    "Location",
+    "Retry-After",
+)
+
+
+class Write(BaseModel):
+    """What a form of the page asks for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    do: Literal["create", "append", "close", "delete"]
+    target: Annotated[str, StringConstraints(pattern=f"^{_TARGET}$")]
+    host: Annotated[str, StringConstraints(pattern=f"^({_HOST})?$")] = ""
+    content_type: Annotated[str, StringConstraints(pattern=r"^[!-~ ]{0,200}$")] = ""
+    body: str = ""
+    ttl_s: Annotated[int, Field(ge=0, le=10**9)] | None = None
+
+
+_METHODS: Final = {"create": "PUT", "append": "POST", "close": "POST", "delete": "DELETE"}
+
+
+class Relay:
+    """Reads and writes for the page.  `gateway_url` is where the gateway listens, or "" while it does not."""
+
+    def __init__(self, config: Callable[[], GatewayConfig], gateway_url: Callable[[], str]) -> None:
+        self._config = config
+        self._gateway_url = gateway_url
+        self._session: ClientSession | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        """`GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
+        return [
+            web.get("/api/console", self.about),
+            web.get("/api/console/read", self.read, allow_head=False),
+            web.post("/api/console/write", self.write),
+        ]
+
+    async def running(self, _: web.Application) -> AsyncIterator[None]:
+        """Connections of its own while the admin port runs."""
+        async with ClientSession(
+            auto_decompress=False, cookie_jar=DummyCookieJar(), skip_auto_headers=("User-Agent", "Content-Type")
+        ) as self._session:
+            yield
+        self._session = None
+
+    async def about(self, _: web.Request) -> web.Response:
+        """What the page has to know before it begins: how streams are reached, and whether it may write."""
+        config = self._config()
+        routes = [
+            {
+                "name": route.name,
+                "host": route.host,
+                "prefix": route.prefix.rstrip("/"),
+                "strip_prefix": route.strip_prefix,
+                "origin": str(URL(route.origin).origin()),
+                "base": URL(route.origin).raw_path.rstrip("/"),
+            }
+            for route in config.routes
+        ]
+        return _json(
+            {
+                "version": __version__,
+                "node": config.server.node_name,
+                "gateway_url": self._gateway_url(),
+                "may_write": config.server.console_writes,
+                "routes": routes,
+            }
+        )
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        """`?target=/path?query&host=`: the answer of the public port as it comes, however long it lives."""
+        if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            return _refused(403, "Reads are for the console's own page")
+        target, host = request.query.get("target", ""), request.query.get("host", "")
+        if re.fullmatch(_TARGET, target) is None or re.fullmatch(f"({_HOST})?", host) is None:
+            return _refused(400, "target should be a percent-encoded path and host a host name")
+        try:
+            async with self._ask("GET", target, _headers(host), None, _READ_TIMEOUT) as reply:
+                return await _pass_on(request, reply)
+        except (ClientError, TimeoutError):
+            return _refused(502, "The gateway's public port does not answer")
+
+    async def write(self, request: web.Request) -> web.Response:
+        """One write; 200 with the public port's status and words, whatever they are."""
+        if not self._config().server.console_writes:
+            return _refused(403, "The console may not write here: server.console_writes is false")
+        try:
+            asked = Write.model_validate_json(await request.read())
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            return _refused(400, f"{where}: {first['msg']}" if where else first["msg"])
+        headers = _headers(asked.host)
+        if asked.content_type and asked.do in ("create", "append"):
+            headers[hdrs.CONTENT_TYPE] = asked.content_type
+        if asked.ttl_s is not None and asked.do == "create":
+            headers[names.STREAM_TTL] = str(asked.ttl_s)
+        if asked.do == "close":
+            headers[names.STREAM_CLOSED] = "true"
+        body = asked.body.encode() if asked.do in ("create", "append") else b""
+        try:
+            async with self._ask(_METHODS[asked.do], asked.target, headers, body, _WRITE_TIMEOUT) as reply:
+                text = (await reply.content.read(2_000)).decode("utf-8", "replace")
+                shown = {name.lower(): reply.headers[name] for name in _SHOWN if name in reply.headers}
+                return _json({"status": reply.status, "text": " ".join(text.split()), "headers": shown})
+        except (ClientError, TimeoutError):
+            return _refused(502, "The gateway's public port does not answer; whether it wrote is not known")
+
+    def _ask(
+        self, method: str, target: str, headers: dict[str, str], body: bytes | None, timeout: ClientTimeout
+    ) -> Any:
+        url = URL(self._gateway_url())
+        if self._session is None or url.host is None:
+            raise ClientError
+        base = str(url.with_host(_ANYWHERE.get(url.host, url.host))).rstrip("/")
+        return self._session.request(
+            method, URL(base + target, encoded=True), headers=headers, data=body, timeout=timeout, allow_redirects=False
+        )
+
+
+def _headers(host: str) -> dict[str, str]:
+    headers: dict[str, str] = {hdrs.ACCEPT_ENCODING: "identity"}
+    if host:
+        headers[hdrs.HOST] = host
+    return headers
+
+
+async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
+    """The reply's status, what its head says of the stream, and its body; cut off here where it is cut off there."""
+    headers = {name: reply.headers[name] for name in _SHOWN if name in reply.headers}
+    response = web.StreamResponse(
+        status=reply.status,
+        headers={**headers, **_SANDBOXED, RELAYED_TYPE: reply.headers.get(hdrs.CONTENT_TYPE, "")},
+    )
+    await response.prepare(request)
+    try:
+        async for chunk in reply.content.iter_any():
+            async with asyncio.timeout(_SEND_BOUND_S):
+                await response.write(chunk)
+        async with asyncio.timeout(_SEND_BOUND_S):
+            await response.write_eof()
+    except (ClientError, TimeoutError, ConnectionError):
+        # A clean end would make what is missing look as if it had never been.
+        with suppress(AttributeError):
+            request.transport.abort()  # type: ignore[union-attr]
+    return response
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(value), content_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def _refused(status: int, text: str) -> web.Response:
+    return web.Response(
+        status=status,
+        body=orjson.dumps({"error": text}),
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )

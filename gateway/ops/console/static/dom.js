@@ -1,0 +1,44 @@
+// Elements without markup: nothing that a stream holds is ever parsed as HTML.
+
+const SVG = "http://www.w3.org/2000/svg"
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value)
+    else if (name === "class") element.setAttribute("class", value)
+    else if (name === "value") element.value = value
+    else element.setAttribute(name, value === true ? "" : String(value))
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false))
+  return element
+}
+
+/** An HTML element: `h("p", {class: "quiet"}, "text", child)`; `on…` properties are listeners. */
+export const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children)
+
+/** The same for SVG. */
+export const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, tag), properties, children)
+
+/** Set an element's text only where it differs, so that a selection in it survives a refresh. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text
+}
+
+/** A labelled form field. */
+export const field = (label, control, hint) =>
+  h("label", { class: "field" }, h("span", {}, label), control, hint && h("small", {}, hint))
+
+/** Move the focus between an element's links by the arrow keys. */
+export function arrows(container, selector, back, forth) {
+  container.addEventListener("keydown", (event) => {
+    const step = event.key === back ? -1 : event.key === forth ? 1 : 0
+    if (!step || event.target.matches("input, textarea, select")) return
+    const all = [...container.querySelectorAll(selector)]
+    const next = all[all.indexOf(document.activeElement) + step]
+    if (next) {
+      event.preventDefault()
+      next.focus()
+    }
+  })
+}

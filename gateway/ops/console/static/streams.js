@@ -1,0 +1,132 @@
+// The streams that the gateway remembers: searched by path, paged, or the busiest of them.
+
+import * as api from "./api.js"
+import { arrows, h, say } from "./dom.js"
+import * as say_ from "./format.js"
+
+const ORDERS = [
+  ["", "All"],
+  ["requests", "Most read"],
+  ["subscribers", "Most readers"],
+  ["bytes", "Most bytes"],
+]
+const PAGE = 50
+
+export const streamLink = (stream) => `#/streams/${encodeURIComponent(stream.id)}`
+
+function badges(stream) {
+  // A route's name alone is for everybody; behind it stands who showed credentials.
+  const isPrivate = stream.partition.includes(":")
+  return [
+    stream.readers > 0 && h("span", { class: "badge is-live" }, `${say_.count(stream.readers)} live`),
+    stream.is_closed && h("span", { class: "badge" }, "closed"),
+    isPrivate && h("span", { class: "badge", title: stream.partition }, "private"),
+  ]
+}
+
+/** What a column says of a stream; all but the type are numbers. */
+const COLUMNS = {
+  type: (stream) => (stream.content_type ?? "–").split(";")[0],
+  bytes: (stream) => say_.bytes(stream.bytes),
+  blocks: (stream) => say_.count(stream.blocks),
+  readers: (stream) => say_.count(stream.readers),
+  reads: (stream) => say_.count(stream.reads),
+  hits: (stream) => say_.share(stream.hit_ratio),
+  sent: (stream) => say_.bytes(stream.sent_bytes),
+  "origin seen": (stream) => (stream.is_followed ? "now" : `${say_.span(stream.contacted_s)} ago`),
+}
+
+/** Streams as a table, which is a list of cards where the page is narrow. */
+export function table(streams, columns = Object.keys(COLUMNS)) {
+  const kind = (name) => name !== "type" && "number"
+  const rows = streams.map((stream) =>
+    h(
+      "tr",
+      {},
+      h(
+        "th",
+        { scope: "row" },
+        h("a", { href: streamLink(stream), title: `${stream.origin}${stream.path}` }, stream.path + (stream.query ? `?${stream.query}` : "")),
+        badges(stream),
+      ),
+      columns.map((name) => h("td", { "data-label": name, class: kind(name) }, COLUMNS[name](stream))),
+    ),
+  )
+  const element = h(
+    "table",
+    { class: "streams" },
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "stream"), columns.map((name) => h("th", { scope: "col", class: kind(name) }, name)))),
+    h("tbody", {}, rows),
+  )
+  arrows(element, "a", "ArrowUp", "ArrowDown")
+  return element
+}
+
+export function streamsView(parameters) {
+  let by = parameters.get("by") ?? ""
+  const cursors = [""]
+  let next = null
+  let shown = ""
+
+  const search = h("input", {
+    type: "search",
+    id: "search",
+    placeholder: "/path the stream begins with",
+    "aria-label": "Search by the beginning of the path",
+    spellcheck: "false",
+    autocomplete: "off",
+    value: parameters.get("prefix") ?? "",
+    oninput: () => {
+      cursors.length = 1
+      if (by) choose("")
+      refresh()
+    },
+  })
+  const orders = ORDERS.map(([value, label]) =>
+    h("button", { type: "button", "aria-pressed": String(value === by), onclick: () => choose(value) }, label),
+  )
+  const list = h("div", { class: "card wide" })
+  const where = h("span", { class: "quiet", role: "status" })
+  const before = h("button", { type: "button", onclick: () => (cursors.pop(), refresh()) }, "← Before")
+  const after = h("button", { type: "button", onclick: () => (cursors.push(next), refresh()) }, "Next →")
+  const element = h(
+    "div",
+    {},
+    h("h1", {}, "Streams"),
+    h("div", { class: "tools" }, search, h("div", { class: "segments", role: "group", "aria-label": "Order" }, orders)),
+    list,
+    h("div", { class: "pager" }, before, where, after),
+  )
+
+  function choose(value) {
+    by = value
+    orders.forEach((button, at) => button.setAttribute("aria-pressed", String(ORDERS[at][0] === by)))
+    cursors.length = 1
+    refresh()
+  }
+
+  let refresh = () => {}
+
+  async function show(signal) {
+    const prefix = search.value.trim()
+    const after_ = cursors.at(-1)
+    const found = by ? await api.top(by, PAGE, signal) : await api.streams({ prefix, limit: PAGE, after: after_ }, signal)
+    // A look that was asked for before the search or the page changed is not the one to show.
+    if (prefix !== search.value.trim() || after_ !== cursors.at(-1)) return
+    next = found.next ?? null
+    before.hidden = cursors.length < 2
+    after.hidden = !next
+    const first = (cursors.length - 1) * PAGE
+    const text = found.streams.length ? `${first + 1} to ${first + found.streams.length}` : ""
+    say(where, text)
+    const fresh = JSON.stringify(found.streams)
+    if (fresh === shown) return
+    shown = fresh
+    const focused = list.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
+    const nothing = prefix ? `No stream that is remembered begins with ${prefix}.` : "No stream is remembered yet: they appear when they are read."
+    list.replaceChildren(found.streams.length ? table(found.streams) : h("p", { class: "quiet" }, nothing))
+    if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
+  }
+
+  return { element, show, period_ms: 2000, onRefresh: (ask) => (refresh = ask), search }
+}

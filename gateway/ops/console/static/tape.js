@@ -1,0 +1,209 @@
+// One stream's tape, drawn: blocks in the order of their offsets, gaps between them, the tail, and who follows where.
+//
+// A block is as wide as its bytes, within bounds that keep small ones visible; offsets are compared, never taken apart,
+// so what lies between two blocks is a gap of unknown width.
+
+import { arrows, h, s, say } from "./dom.js"
+import * as say_ from "./format.js"
+
+const LEAST = 7
+const MOST = 260
+const GAP = 26
+const SPACE = 3
+const TOP = 64
+const DEPTH = 54
+const TICKS = 16
+
+const ascending = (one, other) => (one < other ? -1 : one > other ? 1 : 0)
+
+/** Where everything stands, in pixels: `{width, blocks, gaps, tail, pins}`. */
+export function layout(stream, room) {
+  const blocks = stream.tape.toSorted((one, other) => ascending(one.start, other.start))
+  const bytes = blocks.reduce((sum, block) => sum + block.bytes, 0)
+  const share = bytes ? Math.max(0, room - 120 - blocks.length * (LEAST + SPACE)) / bytes : 0
+  const placed = []
+  const gaps = []
+  let x = 14
+  let end = null
+  for (const block of blocks) {
+    if (end !== null && end !== block.start) {
+      gaps.push({ x, width: GAP, start: end, end: block.start })
+      x += GAP
+    }
+    const width = LEAST + Math.min(MOST, block.bytes * share)
+    placed.push({ ...block, x, width })
+    x += width + SPACE
+    end = block.end
+  }
+  let tail = null
+  if (stream.tail !== null && stream.tail !== undefined) {
+    if (end !== null && end !== stream.tail && ascending(end, stream.tail) < 0) {
+      gaps.push({ x, width: GAP, start: end, end: stream.tail })
+      x += GAP
+    }
+    tail = { x: x + 2, offset: stream.tail }
+    x += 8
+  }
+  return { width: Math.max(room, x + 60), blocks: placed, gaps, tail, pins: pins(stream.live_readers, placed, gaps, tail) }
+}
+
+/** Live readers by where they stand and how they read; a place inside a block is drawn at its middle. */
+function pins(readers, blocks, gaps, tail) {
+  const groups = new Map()
+  for (const { at, mode } of readers) {
+    if (at === null) continue
+    const x = place(at, blocks, gaps, tail)
+    const key = `${Math.round(x)} ${mode}`
+    const group = groups.get(key) ?? { x, mode, at, count: 0 }
+    group.count += 1
+    groups.set(key, group)
+  }
+  return [...groups.values()].sort((one, other) => one.x - other.x || ascending(one.mode, other.mode))
+}
+
+function place(at, blocks, gaps, tail) {
+  if (tail && at === tail.offset) return tail.x
+  for (const block of blocks) {
+    if (at === block.start) return block.x
+    if (at === block.end) return block.x + block.width
+    if (at > block.start && at < block.end) return block.x + block.width / 2
+  }
+  const gap = gaps.find(({ start, end }) => at > start && at < end)
+  if (gap) return gap.x + gap.width / 2
+  return tail && at > tail.offset ? tail.x + 10 : 6
+}
+
+const told = (block) =>
+  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From ${block.start} to ${block.end}`
+
+/** The drawing: `element`, and `show(stream)` for every look at it. */
+export class TapeDrawing {
+  constructor() {
+    this.picture = s("svg", { class: "tape", role: "group", "aria-label": "The tape" })
+    this.scroller = h("div", { class: "tape-scroll" }, this.picture)
+    this.told = h("p", { class: "tape-told quiet", role: "status" }, "")
+    this.element = h("div", {}, this.scroller, this.told, legend())
+    this.at = null
+    this.drawn = ""
+    this.atEnd = true
+    arrows(this.picture, "[tabindex]", "ArrowLeft", "ArrowRight")
+    this.resizer = new ResizeObserver(() => this.stream && this.show(this.stream))
+    this.resizer.observe(this.scroller)
+  }
+
+  show(stream) {
+    this.stream = stream
+    const room = this.scroller.clientWidth || 600
+    const plan = layout(stream, room)
+    // The same picture is left as it is: ages change, places do not.
+    const key = JSON.stringify([room, stream.is_closed, plan.tail, plan.pins, plan.blocks.map(({ start, end, bytes, tokens }) => [start, end, bytes, tokens])])
+    this.plan = plan
+    if (key !== this.drawn) {
+      this.drawn = key
+      this.#draw(stream, plan)
+    }
+    this.#tell()
+  }
+
+  close() {
+    this.resizer.disconnect()
+  }
+
+  #tell() {
+    const block = this.plan.blocks.find(({ start }) => start === this.at)
+    const nothing = this.plan.blocks.length ? "Choose a block to see what it holds." : "Nothing is on the tape now."
+    say(this.told, block ? told(block) : nothing)
+  }
+
+  #choose(start) {
+    this.at = start
+    this.#tell()
+  }
+
+  #draw(stream, { width, blocks, gaps, tail, pins }) {
+    const hadFocus = this.picture.contains(document.activeElement)
+    const isAtEnd = this.scroller.scrollLeft + this.scroller.clientWidth >= this.scroller.scrollWidth - 4
+    this.picture.setAttribute("width", width)
+    this.picture.setAttribute("height", TOP + DEPTH + 44)
+    const bottom = TOP + DEPTH
+    const inner = [
+      s("line", { class: "tape-base", x1: 0, x2: width, y1: bottom + 6, y2: bottom + 6 }),
+      gaps.map((gap) => s("g", { class: "tape-gap" }, s("title", {}, `Not held: ${gap.start} to ${gap.end}`), dots(gap, TOP + DEPTH / 2))),
+      blocks.map((block, at) => this.#block(block, this.at === null ? at === blocks.length - 1 : block.start === this.at)),
+    ]
+    if (blocks.length) {
+      inner.push(label(blocks[0].x, bottom + 24, say_.offset(blocks[0].start), "start"))
+      if (width > 480 && !tail) inner.push(label(blocks.at(-1).x + blocks.at(-1).width, bottom + 24, say_.offset(blocks.at(-1).end), "end"))
+    }
+    if (tail) {
+      const isRight = tail.x > width / 2
+      inner.push(
+        s("g", { class: stream.is_closed ? "tape-tail is-closed" : "tape-tail" },
+          s("line", { x1: tail.x, x2: tail.x, y1: TOP - 8, y2: bottom + 12 }),
+          label(tail.x + (isRight ? 3 : -3), bottom + 38, `${stream.is_closed ? "closed at" : "tail"} ${say_.offset(tail.offset)}`, isRight ? "end" : "start")),
+      )
+    }
+    let lastX = -100
+    let level = 0
+    for (const pin of pins) {
+      level = pin.x - lastX < 62 ? level + 1 : 0
+      lastX = pin.x
+      inner.push(reader(pin, TOP - 14 - (level % 3) * 17))
+    }
+    this.picture.replaceChildren(...inner.flat())
+    if (hadFocus) this.picture.querySelector('[tabindex="0"]')?.focus()
+    if (isAtEnd) this.scroller.scrollLeft = this.scroller.scrollWidth
+  }
+
+  #block(block, isChosen) {
+    const choose = () => this.#choose(block.start)
+    const ticks = Math.min(TICKS, Math.max(0, block.tokens - 1), Math.floor(block.width / 5))
+    const age = block.age_s < 5 ? "is-fresh" : block.age_s < 300 ? "is-recent" : "is-old"
+    return s(
+      "g",
+      {
+        class: `tape-block ${age}`,
+        tabindex: isChosen ? 0 : -1,
+        role: "img",
+        "aria-label": told(block),
+        onfocus: (event) => {
+          for (const other of this.picture.querySelectorAll('[tabindex="0"]')) other.setAttribute("tabindex", "-1")
+          event.currentTarget.setAttribute("tabindex", "0")
+          choose()
+        },
+        onpointerenter: choose,
+      },
+      s("rect", { x: block.x, y: TOP, width: block.width, height: DEPTH, rx: Math.min(4, block.width / 3) }),
+      Array.from({ length: ticks }, (_, at) => {
+        const x = block.x + (block.width * (at + 1)) / (ticks + 1)
+        return s("line", { x1: x, x2: x, y1: TOP + DEPTH - 12, y2: TOP + DEPTH - 3 })
+      }),
+    )
+  }
+}
+
+const label = (x, y, text, anchor) => s("text", { x, y, "text-anchor": anchor }, text)
+
+const dots = (gap, y) => [0.25, 0.5, 0.75].map((part) => s("circle", { cx: gap.x + gap.width * part - SPACE / 2, cy: y, r: 2 }))
+
+function reader(pin, y) {
+  const text = pin.count > 1 ? `${say_.count(pin.count)} ${pin.mode}` : pin.mode
+  return s(
+    "g",
+    { class: `tape-pin ${pin.mode === "sse" ? "is-sse" : "is-longpoll"}` },
+    s("title", {}, `${say_.many(pin.count, "reader")} by ${pin.mode} at ${pin.at}`),
+    s("line", { x1: pin.x, x2: pin.x, y1: y + 4, y2: TOP }),
+    s("circle", { cx: pin.x, cy: y, r: 4.5 }),
+    s("text", { x: pin.x - 9, y: y + 4, "text-anchor": "end" }, text),
+  )
+}
+
+const legend = () =>
+  h(
+    "p",
+    { class: "legend" },
+    h("span", { class: "key" }, h("i", { class: "swatch fresh" }), "laid just now"),
+    h("span", { class: "key" }, h("i", { class: "swatch recent" }), "minutes ago"),
+    h("span", { class: "key" }, h("i", { class: "swatch old" }), "older"),
+    h("span", { class: "key" }, h("i", { class: "swatch ticks" }), "offsets known (their number, not their places)"),
+  )

@@ -1,0 +1,109 @@
+// The forms that create, append to, close and delete a stream; each says what the gateway answered.
+
+import * as api from "./api.js"
+import { field, h, say } from "./dom.js"
+
+const TYPES = ["application/json", "text/plain", "application/octet-stream"]
+
+/** What a status means to who asked for it, where the answer has no words of its own. */
+const WORDS = { create: { 200: "was there already, as asked", 201: "created" }, append: { 200: "appended", 204: "appended" }, close: { 204: "closed", 200: "closed" }, delete: { 204: "deleted", 200: "deleted" } }
+
+/** `target()`, `host()` and `type()` say which stream is meant; `tail()` shows it. */
+export function forms({ target, host, type, tail, path }) {
+  const said = h("p", { class: "said", role: "status" })
+  const types = h("select", { "aria-label": "Content type" }, TYPES.map((name) => h("option", { value: name }, name)))
+  const ttl = h("input", { type: "number", min: 1, placeholder: "none", inputmode: "numeric" })
+  const body = h("textarea", { rows: 5, spellcheck: "false", placeholder: '{"hello": "world"}', id: "body" })
+  let last = ""
+
+  async function write(command) {
+    if (!path.reportValidity()) return false
+    say(said, "…")
+    said.className = "said"
+    try {
+      const { status, text, headers } = await api.write({ target: target(), host: host(), ...command })
+      const isDone = status < 300
+      said.className = isDone ? "said is-done" : "said error"
+      const words = WORDS[command.do][status] ?? text ?? ""
+      const offset = headers["stream-next-offset"]
+      say(said, `${status} ${isDone ? words : text || words}${offset ? `, now at ${offset}` : ""}`)
+      return isDone
+    } catch (error) {
+      said.className = "said error"
+      say(said, error.message)
+      return false
+    }
+  }
+
+  async function create() {
+    const made = { do: "create", content_type: types.value }
+    if (ttl.value) made.ttl_s = Number(ttl.value)
+    if (await write(made)) {
+      last = types.value
+      tail()
+    }
+  }
+
+  async function append() {
+    const as = type() || last || types.value
+    if (as.startsWith("application/json")) {
+      try {
+        JSON.parse(body.value)
+      } catch (error) {
+        said.className = "said error"
+        say(said, `Not JSON: ${error.message}`)
+        body.focus()
+        return
+      }
+    }
+    if (await write({ do: "append", content_type: as, body: body.value })) {
+      body.select()
+      tail()
+    }
+  }
+
+  body.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault()
+      append()
+    }
+  })
+
+  // Deleting asks twice, on the button itself: a dialog would hide what it is about.
+  const remove = h("button", { type: "button", class: "danger" }, "Delete")
+  let isArmed = false
+  const disarm = () => {
+    isArmed = false
+    say(remove, "Delete")
+  }
+  remove.addEventListener("blur", disarm)
+  remove.addEventListener("click", async () => {
+    if (isArmed) {
+      disarm()
+      await write({ do: "delete" })
+      return
+    }
+    isArmed = true
+    say(remove, "Really delete?")
+  })
+
+  const submitting = (work) => (event) => {
+    event.preventDefault()
+    work()
+  }
+  return h(
+    "section",
+    { class: "card writing", "aria-label": "Writing" },
+    h("h2", {}, "Write"),
+    h("form", { class: "stack", onsubmit: submitting(append), id: "append" }, field("Message", body, "Ctrl Enter appends"), h("button", { type: "submit", class: "primary" }, "Append")),
+    h(
+      "form",
+      { class: "stack create", onsubmit: submitting(create), id: "create" },
+      field("Content type", types),
+      field("TTL in seconds", ttl),
+      h("button", { type: "submit" }, "Create"),
+    ),
+    h("div", { class: "tools" }, h("button", { type: "button", onclick: () => write({ do: "close" }) }, "Close the stream"), remove),
+    said,
+  )
+}

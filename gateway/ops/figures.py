@@ -1,0 +1,169 @@
+"""The numbers behind the series: counts, histograms, and all of those that one route has.
+
+They are plain Python numbers that belong to the event loop's thread, because they are on the path of every request:
+counting is arithmetic on an object that is found by one look at a small dictionary, without a lock.  All modes and
+outcomes that can occur exist from the start at 0, so that rates are right from the first request on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from gateway.errors import UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+
+DURATION_BOUNDS_S: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)
+"""Upper bounds of the duration buckets: from a cached read to the longest planned life of an SSE connection."""
+
+FIRST_BYTE_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+"""The same for first bytes: up to the longest wait of a long-poll."""
+
+DELAY_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""The same for what the event loop adds: from an idle loop to one that stands still."""
+
+READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
+LIVE: Final = (Mode.LONGPOLL, Mode.SSE)
+RELAYED: Final = (Outcome.HIT, Outcome.PASS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
+"""How requests that are no reads can end; a preflight is a hit."""
+
+
+FAILURES: Final = (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken)
+"""How requests to origins come to nothing; others are counted when they occur."""
+
+
+class Exemplar(NamedTuple):
+    """One observation that can be looked at as a trace: 32 hex digits, the value observed, Unix seconds."""
+
+    trace_id: str
+    value: float
+    at_s: float
+
+
+class Count:
+    """One number that a label's child is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def inc(self, n: int = 1) -> None:
+        self.value += n
+
+
+class Histogram:
+    """How long something took: counts by bucket, the sum in seconds, and the latest exemplar of each bucket."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "sum_s")
+
+    def __init__(self, bounds: Sequence[float] = DURATION_BOUNDS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum_s = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+
+    def observe(self, duration_s: float, n: int = 1) -> None:
+        """`n` of them took `duration_s` each."""
+        self.counts[bisect_left(self.bounds, duration_s)] += n
+        self.sum_s += duration_s * n
+
+    def observe_traced(self, duration_s: float, trace_id: str, at_s: float) -> None:
+        """One that is in a trace took `duration_s`."""
+        bucket = bisect_left(self.bounds, duration_s)
+        self.counts[bucket] += 1
+        self.sum_s += duration_s
+        self.exemplars[bucket] = Exemplar(trace_id, duration_s, at_s)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as the series have them, each with how many were not above it."""
+        bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+
+
+class Ended:
+    """Requests of one route and mode that ended in one way: how many, the bytes of their bodies, and their times, which
+    are those of all ends of the mode."""
+
+    __slots__ = ("durations", "first_bytes", "requests", "sent_bytes")
+
+    def __init__(self, durations: Histogram, first_bytes: Histogram) -> None:
+        self.requests = 0
+        self.sent_bytes = 0
+        self.durations = durations
+        self.first_bytes = first_bytes
+
+
+class RouteFigures:
+    """What is counted by route."""
+
+    __slots__ = (
+        "deliveries",
+        "delivery_delays",
+        "durations",
+        "ends",
+        "evictions",
+        "first_bytes",
+        "reconnects",
+        "retries",
+        "subscribers",
+        "upstream_bytes",
+        "upstream_failures",
+        "upstream_first_bytes",
+        "upstream_replies",
+        "upstream_requests",
+    )
+
+    def __init__(self) -> None:
+        self.durations = {mode: Histogram() for mode in Mode}
+        self.first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
+        self.ends = {
+            (mode, outcome): Ended(self.durations[mode], self.first_bytes[mode])
+            for mode in Mode
+            for outcome in (Outcome if mode in READS else RELAYED)
+        }
+        self.subscribers = {mode: Count() for mode in LIVE}
+        self.deliveries = Count()
+        self.delivery_delays = Histogram(DELAY_BOUNDS_S)
+        self.upstream_requests = {mode: Count() for mode in Mode}
+        self.upstream_first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
+        self.upstream_replies = {f"{hundreds}xx": Count() for hundreds in range(2, 6)}
+        self.upstream_failures = {error.__name__: Count() for error in FAILURES}
+        """By the name of the error, which is one of a few classes."""
+        self.upstream_bytes = {mode: Count() for mode in Mode}
+        self.retries = Count()
+        self.reconnects = {True: Count(), False: Count()}
+        """By whether the end of the connection before was planned."""
+        self.evictions = Count()
+
+    def ended(self, mode: Mode, outcome: Outcome) -> Ended:
+        """The child for requests that ended so."""
+        end = self.ends.get((mode, outcome))
+        if end is None:
+            end = self.ends[mode, outcome] = Ended(self.durations[mode], self.first_bytes[mode])
+        return end

@@ -1,0 +1,40 @@
+"""Where the access log's lines go: stdout, a file that is rotated, or a durable stream at an origin."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import assert_never
+
+from gateway.clock import Clock
+from gateway.config import LogConfig
+from gateway.config_file import ConfigError
+from gateway.ops.log_sinks.descriptor import DescriptorSink
+from gateway.ops.log_sinks.file import FileSink
+from gateway.ops.log_sinks.sink import Sink
+from gateway.ops.log_sinks.stream import StreamSink
+
+
+def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
+    """The sink that is asked for, None where there is none.  ConfigError where a file cannot be written."""
+    match config.sink:
+        case "none":
+            return None
+        case "stdout":
+            return DescriptorSink()
+        case "file":
+            try:
+                return FileSink(
+                    Path(config.path),
+                    clock,
+                    rotate_bytes=config.rotate_bytes,
+                    rotate_s=config.rotate_s,
+                    keep_files=config.keep_files,
+                )
+            except OSError as error:
+                raise ConfigError(f"log.path: {config.path} cannot be written: {error.strerror or error}") from None
+        case "stream":
+            authorization = config.stream_authorization.get_secret_value()
+            return StreamSink(config.stream_url, clock, rng, node=node, authorization=authorization)
+        case _:
+            assert_never(config.sink)

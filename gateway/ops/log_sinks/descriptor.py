@@ -1,0 +1,43 @@
+"""Lines to an open file descriptor, such as stdout: as a container's log collector wants them."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from gateway.ops.log_sinks.sink import Trouble
+from gateway.ops.log_sinks.thread import WorkThread
+
+STDOUT = 1
+
+
+class DescriptorSink:
+    """Writes to a descriptor, which it does not own and does not close."""
+
+    def __init__(self, descriptor: int = STDOUT, name: str = "stdout") -> None:
+        self._descriptor = descriptor
+        self._thread = WorkThread("access-log")
+        self._trouble = Trouble(name)
+        self._is_torn = False
+        """Whether the last line written has no end."""
+
+    async def write(self, lines: bytes) -> bool:
+        return await self._thread.run(partial(self._write, lines))
+
+    async def close(self) -> None:
+        self._thread.leave()
+
+    def _write(self, lines: bytes) -> bool:
+        # A half line stays broken, but the next one begins at a line's beginning.
+        rest = memoryview(b"\n" + lines if self._is_torn else lines)
+        self._is_torn = False
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            written = lines[: len(lines) - len(rest)]
+            self._is_torn = bool(written) and not written.endswith(b"\n")
+            self._trouble.is_so(error.strerror or str(error))
+            return False
+        self._trouble.is_over()
+        return True

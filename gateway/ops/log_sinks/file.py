@@ -1,0 +1,129 @@
+"""Lines to a file, which is set aside when it is large enough or its time is over.
+
+A file is set aside by renaming it, `access.log` to `access.log.20261121T193505Z`, and of those the newest `keep_files`
+are kept.  Time is cut at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC), judged by a file's last change
+where it was there before, so that restarts neither delay nor repeat it; it is looked at when a batch is written, so a
+gateway without requests makes no empty files.  A batch is in one file, whole.  A file that somebody else has moved or
+removed is begun anew, so `logrotate` needs no signal.  What could be written only in part is cut off again: every line
+in a file is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from gateway.clock import Clock
+from gateway.ops.log_sinks.sink import Trouble
+from gateway.ops.log_sinks.thread import WorkThread
+
+_MODE = 0o640
+_ASIDE = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
+
+
+class FileSink:
+    """Owner of one open file, of its thread, and of the files it has set aside."""
+
+    def __init__(self, path: Path, clock: Clock, *, rotate_bytes: int, rotate_s: float, keep_files: int) -> None:
+        """Open the file or make it; OSError when that cannot be.  0 bytes or seconds: never rotated for that."""
+        self._path = path
+        self._clock = clock
+        self._rotate_bytes = rotate_bytes
+        self._rotate_s = rotate_s
+        self._keep_files = keep_files
+        self._trouble = Trouble(str(path))
+        self._descriptor = -1
+        self._size = 0
+        self._period = 0
+        self._open()
+        self._thread = WorkThread("access-log")
+
+    async def write(self, lines: bytes) -> bool:
+        return await self._thread.run(partial(self._write, lines, self._clock.wall()))
+
+    async def close(self) -> None:
+        """Close the file once what is being written is written."""
+        # Not waited for: a disk that hangs must not hold up a gateway that leaves.
+        self._thread.leave(self._shut)
+
+    # -- on the thread
+
+    def _write(self, lines: bytes, wall: float) -> bool:
+        try:
+            self._make_ready(len(lines), wall)
+            self._append(lines)
+        except OSError as error:
+            self._trouble.is_so(error.strerror or str(error))
+            return False
+        self._trouble.is_over()
+        return True
+
+    def _make_ready(self, size: int, wall: float) -> None:
+        if not self._is_in_place():
+            self._shut()
+            self._open()
+        is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
+        period = self._period_of(wall)
+        if self._size and (is_full or period != self._period):
+            self._set_aside(wall)
+            self._shut()
+            self._open()
+            self._remove_old()
+        self._period = period
+
+    def _append(self, lines: bytes) -> None:
+        rest = memoryview(lines)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(lines)
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        state = os.fstat(self._descriptor)
+        self._size = state.st_size
+        self._period = self._period_of(state.st_mtime)
+
+    def _shut(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _is_in_place(self) -> bool:
+        if self._descriptor < 0:
+            return False
+        try:
+            there, here = self._path.stat(), os.fstat(self._descriptor)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+    def _period_of(self, wall: float) -> int:
+        return int(wall // self._rotate_s) if self._rotate_s else 0
+
+    def _set_aside(self, wall: float) -> None:
+        stamp = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
+        name = base = self._path.with_name(f"{self._path.name}.{stamp}")
+        number = 0
+        while name.exists():
+            number += 1
+            name = base.with_name(f"{base.name}-{number:04d}")
+        self._path.rename(name)
+
+    def _remove_old(self) -> None:
+        name = self._path.name
+        aside = sorted(
+            (file.name, file)
+            for file in self._path.parent.iterdir()
+            if file.name.startswith(name) and _ASIDE.fullmatch(file.name[len(name) :])
+        )
+        for _, file in aside[: max(0, len(aside) - self._keep_files)]:
+            with suppress(FileNotFoundError):
+                file.unlink()

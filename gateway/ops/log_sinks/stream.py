@@ -1,0 +1,94 @@
+"""Lines to a durable stream at an origin: each batch one append of JSON messages, taken once whatever happens to it.
+
+The stream is made when it is not there.  While the origin cannot take a batch, it is sent again after a pause that
+grows and is spread, and the log's own queue bounds what gathers meanwhile.  `producer` decides; this asks and waits.
+Only an origin that keeps its streams and forgets its producers, between taking a batch and saying so, has it twice.
+
+The URL is the origin's, not this gateway's: through the gateway every batch would be a request to log.
+"""
+
+from __future__ import annotations
+
+import random
+
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.clock import Clock, pause
+from gateway.errors import GatewayError
+from gateway.ops.log_sinks.producer import Producer, Step, Verdict
+from gateway.ops.log_sinks.sink import Trouble
+from gateway.protocol.names import JSON_TYPE
+from gateway.upstream.client import Bounds, Client
+
+_BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)
+_REPLY_BYTES = 1 << 16
+_SHORTEST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_SPREAD = (0.5, 1.0)
+_PROMPT_TRIES = 3
+"""So often a batch is sent again at once, under a new number or after the stream was made."""
+
+
+class StreamSink:
+    """One stream's writer.  Owner of a client of its own, so that logging never waits for a reader's connection."""
+
+    def __init__(self, url: str, clock: Clock, rng: random.Random, *, node: str, authorization: str = "") -> None:
+        self._url = URL(url, encoded=True)
+        self._clock = clock
+        self._rng = rng
+        self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")
+        self._client = Client(1)
+        self._trouble = Trouble(url)
+        self._headers = CIMultiDict({"User-Agent": node, "Content-Type": JSON_TYPE})
+        if authorization:
+            self._headers["Authorization"] = authorization
+
+    async def write(self, lines: bytes) -> bool:
+        # A newline inside a line would be escaped: those that are there end lines.
+        body = b"[" + lines[:-1].replace(b"\n", b",") + b"]"
+        failures = prompt = 0
+        while True:
+            verdict = await self._append(body)
+            match verdict.step:
+                case Step.DONE:
+                    self._trouble.is_over()
+                    return True
+                case Step.GIVE_UP:
+                    self._trouble.is_so(verdict.text)
+                    return False
+                case Step.AGAIN if prompt < _PROMPT_TRIES:
+                    prompt += 1
+                    continue
+                case _:
+                    self._trouble.is_so(verdict.text)
+            longest = min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2 ** min(failures, 10))
+            failures += 1
+            await pause(self._clock, max(verdict.wait_s, longest * self._rng.uniform(*_SPREAD)))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _append(self, body: bytes) -> Verdict:
+        """One try, which makes the stream where that is missing."""
+        try:
+            status, headers = await self._send("POST", {**self._producer.headers()}, body)
+            verdict = self._producer.judge(status, headers)
+            if verdict.step is not Step.CREATE:
+                return verdict
+            status, headers = await self._send("PUT", {}, None)
+        except GatewayError as error:
+            return Verdict(Step.WAIT, text=str(error))
+        if status in (200, 201):
+            return Verdict(Step.AGAIN, text=verdict.text)
+        if status >= 500:
+            return Verdict(Step.WAIT, text=f"the origin says {status} to making the stream")
+        self._producer.give_up()
+        return Verdict(Step.GIVE_UP, text=f"the origin says {status} to making the stream")
+
+    async def _send(self, method: str, more: dict[str, str], body: bytes | None) -> tuple[int, CIMultiDict[str]]:
+        headers = self._headers.copy()
+        headers.update(more)
+        async with await self._client.send(method, self._url, headers, _BOUNDS, body) as reply:
+            await reply.read(_REPLY_BYTES)
+            return reply.status, CIMultiDict(reply.headers)

@@ -1,0 +1,60 @@
+"""A thread beside the event loop that does what may block: writing to disks and pipes.
+
+It is a daemon: a write to a pipe that nobody reads may never return, and must not keep the process from leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class WorkThread:
+    """Runs functions one after the other, for one event loop.  `leave` is owed."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` gives or raises; when the waiting is cancelled the work still goes on."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            result, error = None, None
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(settle, result, error)
+            except RuntimeError:
+                # The loop has been closed meanwhile: nobody waits any more.
+                return
+
+        self._jobs.put(job)
+        return await done
+
+    def leave(self, last: Callable[[], None] = lambda: None) -> None:
+        """Take no more work: the thread does what it was given, then `last`, and ends; nobody waits for it."""
+        self._jobs.put(last)
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()

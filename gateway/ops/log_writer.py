@@ -1,0 +1,262 @@
+"""The journal that is kept: a bounded queue, and one task that empties it into a sink.
+
+A request pays for being put into a queue and no more.  Where the queue is full, because the sink does not keep up,
+what comes is dropped and counted; nothing ever waits.  The task takes what has gathered after `batch_s`, or sooner when
+it is about a batch, makes lines of it a few hundred at a time, with a turn of the loop between, and gives them to the
+sink in batches of at most `batch_bytes`.  Lines are made on the loop, because a thread that makes them would hold the
+interpreter for milliseconds at a stretch, and the loop would wait for that; what may block, the sink does elsewhere.
+
+Live reads that go on are noted every `live_interval_s`.  They are kept in the order in which their next line is due, so
+one timer serves them all, and a crowd that came at once is noted over several turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from gateway.clock import Clock, Timer
+from gateway.journal import CloseReason, LiveNote, Record, Repeated
+from gateway.ops.access_log import Hit, Lines
+from gateway.ops.log_sinks.sink import Sink
+from gateway.protocol.cache_status import Outcome
+from gateway.tasks import Tasks
+
+_log = logging.getLogger("gateway.log")
+
+_SLICE = 256
+"""Records made lines in one turn of the loop: well below a millisecond."""
+_LINE_BYTES = 384
+"""About a line, for guessing when a batch is full."""
+_NOTED_AT_ONCE = 256
+
+
+class DropCounter(Protocol):
+    """The part of a `Recorder` that counts lines that are lost."""
+
+    def log_drops(self, n: int = 1) -> None:
+        """So many lines have been lost."""
+
+
+class LogWriter:
+    """A `gateway.journal.Journal` that is written to a sink.  Owner of the sink; `close` is owed after `start`."""
+
+    is_kept = True
+
+    def __init__(
+        self,
+        sink: Sink,
+        lines: Lines,
+        clock: Clock,
+        counter: DropCounter,
+        *,
+        queue_records: int,
+        batch_bytes: int,
+        batch_s: float,
+        live_interval_s: float,
+    ) -> None:
+        self._sink = sink
+        self._lines = lines
+        self._clock = clock
+        self._counter = counter
+        self._queue: deque[Record | Hit] = deque()
+        self._limit = queue_records
+        self._early = min(queue_records, max(1, batch_bytes // _LINE_BYTES))
+        self._batch_bytes = batch_bytes
+        self._batch_s = batch_s
+        self._attention = 0
+        """At this length of the queue somebody has to look; below it, a request only puts something in."""
+        self._unwritten = 0
+        """Lines that were taken from the queue and are not yet known to be kept."""
+        self._timer: Timer | None = None
+        self._due = asyncio.Event()
+        self._is_closing = False
+        self._tasks = Tasks()
+        self._writing: asyncio.Task[None] | None = None
+        self._live_interval_s = live_interval_s
+        self._live: OrderedDict[_Live, None] = OrderedDict()
+        self._live_timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._writing = self._tasks.start(self._write(), "access log")
+
+    # -- the journal
+
+    def record(self, record: Record) -> None:
+        if record.fetches:
+            record.settle()
+        if len(self._queue) < self._attention or self._admits():
+            self._queue.append(record)
+
+    def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
+        if len(self._queue) < self._attention or self._admits():
+            self._queue.append((hit, now, client, request))
+
+    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+        note = _Live(self, record, began, look)
+        if self._live_interval_s:
+            note.due_at = began + self._live_interval_s
+            self._live[note] = None
+            self._watch_live()
+        return note
+
+    def _admits(self) -> bool:
+        """Whether one more may wait; sees to it that the task is woken."""
+        waiting = len(self._queue)
+        if waiting >= self._limit or self._is_closing:
+            self._counter.log_drops(1)
+            return False
+        if waiting >= self._early:
+            self._wake()
+        elif self._timer is None:
+            self._timer = self._clock.call_later(self._batch_s, self._wake)
+            self._attention = self._early
+        return True
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._attention = self._limit
+        self._due.set()
+
+    # -- the task
+
+    async def _write(self) -> None:
+        while not (self._is_closing and not self._queue):
+            await self._due.wait()
+            self._due.clear()
+            left = len(self._queue)
+            while left > 0:
+                lines, count = await self._batch(left)
+                left -= count
+                for part in _parts(lines, self._batch_bytes):
+                    count = part.count(b"\n")
+                    is_kept = await self._sink.write(part)
+                    self._unwritten -= count
+                    if not is_kept:
+                        self._counter.log_drops(count)
+            if self._is_closing or len(self._queue) >= self._early:
+                self._due.set()
+            elif self._queue:
+                self._timer = self._clock.call_later(self._batch_s, self._wake)
+                self._attention = self._early
+            else:
+                self._attention = 0
+
+    async def _batch(self, most: int) -> tuple[bytes, int]:
+        """Lines of at most so many records, about a batch of them, and how many records they are."""
+        made: list[bytes] = []
+        size = count = 0
+        take = self._queue.popleft
+        wall_lead_s = self._clock.wall() - self._clock.now()
+        while count < most and size < self._batch_bytes:
+            if made:
+                await asyncio.sleep(0)
+            taken = [take() for _ in range(min(most - count, _SLICE))]
+            made.append(self._lines.written(taken, wall_lead_s))
+            size += len(made[-1])
+            count += len(taken)
+            self._unwritten += len(taken)
+        return b"".join(made), count
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s`; what is left then is dropped and counted."""
+        self._is_closing = True
+        self._attention = 0
+        if self._live_timer is not None:
+            self._live_timer.cancel()
+        self._live.clear()
+        self._wake()
+        self._attention = 0
+        if self._writing is not None:
+            await asyncio.wait([self._writing], timeout=max(0.0, timeout_s))
+            await self._tasks.close()
+        if lost := len(self._queue) + self._unwritten:
+            self._counter.log_drops(lost)
+            _log.warning("access log: %d lines were not written before the end", lost)
+            self._queue.clear()
+        await self._sink.close()
+
+    # -- live reads
+
+    def ended(self, note: _Live) -> None:
+        """A live read has ended."""
+        self._live.pop(note, None)
+
+    def _watch_live(self) -> None:
+        if self._live_timer is None and self._live and not self._is_closing:
+            first = next(iter(self._live))
+            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._note_live)
+
+    def _note_live(self) -> None:
+        self._live_timer = None
+        now = self._clock.now()
+        for _ in range(min(_NOTED_AT_ONCE, len(self._live))):
+            note = next(iter(self._live))
+            if note.due_at > now:
+                break
+            note.due_at = now + self._live_interval_s
+            self._live.move_to_end(note)
+            note.write()
+        self._watch_live()
+
+    def note(self, record: Record, began: float) -> None:
+        """A line on a live read, as of now."""
+        record.ended_at = self._clock.wall()
+        record.duration_s = self._clock.now() - began
+        self.record(record)
+
+
+class _Live:
+    """One live read, from its start to its end."""
+
+    __slots__ = ("_began", "_fetched_bytes", "_is_over", "_log", "_look", "_record", "_sent_bytes", "due_at")
+
+    def __init__(self, log: LogWriter, record: Record, began: float, look: Callable[[Record], None]) -> None:
+        self._log = log
+        self._record = record
+        self._began = began
+        self._look = look
+        self._sent_bytes = 0
+        self._fetched_bytes = 0
+        self._is_over = False
+        self.due_at = 0.0
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._log.ended(self)
+            self._record.outcome = outcome
+            self._record.close_reason = reason
+            self.write()
+
+    def write(self) -> None:
+        """A line on how things stand: bytes are those since the line before."""
+        record = self._record
+        self._look(record)
+        record.settle()
+        line = replace(
+            record,
+            sent_bytes=record.sent_bytes - self._sent_bytes,
+            fetched_bytes=record.fetched_bytes - self._fetched_bytes,
+            is_final=self._is_over,
+        )
+        self._sent_bytes, self._fetched_bytes = record.sent_bytes, record.fetched_bytes
+        self._log.note(line, self._began)
+
+
+def _parts(lines: bytes, most: int) -> Iterator[bytes]:
+    """Lines in parts of at most so many bytes; a longer line is a part of its own."""
+    begin = 0
+    while len(lines) - begin > most:
+        end = lines.rfind(b"\n", begin, begin + most) + 1 or lines.index(b"\n", begin) + 1
+        yield lines[begin:end]
+        begin = end
+    if begin < len(lines):
+        yield lines[begin:]

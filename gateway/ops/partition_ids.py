@@ -1,0 +1,34 @@
+"""Names for credential partitions that can be shown: equal for equal credentials, and nothing is learned from them.
+
+A tape's partition is a plain digest of credentials, so whoever sees it can try out guesses.  What is shown is a digest
+of that under a key that stays in the process (BLAKE2b, RFC 7693 section 2.9).  Drawn at start, the key makes ids that
+mean nothing after a restart or at another gateway; configured, they stay the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+_KEY_BYTES = 32
+_ID_BYTES = 8
+_REMEMBERED = 10_000
+
+
+class PartitionIds:
+    """Partitions to ids of 16 hexadecimal digits, under one key."""
+
+    def __init__(self, key: str = "") -> None:
+        """`key` is any text; an empty one has a key drawn at random."""
+        self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
+        self._ids: dict[str, str] = {}
+
+    def of(self, partition: str) -> str:
+        """The id of `StreamKey.partition`."""
+        found = self._ids.get(partition)
+        if found is None:
+            if len(self._ids) >= _REMEMBERED:
+                self._ids.clear()
+            digest = hashlib.blake2b(partition.encode("utf-8", "surrogateescape"), key=self._key, digest_size=_ID_BYTES)
+            found = self._ids[partition] = digest.hexdigest()
+        return found

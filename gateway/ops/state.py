@@ -1,0 +1,68 @@
+"""What can be looked at instead of counted: the state of a gateway at the moment when somebody asks.
+
+Reading it costs a few microseconds for each connection that is open, and nothing while nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gateway.engine.core import Engine
+from gateway.tape.library import Holding
+from gateway.upstream.client import Connections
+
+
+class Unsent(NamedTuple):
+    """Bytes that clients have left unread in this process's buffers: all of them, and the most of one client."""
+
+    total: int = 0
+    most: int = 0
+
+
+_NONE: Final = Unsent()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One look at a gateway."""
+
+    is_ready: bool = False
+    connections: int = 0
+    """Client connections."""
+    unsent: Unsent = _NONE
+    flights: dict[str, int] = field(default_factory=dict)
+    """Shared fetches in the air, by route."""
+    waiters: dict[str, int] = field(default_factory=dict)
+    """Requests that wait for those or read along, by route."""
+    followed: int = 0
+    """Streams with a topic."""
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    """What is on tapes, by route."""
+    upstream: dict[str, Connections] = field(default_factory=dict)
+    """Connections to origins, by what they are for."""
+    background_tasks: int = 0
+
+
+def look_at(
+    engine: Engine, connections: Callable[[], int], unsent: Callable[[], Unsent], is_ready: Callable[[], bool]
+) -> State:
+    """The state of the engine, with what its server says of clients' connections."""
+    flights: Counter[str] = Counter()
+    waiters: Counter[str] = Counter()
+    for stream, flight in engine.deck.flights():
+        flights[stream.key.route] += 1
+        waiters[stream.key.route] += flight.riders
+    return State(
+        is_ready=is_ready(),
+        connections=connections(),
+        unsent=unsent(),
+        flights=flights,
+        waiters=waiters,
+        followed=len(engine.live),
+        holdings=dict(engine.library.holdings),
+        upstream=engine.client.connections(),
+        background_tasks=len(engine.tasks),
+    )

@@ -1,0 +1,345 @@
+"""Tracing by OpenTelemetry: spans of requests, flights and exchanges, handed to a collector by OTLP over HTTP.
+
+This module needs the extra `opentelemetry` and is imported only where tracing is switched on.  Nothing here is global:
+each gateway has a provider of its own, which ends with it.
+
+A client's `traceparent` (W3C Trace Context) is continued, its sampling decision included, or, with
+`follow_clients = false`, only linked to, since a public edge does not let strangers decide what it records.  Every
+request to an origin carries the `traceparent` of the span that it is made for, sampled or not.  Spans hold the paths of
+streams and no query, no header and no body: a signed URL's signature is in its query.
+
+A request that the door answers makes no other request, so one that is not recorded needs no span at all: whether it is
+to be recorded is found out first, because such requests come a hundred thousand a second.
+
+Span times come from the gateway's clock.  Spans wait in a bounded queue for a thread that exports them; what does not
+fit is dropped, and nothing of this is ever waited for, but in the end, within a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import threading
+from contextlib import suppress
+from typing import Final
+
+from multidict import CIMultiDict
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from yarl import URL
+
+from gateway import __version__
+from gateway.clock import Clock
+from gateway.config import TracingConfig
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from gateway.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
+
+_EXPORT_S: Final = 5.0
+"""How often spans are exported."""
+_BATCH_SPANS: Final = 512
+_MOST_LINKS: Final = 64
+"""Links of one span; a long read may share more flights than anyone will look at."""
+_PATH_CHARS: Final = 512
+_CONTEXT_LINES: Final = re.compile(rb"\r\n(traceparent|tracestate):[ \t]*([\x20-\x7e]*)(?=\r\n)", re.IGNORECASE)
+_NOT_SAMPLED: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
+_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
+
+
+class _HeaderGetter(Getter[Headers]):
+    """A trace context in headers; two of `traceparent` are none (W3C Trace Context, section 3.2)."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        values = carrier.getall(key, None)
+        return None if values is None or (key == "traceparent" and len(values) > 1) else list(values)
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return list(carrier)
+
+
+class _Ids(IdGenerator):
+    """Ids from the generator that is handed in; `drawn` is a trace's that was drawn before its first span."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.drawn = 0
+
+    def draw(self) -> int:
+        return self._rng.getrandbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        return self._rng.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        drawn, self.drawn = self.drawn, 0
+        return drawn or self.draw()
+
+
+_GETTER: Final = _HeaderGetter()
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+
+class OpenTelemetryTracer:
+    """A `gateway.tracing.Tracer`.  `processor` takes the place of the queue and the exporter, in tests."""
+
+    def __init__(
+        self, config: TracingConfig, clock: Clock, rng: random.Random, processor: SpanProcessor | None = None
+    ) -> None:
+        self._clock = clock
+        self._follows = config.follow_clients
+        self._sampler = TraceIdRatioBased(config.sample_ratio)
+        self._ids = _Ids(rng)
+        self._provider = TracerProvider(
+            sampler=ParentBased(self._sampler),
+            id_generator=self._ids,
+            resource=Resource.create({"service.name": config.service_name, "service.version": __version__}),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(processor or _exporting(config))
+        self._tracer = self._provider.get_tracer("durable-gateway", __version__)
+
+    def request(self, method: str, path: str, headers: Headers) -> _RequestSpan:
+        return _RequestSpan(self._begin_request(method, path, headers))
+
+    def hit(self, request: bytes, mode: Mode, outcome: Outcome) -> None:
+        lines: list[tuple[bytes, bytes]] = _CONTEXT_LINES.findall(request)
+        if not self._follows or not lines:
+            drawn = self._ids.draw()
+            if self._sampler.should_sample(None, drawn, "").decision is Decision.DROP:
+                return
+            self._ids.drawn = drawn
+        elif len(lines) == 1 and _NOT_SAMPLED.fullmatch(lines[0][1]):
+            return
+        line = request[: request.find(b"\r\n")].decode("latin-1").split(" ")
+        headers: CIMultiDict[str] = CIMultiDict()
+        for name, value in lines:
+            headers.add(name.decode(), value.decode().strip())
+        span = _RequestSpan(self._begin_request(line[0], line[1].partition("?")[0], headers))
+        span.tell(mode, outcome, None)
+        span.end()
+
+    def _begin_request(self, method: str, path: str, headers: Headers) -> _Timed:
+        theirs = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
+        links: list[Link] = []
+        context = theirs
+        if not self._follows:
+            context = Context()
+            client = trace.get_current_span(theirs).get_span_context()
+            if client.is_valid:
+                links.append(Link(client, {"gateway.link": "client"}))
+        # The protocol's methods are few; a name of the client's own making is no name for a span.
+        name = method if method in _METHODS else "_OTHER"
+        return self._begin(
+            name, SpanKind.SERVER, context, {"http.request.method": name, "url.path": _short(path)}, links
+        )
+
+    def flight(self, kind: str) -> FlightSpan:
+        leader = request_now.get()
+        parent = leader.span if isinstance(leader, _RequestSpan) else None
+        timed = self._begin(f"flight {kind}", SpanKind.INTERNAL, _context(parent), {"gateway.flight": kind})
+        return _FlightSpan(timed, parent)
+
+    def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan:
+        flight, request = flight_now.get(), request_now.get()
+        parent = flight.span if isinstance(flight, _FlightSpan) else None
+        if parent is None and isinstance(request, _RequestSpan):
+            parent = request.span
+        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(url.raw_path)}
+        if url.raw_host is not None and url.port is not None:
+            attributes |= {"server.address": url.raw_host, "server.port": url.port}
+        timed = self._begin(f"{method} origin", SpanKind.CLIENT, _context(parent), attributes)
+        return _ExchangeSpan(timed, headers)
+
+    def _begin(
+        self,
+        name: str,
+        kind: SpanKind,
+        context: Context,
+        attributes: dict[str, str | int] | dict[str, str],
+        links: list[Link] | None = None,
+    ) -> _Timed:
+        began, wall = self._clock.now(), self._clock.wall()
+        span = self._tracer.start_span(
+            name, context, kind, attributes, links, start_time=int(wall * 1e9), record_exception=False
+        )
+        return _Timed(span, self._clock, began, wall)
+
+    async def close(self, within_s: float) -> None:
+        """Export what is left; what an unreachable collector has not taken by then is lost."""
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with suppress(RuntimeError):  # the loop has not waited
+                loop.call_soon_threadsafe(done.set)
+
+        # Not in the loop's executor, which is waited for when the loop closes.
+        threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await done.wait()
+
+
+class _Timed:
+    """A span of OpenTelemetry's on the gateway's clock.  `end` counts once."""
+
+    __slots__ = ("_began", "_clock", "_is_over", "_links", "_wall", "span")
+
+    def __init__(self, span: Span, clock: Clock, began: float, wall: float) -> None:
+        self.span = span
+        self._clock = clock
+        self._began = began
+        self._wall = wall
+        self._is_over = False
+        self._links = 0
+
+    def link(self, to: SpanContext, what: str) -> None:
+        if self._links < _MOST_LINKS and self.span.is_recording():
+            self._links += 1
+            self.span.add_link(to, {"gateway.link": what})
+
+    def end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            # The wall clock may be set back meanwhile; how long it took is the monotonic one's to say.
+            self.span.end(int((self._wall + self._clock.now() - self._began) * 1e9))
+
+
+class _RequestSpan:
+    __slots__ = ("_joined", "_timed", "is_parked", "span")
+
+    def __init__(self, timed: _Timed) -> None:
+        self._timed = timed
+        self.span = timed.span
+        self.is_parked = False
+        self._joined: Span | None = None
+
+    @property
+    def trace_id(self) -> str:
+        return trace.format_trace_id(self.span.get_span_context().trace_id)
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.span.get_span_context().trace_flags.sampled
+
+    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
+        span = self.span
+        if not span.is_recording():
+            return
+        span.set_attribute("gateway.mode", mode.value)
+        span.set_attribute("gateway.outcome", outcome.value)
+        if route is not None:
+            span.set_attribute("gateway.route", route)
+        if outcome is Outcome.FAILED:
+            span.set_status(Status(StatusCode.ERROR))
+
+    def answered(self, status: int) -> None:
+        self.span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self.span.set_status(Status(StatusCode.ERROR))
+
+    def park(self) -> None:
+        self.is_parked = True
+
+    def aborted(self) -> None:
+        self.span.add_event("aborted")
+
+    def end(self) -> None:
+        self._timed.end()
+
+    def share(self, flight: Span, leader: Span | None) -> bool:
+        """Link to a flight and to who launched it; False where it is this request's own, or linked to already."""
+        if self._joined is flight or leader is self.span:
+            return False
+        self._joined = flight
+        self._timed.link(flight.get_span_context(), "flight")
+        if leader is not None:
+            self._timed.link(leader.get_span_context(), "leader")
+        return True
+
+
+class _FlightSpan:
+    __slots__ = ("_followers", "_leader", "_timed", "span")
+
+    def __init__(self, timed: _Timed, leader: Span | None) -> None:
+        self._timed = timed
+        self.span = timed.span
+        self._leader = leader
+        self._followers = 0
+
+    def enter(self) -> None:
+        flight_now.set(self)
+
+    def joined(self) -> None:
+        request = request_now.get()
+        if isinstance(request, _RequestSpan) and request.share(self.span, self._leader):
+            self._followers += 1
+
+    def end(self, result: str, status: int | None, size: int) -> None:
+        span = self.span
+        if span.is_recording():
+            span.set_attribute("gateway.result", result)
+            span.set_attribute("gateway.followers", self._followers)
+            span.set_attribute("gateway.body_bytes", size)
+            if status is not None:
+                span.set_attribute("http.response.status_code", status)
+            if result == "failed":
+                span.set_status(Status(StatusCode.ERROR))
+        self._timed.end()
+
+
+class _ExchangeSpan:
+    __slots__ = ("_timed", "headers")
+
+    def __init__(self, timed: _Timed, headers: CIMultiDict[str]) -> None:
+        self._timed = timed
+        # A copy: the headers of a shared fetch are those of all its readers.
+        self.headers = headers.copy()
+        for name in ("traceparent", "tracestate"):
+            self.headers.popall(name, None)
+        _PROPAGATOR.inject(self.headers, _context(timed.span))
+
+    def answered(self, status: int) -> None:
+        self._timed.span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self._timed.span.set_status(Status(StatusCode.ERROR))
+
+    def failed(self, error: BaseException) -> None:
+        span = self._timed.span
+        span.set_attribute("error.type", type(error).__name__)
+        # Nobody waited any more: that is no fault of the origin's.
+        if not isinstance(error, asyncio.CancelledError):
+            span.set_status(Status(StatusCode.ERROR))
+
+    def end(self) -> None:
+        self._timed.end()
+
+
+def _context(parent: Span | None) -> Context:
+    """A context that has `parent` and nothing of the surroundings'."""
+    return Context() if parent is None else trace.set_span_in_context(parent, Context())
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _PATH_CHARS else path[:_PATH_CHARS] + "…"
+
+
+def _exporting(config: TracingConfig) -> SpanProcessor:
+    exporter = OTLPSpanExporter(endpoint=config.endpoint, timeout=config.export_timeout_s)
+    return BatchSpanProcessor(
+        exporter,
+        max_queue_size=config.queue_spans,
+        schedule_delay_millis=_EXPORT_S * 1e3,
+        max_export_batch_size=min(_BATCH_SPANS, config.queue_spans),
+    )

@@ -1,0 +1,67 @@
+"""The access log around the front, put in place only where a journal is kept.
+
+Each request has a record from its first moment on, which is the running one while the front answers, so that whoever
+knows something adds it (`gateway.journal`).  What the request and the response show by themselves is filled in here,
+and the record is handed over when the answer has ended; that of a live answer by whoever gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import hdrs, web
+
+from gateway.clock import Clock
+from gateway.journal import Journal, Record, record_now
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
+from gateway.protocol.names import STREAM_NEXT_OFFSET
+from gateway.protocol.trace_context import trace_id_of
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_CODINGS: Final = {coding.value: coding for coding in Coding}
+
+
+class NotedFront:
+    """A handler with a record for every request."""
+
+    def __init__(self, front: Handler, journal: Journal, clock: Clock) -> None:
+        self._front = front
+        self._journal = journal
+        self._clock = clock
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        began = self._clock.now()
+        headers = request.headers
+        traces = headers.getall("traceparent", ())
+        record = Record(
+            method=request.method,
+            # Until it is understood; what cannot be is written as it came.
+            stream=request._message.path,
+            client=request.remote,
+            user_agent=headers.get(hdrs.USER_AGENT),
+            trace_id=trace_id_of(traces[0]) if len(traces) == 1 else None,
+        )
+        token = record_now.set(record)
+        response: web.StreamResponse | None = None
+        try:
+            response = await self._front(request)
+        except BaseException:
+            record.outcome = Outcome.ABORTED
+            raise
+        finally:
+            record_now.reset(token)
+            if not record.is_parked:
+                self._hand_over(record, response, began)
+        return response
+
+    def _hand_over(self, record: Record, response: web.StreamResponse | None, began: float) -> None:
+        if response is not None:
+            record.status = response.status
+            record.next_offset = response.headers.get(STREAM_NEXT_OFFSET)
+            record.coding = _CODINGS.get(response.headers.get(hdrs.CONTENT_ENCODING, ""))
+        record.ended_at = self._clock.wall()
+        record.duration_s = self._clock.now() - began
+        self._journal.record(record)

@@ -1,0 +1,40 @@
+"""Tracing around the front and the door, put in place only where a tracer is configured: without one neither exists.
+
+The front is wrapped in a span per request, which is the running one while the front answers.  A live answer goes on
+after that: where the front has parked the span, it ends with the answer.  Requests that the door answers from ready
+bytes never reach the front: they are told of one by one, by the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gateway.tracing import Tracer, request_now
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class TracedFront:
+    """A handler with a span around every request."""
+
+    def __init__(self, front: Handler, tracer: Tracer) -> None:
+        self._front = front
+        self._tracer = tracer
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        span = self._tracer.request(request.method, request._message.path.partition("?")[0], request.headers)
+        token = request_now.set(span)
+        try:
+            response = await self._front(request)
+        except BaseException:
+            span.aborted()
+            span.end()
+            raise
+        finally:
+            request_now.reset(token)
+        if not span.is_parked:
+            span.answered(response.status)
+            span.end()
+        return response

@@ -1,0 +1,191 @@
+"""What a dashboard is made of, and how it becomes Grafana's JSON.
+
+A board is data: rows of panels, each with its queries and a sentence that says what to read from it.  All boards choose
+the same way, by data source, gateway and route, and are linked to each other by their tag.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from grafana_foundation_sdk.builders import common as common_builders
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus, stat, text, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import text as text_models
+
+TAG: Final = "durable-gateway"
+_WIDTH: Final = 24
+_HEIGHT: Final = {"stat": 4, "lines": 8, "stack": 8, "text": 6}
+_SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="$datasource")
+
+GATEWAY: Final = 'instance=~"$instance"'
+"""Matches the gateways that are chosen."""
+ROUTE: Final = 'instance=~"$instance",route=~"$route"'
+"""Matches these and the routes that are chosen."""
+
+Kind = Literal["stat", "lines", "stack", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One expression, and how its series are named: Grafana's `{{label}}` stands for a label's value."""
+
+    expression: str
+    legend: str = ""
+    shows_exemplars: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture.  `width` is in twenty-fourths; `most` is the axis's upper end where that is known."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+    kind: Kind = "lines"
+    width: int = 8
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One dashboard; `name` is its file's and, with the project's before it, its address in Grafana."""
+
+    name: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+
+
+def rate(series: str, by: str = "", matching: str = ROUTE) -> str:
+    """Per second, summed, by labels; `matching` may be longer than `ROUTE` by other conditions."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} (rate({series}{{{matching}}}[$__rate_interval]))"
+
+
+def share(series: str, of: str, matching: str) -> str:
+    """How large a part of `of`, conditions on the series, also meets `matching`; both are counters per second."""
+    return f"{rate(series, matching=f'{of},{matching}')} / {rate(series, matching=of)}"
+
+
+def total(series: str, by: str = "", matching: str = ROUTE) -> str:
+    """The sum of a gauge, by labels."""
+    grouping = f" by ({by})" if by else ""
+    return f"sum{grouping} ({series}{{{matching}}})"
+
+
+def quantile(part: float, series: str, by: str = "", matching: str = ROUTE) -> str:
+    """What this part of observations was not above; `series` is a histogram's name."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({part}, sum by ({labels}) (rate({series}_bucket{{{matching}}}[$__rate_interval])))"
+
+
+def quantiles(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
+    """Half, 95 and 99 of a hundred."""
+    return tuple(
+        Query(quantile(part, series, matching=matching), legend, shows_exemplars=True)
+        for part, legend in ((0.5, "half"), (0.95, "95 %"), (0.99, "99 %"))
+    )
+
+
+def rendered(board: Board) -> str:
+    """The board as Grafana's JSON, with a line's end at its end."""
+    made = builders.Dashboard(board.title).uid(f"{TAG}-{board.name}").description(board.description)
+    made = made.tags([TAG]).editable().timezone("browser").refresh("10s").time("now-30m", "now")
+    made = made.tooltip(models.DashboardCursorSync.CROSSHAIR).link(
+        builders.DashboardLink("durable-gateway")
+        .type(models.DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .as_dropdown(True)
+        .include_vars(True)
+        .keep_time(True)
+    )
+    for variable in _variables():
+        made = made.with_variable(variable)
+    at_id = 1
+    for row in board.rows:
+        made = made.with_row(builders.Row(row.title).id(at_id))
+        at_id += 1
+        for panel in row.panels:
+            made = made.with_panel(_panel(panel).id(at_id))
+            at_id += 1
+    return json.dumps(made.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+
+def _variables() -> tuple[Any, ...]:
+    return (
+        builders.DatasourceVariable("datasource").label("Data source").type("prometheus"),
+        _choice("instance", "Gateway", "label_values(gateway_build_info, instance)"),
+        _choice("route", "Route", "label_values(gateway_tapes, route)"),
+    )
+
+
+def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
+    everything = models.VariableOption(selected=True, text="All", value="$__all")
+    return (
+        builders.QueryVariable(name)
+        .label(label)
+        .datasource(_SOURCE)
+        .query({"query": query, "refId": "names"})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        # Not the alternatives one by one: a route that comes later is to be seen as well.
+        .all_value(".*")
+        .current(everything)
+    )
+
+
+def _panel(panel: Panel) -> Any:
+    made: Any
+    if panel.kind == "text":
+        made = text.Panel().mode(text_models.TextMode.MARKDOWN).content(panel.description)
+    elif panel.kind == "stat":
+        made = stat.Panel().color_mode(common.BigValueColorMode.NONE).graph_mode(common.BigValueGraphMode.AREA)
+    else:
+        made = _lines(is_stacked=panel.kind == "stack")
+    made = made.title(panel.title).height(_HEIGHT[panel.kind]).span(panel.width)
+    if panel.kind == "text":
+        return made
+    made = made.description(panel.description).unit(panel.unit).min(0).datasource(_SOURCE)
+    if panel.most is not None:
+        made = made.max(panel.most)
+    for at, query in enumerate(panel.queries):
+        target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend or panel.title)
+        target = target.range().ref_id(chr(ord("A") + at)).datasource(_SOURCE)
+        if query.shows_exemplars:
+            target = target.exemplar(True)
+        made = made.with_target(target)
+    return made
+
+
+def _lines(*, is_stacked: bool) -> timeseries.Panel:
+    made = timeseries.Panel().line_width(1).fill_opacity(25 if is_stacked else 8)
+    made = made.show_points(common.VisibilityMode.NEVER)
+    made = made.legend(
+        common_builders.VizLegendOptions()
+        .display_mode(common.LegendDisplayMode.LIST)
+        .placement(common.LegendPlacement.BOTTOM)
+        .show_legend(True)
+    )
+    made = made.tooltip(
+        common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
+    )
+    if is_stacked:
+        made = made.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+    return made

@@ -1,0 +1,116 @@
+"""The origin's view: what it is asked, how it answers, what the gateway holds open to it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantiles, rate, total
+
+ORIGIN: Final = Board(
+    "origin",
+    "durable-gateway: the origin's view",
+    "Requests, answers, failures, times and connections towards origins.",
+    (
+        Row(
+            "Requests",
+            (
+                Panel(
+                    "Requests by mode",
+                    "What origins are asked: reads, looks at the tail, live requests, writes passed on.",
+                    "reqps",
+                    (Query(rate("gateway_upstream_requests_total", "mode"), "{{mode}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Requests for each client request",
+                    "1 is no gateway at all. Writes are always 1 for 1.",
+                    "percentunit",
+                    (Query(f"{rate('gateway_upstream_requests_total')} / {rate('gateway_requests_total')}"),),
+                ),
+                Panel(
+                    "Body bytes from the origin",
+                    "By what was asked.",
+                    "Bps",
+                    (Query(rate("gateway_upstream_bytes_total", "mode"), "{{mode}}"),),
+                    "stack",
+                ),
+            ),
+        ),
+        Row(
+            "Answers",
+            (
+                Panel(
+                    "Answers by status",
+                    "Classes of status. 4xx are clients' mistakes and streams that are no more.",
+                    "reqps",
+                    (Query(rate("gateway_upstream_replies_total", "class"), "{{class}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Failures",
+                    "Requests that came to nothing: no connection, no answer in time, an answer that is not valid.",
+                    "reqps",
+                    (Query(rate("gateway_upstream_failures_total", "error"), "{{error}}"),),
+                ),
+                Panel(
+                    "Retries",
+                    "Reads asked again, within the route's budget. Writes never are.",
+                    "reqps",
+                    (Query(rate("gateway_upstream_retries_total", "route"), "{{route}}"),),
+                ),
+                Panel(
+                    "First byte of catch-up reads",
+                    "How long origins take to answer, connecting included.",
+                    "s",
+                    quantiles("gateway_upstream_first_byte_seconds", f'{ROUTE},mode="catchup"'),
+                ),
+                Panel(
+                    "First byte of writes",
+                    "The same for PUT, POST and DELETE, their bodies included.",
+                    "s",
+                    quantiles("gateway_upstream_first_byte_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                ),
+                Panel(
+                    "Lost live requests",
+                    "Followers' connections that ended before their time.",
+                    "ops",
+                    (Query(rate("gateway_reconnects_total", "route", f'{ROUTE},reason="lost"'), "{{route}}"),),
+                ),
+            ),
+        ),
+        Row(
+            "Connections",
+            (
+                Panel(
+                    "Connections",
+                    "live: one for each followed stream. shared: all other requests take turns on these.",
+                    "short",
+                    (Query(total("gateway_upstream_connections", "pool, state", GATEWAY), "{{pool}}, {{state}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Age of the oldest",
+                    "Live ones are made anew at the end of their life; shared ones stay while they are used.",
+                    "s",
+                    (
+                        Query(
+                            f"max by (pool) (gateway_upstream_connection_oldest_seconds{{{GATEWAY}}})",
+                            "{{pool}}",
+                        ),
+                    ),
+                ),
+                Panel(
+                    "Mean age",
+                    "Near 0 under load: connections are made for single requests, which is slow.",
+                    "s",
+                    (
+                        Query(
+                            f"max by (pool) (gateway_upstream_connection_mean_seconds{{{GATEWAY}}})",
+                            "{{pool}}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

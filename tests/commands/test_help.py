@@ -1,0 +1,49 @@
+"""Every command says what it takes, and says it without loading what it needs to run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from gateway.cli import app
+from tests.commands.runs import ROOT, finished
+
+OPTIONS = {
+    "tail": ["URL", "--from", "--sse", "--long-poll", "--offsets", "--header"],
+    "append": ["URL", "--json", "--lines", "--binary", "--create", "--close", "--retry-for", "--header"],
+    "bench": ["URL", "--seconds", "--connections", "--subscribers", "--json", "--header"],
+    "top": ["--by", "--limit", "--interval", "--once", "--admin"],
+    "streams": ["PREFIX", "--limit", "--json", "--admin"],
+    "purge": ["PATH", "--prefix", "--key", "--soft", "--admin"],
+    "drain": ["--within", "--wait", "--no-wait", "--admin"],
+    "reload": ["--admin"],
+}
+
+
+@pytest.mark.parametrize("command", list(OPTIONS))
+async def test_help_names_every_option(command: str) -> None:
+    status, out, err = await finished(command, "--help", environ={"COLUMNS": "120", "NO_COLOR": "1"})
+    assert (status, err) == (0, "")
+    for option in OPTIONS[command]:
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
+
+
+def test_the_command_line_does_not_load_what_help_does_not_need() -> None:
+    script = "import sys, gateway.cli; print(sorted({'aiohttp', 'rich.live', 'rich.progress'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_readme_lists_every_command_of_this_kind() -> None:
+    rows = re.findall(r"^\| `([a-z]+)[^`]*` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    ours = {info.callback.__name__ for info in app.registered_commands if info.callback and _is_ours(info.callback)}
+    assert set(OPTIONS) == ours
+    assert ours <= set(rows)
+
+
+def _is_ours(callback: Callable[..., object]) -> bool:
+    return callback.__module__.startswith("gateway.commands.")

@@ -1,0 +1,300 @@
+"""`tail`: everything once, in order, however often the connection breaks; and how it looks."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from gateway.origin.faults import Faults
+from tests.commands.conftest import Client
+from tests.commands.runs import finished, running, wrote, wrote_lines
+from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer, part_of_stream
+
+# -- what comes out of a pipe ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [[], ["--sse"], ["--long-poll"]])
+async def test_json_is_one_message_a_line_as_it_was_written(client: Client, url: str, how: list[str]) -> None:
+    await client.put("/s", b'[{"n": 1.10}, 12345678901234567890123, [1, [2]], "a\\nb"]')
+    async with running("tail", f"{url}/s", *how) as tail:
+        await tail.until(wrote_lines(4))
+        await client.post("/s", b'[1e400, {"k":\n "\xc3\xa9"}]')
+        await tail.until(wrote_lines(6))
+        await client.close("/s")
+        status, out, err = await tail.finished()
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        '{"n": 1.10}', "12345678901234567890123", "[1, [2]]", '"a\\nb"', "1e400", '{"k": "é"}'
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [[], ["--long-poll"]])
+async def test_text_and_bytes_come_out_as_they_went_in(client: Client, url: str, how: list[str]) -> None:
+    for path, content_type, first, second in (
+        ("/text", "text/plain", b"one\r\ntwo\rthree\n", b"\n  four\r\n"),
+        ("/bytes", "application/octet-stream", bytes(range(256)), b"\x00\r\n\xff"),
+    ):
+        await client.put(path, first, content_type)
+        async with running("tail", url + path, *how) as tail:
+            await tail.until(wrote(first))
+            await client.post(path, second, content_type, Stream_Closed="true")
+            assert (await tail.finished())[0] == 0
+            assert tail.out == first + second
+
+
+async def test_a_closed_stream_is_printed_and_that_is_all(client: Client, url: str) -> None:
+    await client.put("/s", b"[1,2]", Stream_Closed="true")
+    assert await finished("tail", f"{url}/s") == (0, "1\n2\n", "")
+    assert await finished("tail", f"{url}/s", "--from", "now") == (0, "", "")
+
+
+async def test_offsets_are_said_and_taken(client: Client, url: str) -> None:
+    first = await client.put("/s", b"[1,2]")
+    second = await client.post("/s", b"[3]", Stream_Closed="true")
+    status, out, err = await finished("tail", f"{url}/s", "--offsets", "--from", first)
+    assert (status, out, err) == (0, "3\n", f"offset {second}\n")
+
+
+async def test_from_now_begins_with_what_comes(client: Client, url: str) -> None:
+    tail_offset = await client.put("/s", b"[1,2]")
+    async with running("tail", f"{url}/s", "--from", "now", "--offsets") as tail:
+        await tail.until(lambda run: run.err == f"offset {tail_offset}\n".encode())
+        await client.post("/s", b"[3]", Stream_Closed="true")
+        status, out, _ = await tail.finished()
+    assert (status, out) == (0, "3\n")
+
+
+# -- disconnects -------------------------------------------------------------------------------------------------------
+
+Break = Callable[[Faults], object]
+
+
+@pytest.mark.parametrize("how", ["--sse", "--long-poll"])
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda faults: faults.drop(40, kind="sse", times=3),
+        lambda faults: faults.truncate(90, kind="sse", times=3, is_chunked=True),
+        lambda faults: faults.drop(3, kind="longpoll", times=3),
+        lambda faults: faults.truncate(2, kind="longpoll", times=3),
+        lambda faults: (
+            faults.status(503, kind="sse"),
+            faults.status(429, kind="longpoll", headers={"Retry-After": "0"}),
+        ),
+        lambda faults: (faults.refuse(kind="sse", times=2), faults.refuse(kind="longpoll", times=2)),
+    ],
+)
+async def test_nothing_is_lost_or_repeated_over_broken_connections(
+    client: Client, durable_origin: RunningOrigin, how: str, break_it: Break
+) -> None:
+    await client.put("/s", b"[0]")
+    async with running("tail", f"{durable_origin.url}/s", how) as tail:
+        await tail.until(wrote(b"0\n"))
+        break_it(durable_origin.origin.faults)
+        for number in range(1, 9):
+            await client.post("/s", b"[%d,%d.5]" % (number, number))
+            if number % 3 == 0:
+                await tail.until(wrote_lines(1 + 2 * number))
+        await client.close("/s")
+        status, out, _ = await tail.finished()
+    assert status == 0
+    assert out.split() == ["0", *(text for number in range(1, 9) for text in (f"{number}", f"{number}.5"))]
+
+
+async def test_a_catch_up_that_is_cut_short_is_read_again_whole(client: Client, durable_origin: RunningOrigin) -> None:
+    settings = durable_origin.origin.settings
+    await client.put("/s", b"x" * (settings.max_chunk_bytes + 10), "text/plain", Stream_Closed="true")
+    async with running("tail", f"{durable_origin.url}/s") as tail:
+        await tail.until(lambda run: len(run.out) == settings.max_chunk_bytes + 10)
+        assert (await tail.finished())[0] == 0
+    # The first answer has to come, or a wrong URL would be tried for ever; the second breaks three times.
+    faults = durable_origin.origin.faults
+    first = faults.hold(kind="catchup", times=1)
+    async with running("tail", f"{durable_origin.url}/s") as tail:
+        await first.waiting(1)
+        faults.truncate(4, kind="catchup", times=3)
+        first.release()
+        status, out, err = await tail.finished()
+    assert (status, out) == (0, "x" * (settings.max_chunk_bytes + 10))
+    assert "was lost; trying again from offset" in err
+    assert err.splitlines()[-1] == "it answers again"
+
+
+async def test_a_gateway_that_restarts_is_waited_for(client: Client, durable_origin: RunningOrigin) -> None:
+    await client.put("/s", b"[1]")
+    serve = ("serve", "--origin", durable_origin.url, "--admin", "127.0.0.1:0", "--listen")
+    async with running(*serve, "127.0.0.1:0") as first:
+        await first.until(lambda run: b"READY gateway" in run.out)
+        url = first.out.decode().split("READY gateway ")[1].split()[0]
+        async with running("tail", f"{url}/s") as tail:
+            await tail.until(wrote(b"1\n"))
+            assert (await first.finished(signal.SIGTERM))[0] == 0
+            await client.post("/s", b"[2]")
+            await tail.until(lambda run: b"cannot connect" in run.err)
+            async with running(*serve, url.removeprefix("http://")):
+                await tail.until(wrote(b"1\n2\n"))
+                await client.close("/s")
+                assert (await tail.finished())[0] == 0
+
+
+@asynccontextmanager
+async def hostile(script: Script) -> AsyncIterator[HostileOrigin]:
+    origin = HostileOrigin(script)
+    await origin.start()
+    try:
+        yield origin
+    finally:
+        await origin.stop()
+
+
+async def test_an_event_without_its_control_is_not_shown_until_it_has_one() -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=" not in asked.target:
+            writer.write(part_of_stream(b"[0]", "0001", "application/json"))
+            return
+        data = b"event: data\ndata: [%d]\n\n"
+        control = b'event: control\ndata: {"streamNextOffset":"%s"%s}\n\n'
+        if asked.target.split("offset=")[1].startswith("0001"):
+            body = data % 1 + data % 2 + control % (b"0002", b',"streamCursor":"77"') + data % 3
+        else:
+            body = data % 3 + control % (b"0003", b',"streamClosed":true')
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + body)
+        await writer.drain()
+        writer.close()
+
+    async with hostile(script) as origin:
+        assert await finished("tail", f"{origin.url}/s") == (0, "0\n1\n2\n3\n", "")
+    assert [asked.target for asked in origin.asked] == [
+        "/s?offset=-1",
+        "/s?offset=0001&live=sse",
+        "/s?offset=0002&live=sse&cursor=77",
+    ]
+
+
+async def test_an_offset_is_sent_back_as_it_was_named_beside_the_url_s_own_query() -> None:
+    odd = 'a+b%41#c"'
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_of_stream(b"", odd, Stream_Closed="true").replace(b"Stream_Closed", b"Stream-Closed"))
+
+    async with hostile(script) as origin:
+        assert await finished("tail", f"{origin.url}/a%2Fb?x=%20y", "--from", odd) == (0, "", "")
+    assert [asked.target for asked in origin.asked] == ["/a%2Fb?x=%20y&offset=a%2Bb%2541%23c%22"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"event: control\ndata: {}\n\n", "control event has no streamNextOffset string"),
+        (b'event: data\ndata: [1\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n', "sent what is not"),
+    ],
+)
+async def test_what_is_no_stream_at_all_ends_it(body: bytes, said: str) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=" in asked.target:
+            writer.write(answer("200 OK", {"Content-Type": "text/event-stream"}, body))
+        else:
+            writer.write(part_of_stream(b"[0]", "1", "application/json"))
+
+    async with hostile(script) as origin:
+        status, out, err = await finished("tail", f"{origin.url}/s")
+    assert (status, out) == (1, "0\n")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+# -- ends and refusals -------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_is_deleted_ends_it_with_one_line(client: Client, url: str) -> None:
+    await client.put("/s", b"[1]")
+    async with running("tail", f"{url}/s", "--long-poll") as tail:
+        await tail.until(wrote(b"1\n"))
+        await client.delete("/s")
+        status, out, err = await tail.finished()
+    assert (status, out) == (1, "1\n")
+    assert err.startswith(f"durable-gateway: {url}/s: the stream was deleted")
+    assert err.count("\n") == 1
+
+
+async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durable_origin: RunningOrigin) -> None:
+    offset = await client.put("/s", b"[1]")
+    headers = {"Content-Type": "application/json", "Stream-Next-Offset": "0", "Stream-Up-To-Date": "true"}
+    durable_origin.origin.faults.replace(200, headers, b"[7]")
+    status, out, err = await finished("tail", f"{durable_origin.url}/s", "--from", offset)
+    assert (status, out) == (1, "")
+    assert f"its tail lies before {offset}" in err
+
+
+async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> None:
+    await client.put("/s", b"[1]")
+    async with running("tail", f"{url}/s") as tail:
+        await tail.until(wrote(b"1\n"))
+        transport = tail.process._transport  # type: ignore[attr-defined]
+        transport.get_pipe_transport(1).close()
+        for _ in range(2):  # the first may be in the pipe before it is seen that nobody reads
+            await client.post("/s", b"[2]")
+        assert await tail.finished() == (0, "1\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: signal.Signals) -> None:
+    await client.put("/s", b"[1]")
+    async with running("tail", f"{url}/s") as tail:
+        await tail.until(wrote(b"1\n"))
+        assert await tail.finished(number) == (0, "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["{url}/nothing"], 1, "{url}/nothing: 404 Stream not found"),
+        (["http://127.0.0.1:1/s"], 1, "cannot connect to 127.0.0.1:1: Connection refused"),
+        (["{admin}/healthz"], 1, "{admin}/healthz: not a durable stream: no Stream-Next-Offset in the answer"),
+        (["{url}/s", "--from", "no offset"], 2, "Invalid value for '--from': expected an offset, now or start"),
+        (["{url}/s", "--sse", "--long-poll"], 2, "Invalid value for '--sse' / '--long-poll': take one of the two"),
+        (["{url}/s?offset=1"], 2, "Invalid value for 'URL': leave offset= out of the stream's URL"),
+        (["ftp://a/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
+        (["{url}/s", "-H", "x"], 2, "Invalid value for '--header': expected NAME:VALUE"),
+    ],
+)
+async def test_refusals_are_one_line(url: str, admin: str, arguments: list[str], status: int, said: str) -> None:
+    given = [text.format(url=url, admin=admin) for text in arguments]
+    got = await finished("tail", *given)
+    assert got[:2] == (status, "")
+    assert got[2].startswith(f"durable-gateway: {said.format(url=url, admin=admin)}")
+    assert got[2].count("\n") == 1
+
+
+# -- on a terminal -----------------------------------------------------------------------------------------------------
+
+
+async def test_on_a_terminal_json_is_indented_and_coloured(client: Client, url: str) -> None:
+    await client.put("/s", b'[{"a":{"b":[1,2.50],"c":[]},"d":"\xc2\x9b31m"}]', Stream_Closed="true")
+    async with running("tail", f"{url}/s", on_terminal=True) as tail:
+        assert (await tail.finished())[0] == 0
+        assert tail.shown == (
+            '{\n  "a": {\n    "b": [\n      1,\n      2.50\n    ],\n    "c": []\n  },\n  "d": "\\u009b31m"\n}\n'
+        )
+        assert b"\x1b[1;36m2.50\x1b[0m" in tail.out
+
+
+async def test_on_a_terminal_a_stream_does_not_command_it(client: Client, url: str) -> None:
+    await client.put("/s", b"\x1b[31mred\x07\n\xc3\xa9\ttab\n", "text/plain", Stream_Closed="true")
+    async with running("tail", f"{url}/s", on_terminal=True) as tail:
+        assert (await tail.finished())[0] == 0
+        assert tail.shown == "\\u001b[31mred\\u0007\né    tab\n"
+
+
+async def test_on_a_terminal_bytes_are_dumped(client: Client, url: str) -> None:
+    await client.put("/s", b"0123456789abcdef\x00\xffend", "application/octet-stream", Stream_Closed="true")
+    async with running("tail", f"{url}/s", on_terminal=True) as tail:
+        assert (await tail.finished())[0] == 0
+        lines = [line.split("  ") for line in tail.shown.splitlines()]
+    assert lines[0] == ["00000000", "30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66", "0123456789abcdef"]
+    assert (lines[1][0], lines[1][1], lines[1][-1].strip()) == ("00000010", "00 ff 65 6e 64", "..end")

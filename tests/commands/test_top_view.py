@@ -1,0 +1,96 @@
+"""What `top` makes of two looks at a gateway."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gateway.commands.top_view import Look, view
+
+
+def stream(path: str, reads: int, sent_bytes: int, readers: int = 0) -> dict[str, Any]:
+    return {
+        "id": path,
+        "path": path,
+        "query": "",
+        "bytes": 2048,
+        "readers": readers,
+        "reads": reads,
+        "hits": reads // 2,
+        "hit_ratio": reads // 2 / reads if reads else None,
+        "sent_bytes": sent_bytes,
+        "is_closed": False,
+        "is_followed": readers > 0,
+    }
+
+
+def look(uptime_s: float, streams: list[dict[str, Any]], hits: int, misses: int, by: str = "requests") -> Look:
+    overview = {
+        "version": "9.9",
+        "node": "edge-1",
+        "uptime_s": uptime_s,
+        "is_draining": False,
+        "is_ready": True,
+        "requests": {"catchup": {"hit": hits, "miss": misses}, "sse": {"hit": 0, "miss": 0}},
+        "upstream_requests": {"catchup": misses},
+        "downstream_bytes": 1024 * (hits + misses),
+        "subscribers": {"sse": 3, "longpoll": 4},
+        "connections": 1_234,
+        "cache": {"bytes": 1 << 20, "limit_bytes": 1 << 28, "tapes": 2, "evictions": 0},
+        "followed_streams": 1,
+    }
+    return Look(overview, streams, by)
+
+
+def lines(now: Look, before: Look | None, limit: int = 10, trouble: str = "") -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=120).print(view(now, before, limit, trouble))
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+FIRST = look(100.0, [stream("/a", 1_000, 5_000), stream("/b", 10, 100, readers=7)], hits=900, misses=110)
+SECOND = look(102.0, [stream("/a", 1_001, 5_001), stream("/b", 50, 8_292, readers=7)], hits=990, misses=120)
+
+
+def test_one_look_shows_counts() -> None:
+    shown = lines(FIRST, None)
+    assert shown[0] == "durable-gateway 9.9  edge-1  up 1m 40s  ready"
+    assert shown[1] == "requests 1,010   hits 89.1%   origin requests 110   sent 1010.0 KiB"
+    assert shown[2] == "subscribers 7   streams followed 1   connections 1,234   cache 1.0 MiB of 256.0 MiB in 2 tapes"
+    assert shown[3].split() == ["stream", "readers", "reads", "hits", "sent", "held", "state"]
+    assert shown[5].split() == ["/a", "0", "1,000", "50.0%", "4.9", "KiB", "2.0", "KiB"]
+    assert shown[6].split() == ["/b", "7", "10", "50.0%", "100", "B", "2.0", "KiB", "live"]
+
+
+def test_two_looks_show_rates_and_who_is_busy_now() -> None:
+    shown = lines(SECOND, FIRST)
+    assert shown[1] == "requests 50/s   hits 90.0%   origin requests 5.0/s   sent 50.0 KiB/s"
+    assert shown[3].split() == ["stream", "readers", "reads/s", "hits", "sent/s", "held", "state"]
+    assert shown[5].split()[:6] == ["/b", "7", "20", "50.0%", "4.0", "KiB"]
+    assert shown[6].split()[:6] == ["/a", "0", "0.5", "50.0%", "0", "B"]
+    assert len(lines(SECOND, FIRST, limit=1)) == 6
+
+
+@pytest.mark.parametrize(("by", "first"), [("requests", "/b"), ("bytes", "/b"), ("subscribers", "/a")])
+def test_the_order_is_by_rate_and_that_of_subscribers_by_number(by: str, first: str) -> None:
+    # The API has already ordered by subscribers, and here it is said to have put /a first.
+    now = Look(SECOND.overview, SECOND.streams, by)
+    assert lines(now, FIRST)[5].split()[0] == first
+
+
+def test_a_gateway_that_was_restarted_begins_anew() -> None:
+    shown = lines(look(3.0, [stream("/a", 2, 10)], hits=1, misses=1), FIRST)
+    assert shown[1].startswith("requests 2   hits 50.0%")
+
+
+def test_trouble_stands_above_what_was_seen_last() -> None:
+    assert lines(FIRST, None, trouble="cannot connect")[0] == "cannot connect"
+
+
+def test_names_are_not_markup() -> None:
+    now = look(1.0, [stream("/[red]x", 1, 1)], hits=0, misses=0)
+    assert any(line.startswith(" /[red]x") for line in lines(now, None))
+    assert "hits -" in lines(now, None)[1]

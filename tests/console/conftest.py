@@ -1,0 +1,82 @@
+"""A gateway before the in-memory origin, and a real Chromium that looks at its console.
+
+The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  Every test
+has a gateway and an origin of its own, and with their ports a page that remembers nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+from aiohttp import ClientSession
+from playwright.async_api import BrowserContext, async_playwright
+
+from gateway.app import start_gateway
+from gateway.config import GatewayConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.chromium import arguments, chromium
+from tests.console.visit import BOUND_S, Stage, Visit
+
+shared_loop = pytest_asyncio.fixture(loop_scope="session")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[BrowserContext]:
+    async with async_playwright() as playwright:
+        running = await playwright.chromium.launch(executable_path=chromium(), args=arguments())
+        context = await running.new_context(viewport={"width": 1280, "height": 860})
+        context.set_default_timeout(BOUND_S * 1000)
+        yield context
+        await running.close()
+
+
+@shared_loop
+async def origin() -> AsyncIterator[RunningOrigin]:
+    running = await start_origin(OriginSettings())
+    yield running
+    await running.stop(grace_s=0)
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    """Fields of the gateway's configuration; overridden by parametrization."""
+    return {}
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """Where the admin port's token is; overridden by parametrization."""
+    return {}
+
+
+@shared_loop
+async def stage(origin: RunningOrigin, settings: dict[str, Any], environ: dict[str, str]) -> AsyncIterator[Stage]:
+    defaults = {
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        "console_writes": True,
+        "shutdown_timeout_s": 1.0,
+        "live_linger_s": 0,
+    }
+    gateway = await start_gateway(GatewayConfig.for_origin(origin.url, **{**defaults, **settings}), environ=environ)
+    async with ClientSession() as session:
+        yield Stage(gateway, origin, session)
+    await gateway.stop()
+
+
+@shared_loop
+async def visit(browser: BrowserContext, stage: Stage) -> AsyncIterator[Visit]:
+    """A visitor who must have nothing to complain about at the end."""
+    one = Visit(await browser.new_page(), stage.gateway.admin_url)
+    yield one
+    await one.page.close()
+    assert one.complaints == []

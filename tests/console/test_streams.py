@@ -1,0 +1,116 @@
+"""The streams: found, paged, opened; one stream's tape as it is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.async_api import expect
+
+from tests.console.visit import Stage, Visit
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_streams_are_found_by_the_beginning_of_their_path_and_paged(visit: Visit, stage: Stage) -> None:
+    for number in range(56):
+        await stage.create(f"/many/{number:03}", number)
+        await stage.read(f"/many/{number:03}?offset=-1")
+    await stage.create("/few/1", 1)
+    await stage.read("/few/1?offset=-1")
+    await visit.open("#/streams")
+    rows = visit.page.locator(".streams tbody tr")
+    await expect(rows).to_have_count(50)
+    await visit.page.get_by_role("button", name="Next →").click()
+    await expect(rows).to_have_count(7)
+    await expect(rows.last.locator("a")).to_have_text("/many/055")
+    await visit.page.get_by_role("button", name="← Before").click()
+    await expect(rows).to_have_count(50)
+    await visit.page.locator("#search").fill("/many/05")
+    await expect(rows).to_have_count(6)
+    await visit.page.locator("#search").fill("/none")
+    await expect(visit.page.locator("main .card .quiet")).to_contain_text(
+        "No stream that is remembered begins with /none"
+    )
+    for _ in range(3):
+        await stage.read("/few/1?offset=-1")
+    await visit.page.get_by_role("button", name="Most read", exact=True).click()
+    await expect(rows.first.locator("a")).to_have_text(
+        (await stage.admin("/api/top?by=requests"))["streams"][0]["path"]
+    )
+
+
+async def test_arrows_go_from_row_to_row_and_enter_opens(visit: Visit, stage: Stage) -> None:
+    for name in "abc":
+        await stage.create(f"/{name}", name)
+        await stage.read(f"/{name}?offset=-1")
+    await visit.open("#/streams")
+    await visit.page.locator(".streams a").first.focus()
+    await visit.page.keyboard.press("ArrowDown")
+    await visit.page.keyboard.press("ArrowDown")
+    await visit.page.keyboard.press("Enter")
+    await expect(visit.page.locator("h1")).to_have_text("/c")
+
+
+async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> None:
+    await stage.create("/tape")
+    # A block takes no more when it has a mebibyte.
+    for number in range(3):
+        await stage.append("/tape", {"n": number, "text": "x" * 600_000})
+        async with stage.session.get(f"{stage.gateway.gateway_url}/tape?offset=-1") as reply:
+            await reply.read()
+    reader = await stage.session.get(f"{stage.gateway.gateway_url}/tape?offset=now&live=sse")
+    await stage.until_readers(1)
+    (row,) = (await stage.admin("/api/streams?prefix=/tape"))["streams"]
+    one: dict[str, Any] = await stage.admin(f"/api/streams/{row['id']}")
+    await visit.open(f"#/streams/{row['id']}")
+    page = visit.page
+    await expect(page.locator(".tape-block")).to_have_count(len(one["tape"]))
+    assert len(one["tape"]) > 1
+    await expect(page.locator(".tape-tail text")).to_contain_text(one["tail"][-12:])
+    await expect(page.locator(".tape-pin")).to_have_count(1)
+    await expect(page.locator(".tape-pin text")).to_have_text("sse")
+    pin, tail = (
+        await page.locator(".tape-pin circle").get_attribute("cx"),
+        await page.locator(".tape-tail line").get_attribute("x1"),
+    )
+    assert pin == tail
+
+    await page.locator('.tape-block[tabindex="0"]').focus()
+    await page.keyboard.press("ArrowLeft")
+    chosen = sorted(one["tape"], key=lambda run: run["start"])[-2]
+    await expect(page.locator(".tape-told")).to_contain_text(f"From {chosen['start']} to {chosen['end']}")
+    await expect(page.locator(".readers")).to_contain_text("sse")
+
+    await stage.append("/tape", {"n": 8})
+    await expect(page.locator(".facts")).to_contain_text((await stage.admin(f"/api/streams/{row['id']}"))["tail"])
+    await stage.close("/tape")
+    await expect(page.locator(".tape-tail.is-closed")).to_have_count(1)
+    reader.close()
+
+
+async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) -> None:
+    await stage.create("/purged", 1)
+    await stage.read("/purged?offset=-1")
+    (row,) = (await stage.admin("/api/streams?prefix=/purged"))["streams"]
+    await visit.open(f"#/streams/{row['id']}")
+    await visit.page.get_by_role("button", name="Soft purge").click()
+    await expect(visit.page.locator(".tools [role=status]")).to_have_text("1 tape to be looked at before the next hit")
+    await visit.page.get_by_role("button", name="Purge", exact=True).click()
+    await expect(visit.page.locator(".tools [role=status]")).to_contain_text("no longer on a tape")
+    assert (await stage.admin("/api/streams"))["streams"] == []
+    # The browser itself notes the 404.
+    assert all("404" in complaint for complaint in visit.complaints)
+    visit.complaints.clear()
+
+
+@pytest.mark.parametrize("settings", [{"prefix": "/public", "strip_prefix": True}])
+async def test_a_stream_leads_to_its_tail_by_the_route_that_its_readers_take(visit: Visit, stage: Stage) -> None:
+    await stage.create("/deep/stream", "hello")
+    await stage.read("/public/deep/stream?offset=-1")
+    (row,) = (await stage.admin("/api/streams"))["streams"]
+    assert row["path"] == "/deep/stream"
+    await visit.open(f"#/streams/{row['id']}")
+    await visit.page.get_by_role("link", name="Tail it live").click()
+    await expect(visit.page.locator("#path")).to_have_value("/public/deep/stream")
+    await expect(visit.messages).to_have_count(1)

@@ -1,0 +1,70 @@
+"""The dashboards are what the script writes, and speak of series that exist."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.ops.metrics import Metrics
+from grafana import __main__ as generator
+from tests.grafana.queries import GRAFANA, alert_queries, figures, names, panel_queries, panels
+
+PROVISIONING = GRAFANA / "provisioning"
+
+
+def test_the_files_are_what_the_script_writes() -> None:
+    assert generator.drifted() == []
+
+
+def test_a_file_that_was_changed_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "FOLDER", tmp_path)
+    for path, text in generator.files().items():
+        path.write_text(text)
+    assert generator.drifted() == []
+    (tmp_path / "live.json").write_text("{}\n")
+    (tmp_path / "cache.json").unlink()
+    (tmp_path / "nobodys.json").write_text("{}\n")
+    assert generator.drifted() == ["cache.json", "live.json", "nobodys.json"]
+
+
+def test_every_query_reads_series_that_the_gateway_has() -> None:
+    text, _ = Metrics(limits={"connections": 1, "followed_streams": 1}).exposition()
+    existing = {figure.name for figure in figures(text.decode(), "a")}
+    # What has a child only where something is: connections to origins.
+    existing |= {f"gateway_upstream_connection{more}" for more in ("s", "_oldest_seconds", "_mean_seconds")}
+    for asked in (*panel_queries(), *alert_queries()):
+        assert names(asked.query) - existing == set(), asked.where
+
+
+def test_every_panel_says_what_it_shows() -> None:
+    for name, panel in panels():
+        if panel["type"] != "text":
+            assert panel["description"], (name, panel["title"])
+            assert panel["targets"], (name, panel["title"])
+            assert panel["fieldConfig"]["defaults"]["unit"], (name, panel["title"])
+
+
+def test_no_two_panels_of_a_dashboard_lie_on_one_another() -> None:
+    for (name, panel), (other_name, other) in combinations(panels(), 2):
+        if name == other_name:
+            one, two = panel["gridPos"], other["gridPos"]
+            is_apart = (
+                one["x"] + one["w"] <= two["x"]
+                or two["x"] + two["w"] <= one["x"]
+                or one["y"] + one["h"] <= two["y"]
+                or two["y"] + two["h"] <= one["y"]
+            )
+            assert is_apart, (name, panel["title"], other["title"])
+            assert panel["id"] != other["id"]
+
+
+def test_grafana_is_told_of_the_data_source_and_of_the_dashboards() -> None:
+    sources = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert [source["type"] for source in sources] == ["prometheus"]
+    scraping = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())["global"]
+    assert sources[0]["jsonData"]["timeInterval"] == scraping["scrape_interval"]
+    providers = yaml.safe_load((PROVISIONING / "dashboards" / "durable-gateway.yml").read_text())["providers"]
+    assert [provider["type"] for provider in providers] == ["file"]

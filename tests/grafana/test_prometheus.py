@@ -1,0 +1,165 @@
+"""A real Prometheus with the project's own rules and queries shows what a gateway under load has counted."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import uvloop
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.config import GatewayConfig
+from gateway.origin.app import RunningOrigin, start_origin
+from tests.grafana.load import READERS, ask_everything, live_readers
+from tests.grafana.prometheus import Prometheus, running_prometheus
+from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
+
+BOUND_S = 60.0
+ATTEMPTS = 10
+RESTLESS = ("process_", "gateway_event_loop_delay", "gateway_upstream_connection", "up")
+"""What changes while nothing is asked: the process's own figures, and ages."""
+
+MOVED = {
+    "gateway_cache_bytes",
+    "gateway_compression_input_bytes_total",
+    "gateway_compression_output_bytes_total",
+    "gateway_compressions_total",
+    "gateway_connections",
+    "gateway_downstream_bytes_total",
+    "gateway_event_loop_delay_seconds_count",
+    "gateway_evictions_total",
+    "gateway_followed_streams",
+    "gateway_request_duration_seconds_count",
+    "gateway_requests_total",
+    "gateway_subscribers",
+    "gateway_tape_blocks",
+    "gateway_tape_bytes",
+    "gateway_tapes",
+    "gateway_upstream_bytes_total",
+    "gateway_upstream_connection_mean_seconds",
+    "gateway_upstream_connection_oldest_seconds",
+    "gateway_upstream_connections",
+    "gateway_upstream_failures_total",
+    "gateway_upstream_first_byte_seconds_count",
+    "gateway_upstream_replies_total",
+    "gateway_upstream_requests_total",
+    "gateway_upstream_retries_total",
+}
+"""What this load is there to move."""
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+class Stage(NamedTuple):
+    """A gateway whose figures are at rest, and a Prometheus that has scraped them since."""
+
+    gateway: RunningGateway
+    origin: RunningOrigin
+    prometheus: Prometheus
+    own: list[Figure]
+    at: float
+    """When it was scraped, at rest (Unix seconds)."""
+
+    def of(self, name: str) -> float:
+        return sum(figure.value for figure in self.own if figure.name == name)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    origin = await start_origin()
+    config = GatewayConfig.for_origin(
+        origin.url,
+        listen="127.0.0.1:0",
+        admin="127.0.0.1:0",
+        cache_bytes=400_000,
+        live_linger_s=0.0,
+        shutdown_timeout_s=1.0,
+    )
+    gateway = await start_gateway(config)
+    admin = gateway.admin_url.removeprefix("http://")
+    connector = TCPConnector(limit=0)
+    async with (
+        ClientSession(timeout=ClientTimeout(total=BOUND_S), connector=connector) as session,
+        running_prometheus(tmp_path, admin, session) as prometheus,
+    ):
+        # Rates begin with the second sample: the zeros are to be seen first.
+        await prometheus.scrapes(2)
+        await ask_everything(session, gateway.gateway_url, origin.origin.faults)
+        async with live_readers(session, gateway.gateway_url):
+            own, at = await at_rest(session, gateway, prometheus)
+            yield Stage(gateway, origin, prometheus, own, at)
+    await gateway.stop()
+    await origin.stop(grace_s=0)
+
+
+async def at_rest(
+    session: ClientSession, gateway: RunningGateway, prometheus: Prometheus
+) -> tuple[list[Figure], float]:
+    """The gateway's figures, and the time of a scrape before and after which they were the same."""
+    instance = gateway.admin_url.removeprefix("http://")
+
+    async def look() -> list[Figure]:
+        async with session.get(f"{gateway.admin_url}/metrics") as reply:
+            assert reply.status == 200
+            return figures(await reply.text(), instance)
+
+    def restful(seen: list[Figure]) -> list[Figure]:
+        return [figure for figure in seen if not figure.name.startswith(RESTLESS)]
+
+    for _ in range(ATTEMPTS):
+        before = await look()
+        # The first scrape that ends after this look may have begun before it.
+        at = await prometheus.scrapes(2)
+        after = await look()
+        if restful(before) == restful(after):
+            return after, at
+    raise AssertionError("the figures do not come to rest")
+
+
+async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -> None:
+    seen: set[str] = set()
+    for asked in (*panel_queries(), *alert_queries()):
+        for one in sums(asked.query):
+            if not one.name.startswith(RESTLESS):
+                shown = await stage.prometheus.query(one.query, stage.at)
+                assert shown == pytest.approx(evaluate(one, stage.own)), (asked.where, one.query)
+                seen.add(one.name)
+    counted = {figure.name for figure in stage.own if figure.name.startswith("gateway_")}
+    assert len(seen) > 20
+    assert seen <= counted
+
+    # And what the gateway counted is what the origin saw, and what the clients did.
+    counters = stage.origin.origin.counters
+    assert stage.of("gateway_upstream_requests_total") == counters.total_requests
+    assert stage.of("gateway_subscribers") == 2 * READERS
+    assert stage.of("gateway_followed_streams") == 1
+    assert stage.of("gateway_upstream_failures_total") == 1
+    assert stage.of("gateway_ready") == 1
+
+    # Every panel has data, and shows something where there is something.
+    assert {name for name in counted if stage.of(name)} >= MOVED
+    for asked in panel_queries():
+        found = await stage.prometheus.query(asked.query, stage.at)
+        assert found, asked
+        parts = [evaluate(one, stage.own) for one in sums(asked.query)]
+        if all(part and any(part.values()) for part in parts):
+            assert any(value > 0 and math.isfinite(value) for value in found.values()), (asked, found)
+
+    # Every alert is evaluated, has figures to go by, and is silent.
+    groups = (await stage.prometheus.get("rules"))["groups"]
+    loaded = {rule["name"]: rule for group in groups for rule in group["rules"]}
+    assert set(loaded) == {rule["alert"] for rule in alerts()}
+    for name, rule in loaded.items():
+        assert (rule["health"], rule.get("lastError", "")) == ("ok", ""), name
+        assert not any(alert["state"] == "firing" for alert in rule["alerts"]), name
+    for asked in alert_queries():
+        found = await stage.prometheus.query(asked.query, stage.at)
+        assert found, asked
+        assert set(found.values()) <= {0.0, 1.0}, asked

@@ -1,0 +1,52 @@
+"""The alert rules, by promtool's judgement."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+
+from tests.debian import program
+from tests.grafana.queries import ALERTS, GRAFANA, alerts
+
+CASES = GRAFANA / "rules" / "tests.yml"
+
+
+def promtool(*arguments: str | Path) -> str:
+    """What promtool says; AssertionError where it finds fault."""
+    tool = program("promtool", "prometheus")
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_configuration_and_the_rules_are_valid() -> None:
+    said = promtool("check", "config", GRAFANA / "prometheus.yml")
+    assert f"{len(alerts())} rules found" in said
+
+
+def test_every_alert_waits_fires_and_spares_those_that_are_well() -> None:
+    promtool("test", "rules", CASES)
+
+
+def test_every_alert_has_a_case_in_which_it_is_silent_waits_and_fires() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    for rule in alerts():
+        asked = [test for case in cases for test in case["promql_expr_test"] if f'"{rule["alert"]}"' in test["expr"]]
+        expected = "".join(sample["labels"] for test in asked for sample in test["exp_samples"])
+        assert any(not test["exp_samples"] for test in asked), rule["alert"]
+        assert 'alertstate="pending"' in expected, rule["alert"]
+        assert 'alertstate="firing"' in expected, rule["alert"]
+        assert 'instance="well"' not in expected, rule["alert"]
+
+
+def test_every_alert_says_whom_it_wakes_and_what_to_do() -> None:
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"]
+        assert len(rule["annotations"]["runbook"].split()) >= 15
+        assert re.fullmatch(r"\d+m", rule["for"])
+    assert len({rule["alert"] for rule in alerts()}) == len(alerts())
+    assert "runbook" in ALERTS.read_text()

@@ -1,0 +1,107 @@
+"""Steering a gateway: drain, log level, and the configuration as it is shown."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from gateway.config import GatewayConfig
+from gateway.config_file import every_field
+from gateway.ops.admin.controls import LOGGER
+from gateway.origin.app import RunningOrigin
+from tests.ops.admin.conftest import Bench, Start
+
+
+@pytest.fixture
+def level() -> Iterator[None]:
+    """The log level is the process's: what a test has set is taken back."""
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    yield
+    logger.setLevel(before)
+
+
+async def test_a_drain_is_no_longer_ready_and_sends_live_readers_off_in_order(bench: Bench) -> None:
+    await bench.put("/live")
+    reader = await bench.follow("/live")
+    assert (await bench.ask("GET", "/readyz")).status == 200
+    assert await bench.post("/api/drain", {"within_s": 2}) == {"is_draining": True}
+    assert (await bench.ask("GET", "/readyz")).status == 503
+    assert (await bench.ask("GET", "/healthz")).status == 200
+    overview = await bench.get("/api/overview")
+    assert overview["is_draining"]
+    assert not overview["is_ready"]
+    bench.clock.advance(2.1)
+    seen = await reader.content.read()
+    assert b"data:hello" in seen
+    assert seen.endswith(b"\n\n")
+    # Whoever has not noticed yet is still answered.
+    assert (await bench.read("/live?offset=-1"))[1] == b"hello"
+
+
+@pytest.mark.parametrize("body", [{"within_s": -1}, {"within_s": "5"}, {"within_s": 1e9}, {"within": 5}, None, 5])
+async def test_a_drain_of_no_sensible_time_is_refused(bench: Bench, body: Any) -> None:
+    told = await bench.ask("POST", "/api/drain", body)
+    assert told.status in (415, 422)
+    assert not bench.gateway.engine.drain.is_set
+
+
+@pytest.mark.usefixtures("level")
+async def test_the_log_level_is_set_for_the_gateways_own_loggers(bench: Bench) -> None:
+    root = logging.getLogger().level
+    for name in ("debug", "error", "info", "warning"):
+        told = await bench.ask("PUT", "/api/log-level", {"level": name})
+        assert (told.status, told.body) == (200, {"level": name})
+        assert await bench.get("/api/log-level") == {"level": name}
+        assert logging.getLogger("gateway.front").isEnabledFor(getattr(logging, name.upper()))
+    assert not logging.getLogger("gateway.front").isEnabledFor(logging.INFO)
+    assert logging.getLogger().level == root
+    assert (await bench.ask("PUT", "/api/log-level", {"level": "loud"})).status == 422
+
+
+async def test_the_configuration_in_effect_is_shown_whole(start: Start, origin: RunningOrigin) -> None:
+    bench = await start(origin.url, cache_bytes="3MiB", trust_s=7)
+    shown = await bench.get("/api/config")
+    assert shown["limits"]["cache_bytes"] == 3 << 20
+    (route,) = shown["routes"]
+    assert route["origin"] == origin.url
+    assert route["trust_s"] == 7
+    assert shown.keys() == GatewayConfig.model_fields.keys()
+    assert shown["server"].keys() == type(bench.gateway.config.server).model_fields.keys()
+
+
+async def test_secrets_of_the_configuration_are_hidden(start: Start, origin: RunningOrigin) -> None:
+    config = GatewayConfig.model_validate(
+        {
+            "server": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 0.5},
+            "log": {"partition_key": "the-log's-own-key", "stream_authorization": "Bearer the-log's-own"},
+            "routes": [{"origin": origin.url}],
+        }
+    )
+    bench = await start(config=config)
+    shown = await bench.get("/api/config")
+    assert "own" not in str(shown["log"])
+    assert shown["log"]["partition_key"] == "**********"
+
+
+def test_what_sounds_like_a_secret_is_one_by_its_type() -> None:
+    sounds = re.compile(r"password|secret|token|authorization|(?<!credential_)key$")
+    fields = {name: model.model_fields[name].annotation for _, name, model in every_field()}
+    for name, annotation in fields.items():
+        if sounds.search(name):
+            assert annotation is SecretStr, name
+    assert fields["partition_key"] is SecretStr
+
+
+async def test_who_steered_it_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gateway.admin"):
+        await bench.post("/api/purge", {"key": "k"})
+        await bench.get("/api/overview")
+    assert [record.getMessage() for record in caplog.records if record.name == "gateway.admin"] == [
+        "POST /api/purge by 127.0.0.1: 200"
+    ]

@@ -1,0 +1,169 @@
+"""Purging: who is concerned, what is left, and that nobody's read or connection suffers by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from gateway.origin.requests import Kind
+from tests.ops.admin.conftest import Bench, Start
+from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
+
+
+async def held(bench: Bench) -> list[str]:
+    """Paths of streams of which bytes are held."""
+    return [row["path"] for row in (await bench.get("/api/streams"))["streams"] if row["bytes"]]
+
+
+async def test_a_purged_stream_is_fetched_anew(bench: Bench, origin: RunningOrigin) -> None:
+    for path in ("/gone", "/stays"):
+        await bench.put(path, is_closed=True)
+        await bench.warm(f"{path}?offset=-1")
+    assert await bench.post("/api/purge", {"stream": "/gone"}) == {"purged": 1}
+    assert await held(bench) == ["/stays"]
+    origin.origin.counters.reset()
+    status, body, how = await bench.read("/gone?offset=-1")
+    assert (status, body) == (200, b"hello")
+    assert "fwd=uri-miss" in how
+    assert origin.origin.counters.requests[Kind.CATCHUP] == 1
+    assert "; hit" in (await bench.read("/stays?offset=-1"))[2]
+    assert origin.origin.counters.requests[Kind.CATCHUP] == 1
+
+
+async def test_a_softly_purged_stream_keeps_its_bytes_and_looks_at_the_origin_once(
+    bench: Bench, origin: RunningOrigin
+) -> None:
+    await bench.put("/soft", is_closed=True)
+    await bench.warm("/soft?offset=-1")
+    assert await bench.post("/api/purge", {"stream": "/soft", "soft": True}) == {"purged": 1}
+    assert (await bench.stream("/soft"))["is_doubted"]
+    origin.origin.counters.reset()
+    assert (await bench.read("/soft?offset=-1"))[1] == b"hello"
+    looked = origin.origin.counters.total_requests
+    assert looked == 1
+    assert origin.origin.counters.total_body_bytes == 0
+    assert not (await bench.stream("/soft"))["is_doubted"]
+    await bench.read("/soft?offset=-1")
+    assert origin.origin.counters.total_requests == looked
+
+
+async def test_a_prefix_purges_what_begins_with_it(bench: Bench) -> None:
+    for path in ("/chat/1", "/chat/2", "/chatter", "/news"):
+        await bench.put(path)
+        await bench.read(f"{path}?offset=-1")
+    assert await bench.post("/api/purge", {"prefix": "/chat/"}) == {"purged": 2}
+    assert await held(bench) == ["/chatter", "/news"]
+    assert await bench.post("/api/purge", {"prefix": "/"}) == {"purged": 2}
+    assert await held(bench) == []
+
+
+async def test_a_path_is_every_query_and_every_partition_of_it_and_a_query_only_itself(bench: Bench) -> None:
+    await bench.put("/p")
+    await bench.read("/p?offset=-1", Authorization="Bearer a")
+    await bench.read("/p?offset=-1&v=2")
+    rows = (await bench.get("/api/streams?prefix=/p"))["streams"]
+    assert len(rows) == 3
+    assert (await bench.post("/api/purge", {"stream": "/p?v=2"}))["purged"] == 1
+    assert (await bench.post("/api/purge", {"stream": "/%70"}))["purged"] == 2
+    assert (await bench.get("/api/streams"))["streams"] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"stream": "/a", "prefix": "/a"},
+        {"stream": "relative"},
+        {"stream": "http://elsewhere/a"},
+        {"stream": "/a?offset=1"},
+        {"stream": "/a\n"},
+        {"prefix": "relative"},
+        {"key": ""},
+        {"key": 7},
+        {"stream": "/a", "soft": "yes"},
+        {"streams": "/a"},
+        [],
+    ],
+)
+async def test_what_names_nothing_is_refused_in_one_line(bench: Bench, body: object) -> None:
+    told = await bench.ask("POST", "/api/purge", body)
+    assert told.status == 422
+    assert list(told.body) == ["error"]
+    assert "\n" not in told.body["error"]
+
+
+async def test_live_readers_of_a_purged_stream_go_on_where_they_are(bench: Bench, origin: RunningOrigin) -> None:
+    await bench.put("/live", b"one")
+    reader = await bench.follow("/live")
+    poll_from = (await bench.stream("/live"))["tail"]
+    poll = asyncio.create_task(bench.read(f"/live?live=long-poll&offset={poll_from}"))
+    await origin.origin.counters.until(lambda counters: counters.parked > 0)
+    await bench.until_readers("/live", 2)
+    assert await bench.post("/api/purge", {"stream": "/live"}) == {"purged": 1}
+    assert (await bench.stream("/live"))["bytes"] == 0
+    async with bench.session.post(
+        bench.gateway.gateway_url + "/live", data=b"two", headers={"Content-Type": "text/plain"}
+    ) as answered:
+        assert answered.status == 204
+    status, body, _ = await poll
+    assert (status, body) == (200, b"two")
+    seen = b""
+    while b"two" not in seen:
+        seen += await reader.content.readany()
+    assert seen.count(b"data:two") == seen.count(b"data:one") == 1
+    reader.close()
+
+
+class Tagged:
+    """An origin that puts its streams into groups."""
+
+    def __init__(self) -> None:
+        self.keys = {"/a": {"Surrogate-Key": "red  big"}, "/b": {"Cache-Tag": "red, blue"}, "/c": {}}
+        self.origin = HostileOrigin(self.script, takes_head=True)
+
+    async def script(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        path = asked.target.partition("?")[0]
+        reply = part_of_stream(b"bytes", "0001", **{"Stream-Closed": "true", **self.keys[path]})
+        if asked.method == "HEAD":
+            reply = answer(
+                "200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset": "0001", "Content-Length": "5"}
+            )
+        writer.write(reply)
+
+
+@pytest.fixture
+async def tagged() -> AsyncIterator[Tagged]:
+    tagging = Tagged()
+    await tagging.origin.start()
+    yield tagging
+    await tagging.origin.stop()
+
+
+async def test_a_surrogate_key_purges_its_group_of_whatever_spelling(start: Start, tagged: Tagged) -> None:
+    bench = await start(tagged.origin.url)
+    for path in tagged.keys:
+        await bench.warm(f"{path}?offset=-1")
+    assert (await bench.stream("/a"))["surrogate_keys"] == ["big", "red"]
+    assert await bench.post("/api/purge", {"key": "green"}) == {"purged": 0}
+    assert await bench.post("/api/purge", {"key": "blue"}) == {"purged": 1}
+    assert await held(bench) == ["/a", "/c"]
+    await bench.warm("/b?offset=-1")
+    assert await bench.post("/api/purge", {"key": "red", "soft": True}) == {"purged": 2}
+    assert await held(bench) == ["/a", "/b", "/c"]
+    assert await bench.post("/api/purge", {"key": "red"}) == {"purged": 2}
+    assert await held(bench) == ["/c"]
+    assert await bench.post("/api/purge", {"key": "red"}) == {"purged": 0}
+
+
+async def test_a_key_that_the_origin_took_back_purges_no_more(start: Start, tagged: Tagged) -> None:
+    bench = await start(tagged.origin.url)
+    await bench.warm("/a?offset=-1")
+    tagged.keys["/a"] = {"Surrogate-Key": "small"}
+    await bench.post("/api/purge", {"key": "big", "soft": True})
+    await bench.read("/a?offset=-1")
+    assert (await bench.stream("/a"))["surrogate_keys"] == ["small"]
+    assert await bench.post("/api/purge", {"key": "big"}) == {"purged": 0}
+    assert await bench.post("/api/purge", {"key": "small"}) == {"purged": 1}

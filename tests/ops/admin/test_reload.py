@@ -1,0 +1,254 @@
+"""Reading the configuration again: what is taken, what has to wait, what is refused, and who notices."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.config_file import load_config
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.ops.admin.conftest import Bench, Start
+from tests.served import durable_gateway
+
+
+class File:
+    """A configuration on disk."""
+
+    def __init__(self, path: Path, origin_url: str) -> None:
+        self.path = path
+        self.origin_url = origin_url
+        self.write()
+
+    def write(self, route: str = "", limits: str = "", more: str = "") -> None:
+        self.path.write_text(
+            f'[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\nshutdown_timeout_s = 0.5\n[limits]\n{limits}\n'
+            f'[[route]]\norigin = "{self.origin_url}"\n{route}\n{more}\n'
+        )
+
+    def load(self) -> GatewayConfig:
+        return load_config(self.path).config
+
+
+@pytest.fixture
+def file(tmp_path: Path, origin: RunningOrigin) -> File:
+    return File(tmp_path / "gateway.toml", origin.url)
+
+
+@pytest.fixture
+async def bench(file: File, start: Start) -> Bench:
+    return await start(config=file.load(), load=file.load)
+
+
+async def test_what_changed_is_in_effect_and_named(bench: Bench, file: File) -> None:
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+    file.write(route="trust_s = 3\n[route.cors]\nmax_age_s = 5", limits='cache_bytes = "1MiB"\nmax_connections = 9')
+    told = await bench.post("/api/reload", {})
+    assert set(told["changed"]) == {
+        "limits.cache_bytes",
+        "limits.max_connections",
+        "route.default.trust_s",
+        "route.default.cors",
+    }
+    assert told["needs_restart"] == []
+    shown = await bench.get("/api/config")
+    assert shown["limits"]["cache_bytes"] == 1 << 20
+    assert shown["routes"][0]["trust_s"] == 3
+    assert (await bench.get("/api/overview"))["cache"]["limit_bytes"] == 1 << 20
+    assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
+
+
+async def test_what_has_to_wait_is_named_each_time_and_not_in_effect(bench: Bench, file: File) -> None:
+    file.write(limits="followed_streams = 5\nmax_connections = 7")
+    for changed in (["limits.max_connections"], []):
+        assert await bench.post("/api/reload", {}) == {
+            "changed": changed,
+            "needs_restart": ["limits.followed_streams"],
+        }
+    shown = await bench.get("/api/config")
+    assert shown["limits"]["followed_streams"] == 10_000
+    assert shown["limits"]["max_connections"] == 7
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [("bogus = 1", 10), ("trust_s = -1", 10), ("this is no TOML", 10)],
+)
+async def test_a_bad_file_is_refused_with_its_line_and_the_old_one_stays(
+    bench: Bench, file: File, more: str, line: int
+) -> None:
+    before = await bench.get("/api/config")
+    file.write(limits="max_connections = 7", more=more)
+    told = await bench.ask("POST", "/api/reload", {})
+    assert told.status == 422
+    assert told.body["error"].startswith(f"{file.path}:{line}: ")
+    file.path.unlink()
+    told = await bench.ask("POST", "/api/reload", {})
+    assert (told.status, told.body) == (422, {"error": f"{file.path}: cannot be read: No such file or directory"})
+    assert await bench.get("/api/config") == before
+
+
+async def test_without_a_file_there_is_nothing_to_read(start: Start, origin: RunningOrigin) -> None:
+    bench = await start(origin.url)
+    told = await bench.ask("POST", "/api/reload", {})
+    assert told.status == 409
+    assert list(told.body) == ["error"]
+
+
+async def test_no_connection_is_dropped_and_nothing_held_is_lost(bench: Bench, file: File) -> None:
+    await bench.put("/kept", is_closed=True)
+    await bench.warm("/kept?offset=-1")
+    await bench.put("/live", b"one")
+    reader = await bench.follow("/live")
+    connections = bench.gateway.connections
+    file.write(route="long_poll_timeout_s = 7")
+    assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.long_poll_timeout_s"]
+    assert bench.gateway.connections == connections
+    assert "; hit" in (await bench.read("/kept?offset=-1"))[2]
+    async with bench.session.post(
+        bench.gateway.gateway_url + "/live", data=b"two", headers={"Content-Type": "text/plain"}
+    ) as answer:
+        assert answer.status == 204
+    seen = b""
+    while b"data:two" not in seen:
+        seen += await reader.content.readany()
+    reader.close()
+
+
+async def test_routes_come_and_go_for_the_next_request_on_any_connection(bench: Bench, file: File) -> None:
+    other = await start_origin(OriginSettings(), clock=bench.clock)
+    try:
+        await bench.put("/new/here", b"first", is_closed=True)
+        await bench.warm("/new/here?offset=-1")
+        file.write(more=f'[[route]]\nname = "new"\nprefix = "/new"\norigin = "{other.url}"')
+        assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
+        # The ready answer of the door was the other route's.
+        assert (await bench.read("/new/here?offset=-1"))[0] == 404
+        await bench.put("/new/here", b"other", is_closed=True)
+        assert (await bench.read("/new/here?offset=-1"))[1] == b"other"
+        file.write()
+        assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
+        assert (await bench.read("/new/here?offset=-1"))[1] == b"first"
+    finally:
+        await other.stop(grace_s=0)
+
+
+async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_another(
+    bench: Bench, file: File, origin: RunningOrigin
+) -> None:
+    file.write(route='credentials = "shared"')
+    await bench.post("/api/reload", {})
+    await bench.put("/private", b"secret", is_closed=True)
+    await bench.warm("/private?offset=-1", Authorization="Bearer mine")
+    file.write(route='credentials = "partition"')
+    assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.credentials"]
+    assert (await bench.get("/api/streams"))["streams"] == []
+    origin.origin.faults.status(401, times=None, kind="catchup")
+    origin.origin.faults.status(401, times=None, kind="head")
+    assert (await bench.read("/private?offset=-1"))[0] == 401
+    assert (await bench.read("/private?offset=-1", Authorization="Bearer mine"))[0] == 401
+    # Nor when the rule comes back: what the first readers under it were shown, these were not.
+    file.write(route='credentials = "shared"')
+    await bench.post("/api/reload", {})
+    assert (await bench.read("/private?offset=-1"))[0] == 401
+
+
+async def test_a_header_that_becomes_a_credential_opens_no_ready_answer(
+    bench: Bench, file: File, origin: RunningOrigin
+) -> None:
+    file.write(route='credential_headers = ["authorization"]')
+    await bench.post("/api/reload", {})
+    await bench.put("/c", is_closed=True)
+    await bench.warm("/c?offset=-1", Cookie="session=one")
+    file.write()
+    assert (await bench.post("/api/reload", {}))["changed"] == ["route.default.credential_headers"]
+    origin.origin.faults.status(403, times=None, kind="catchup")
+    origin.origin.faults.status(403, times=None, kind="head")
+    assert (await bench.read("/c?offset=-1", Cookie="session=two"))[0] == 403
+
+
+async def test_new_bounds_hold_for_the_next_request_and_the_next_connection(bench: Bench, file: File) -> None:
+    await bench.put("/within", b"x" * 2_000)
+    file.write(limits='max_request_bytes = "1KiB"\nmax_connections = 1')
+    await bench.post("/api/reload", {})
+    url = bench.gateway.gateway_url
+    async with bench.session.put(url + "/beyond", data=b"x" * 2_000) as answer:
+        assert answer.status == 413
+    await bench.put("/small")
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        with suppress(ConnectionError):
+            writer.write(b"GET /within HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            assert await reader.read() == b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_smaller_cache_is_made_room_for_at_once(bench: Bench, file: File) -> None:
+    for number in range(8):
+        await bench.put(f"/big/{number}", b"x" * 100_000)
+        await bench.read(f"/big/{number}?offset=-1")
+    assert bench.gateway.engine.library.cost > 800_000
+    file.write(limits='cache_bytes = "256KiB"')
+    await bench.post("/api/reload", {})
+    overview = await bench.get("/api/overview")
+    assert overview["cache"]["bytes"] <= 256 << 10
+    assert overview["cache"]["evictions"] >= 5
+
+
+async def test_two_reloads_at_once_are_done_one_after_the_other(bench: Bench, file: File) -> None:
+    file.write(limits="max_connections = 5")
+    told = await asyncio.gather(*(bench.post("/api/reload", {}) for _ in range(3)))
+    assert sorted(len(one["changed"]) for one in told) == [0, 0, 1]
+
+
+class Process:
+    """`serve` as a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def said(self) -> str:
+        assert self.process.stderr is not None
+        return (await self.process.stderr.readline()).decode().rstrip("\n")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.mark.usefixtures("environment")
+async def test_sighup_reads_the_file_again_and_says_in_a_line_what_came_of_it(file: File) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *durable_gateway("serve", "--config", str(file.path)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    running = Process(process)
+    try:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert (await process.stdout.readline()).startswith(b"READY ")
+        file.write(route="trust_s = 3", limits="followed_streams = 5")
+        process.send_signal(signal.SIGHUP)
+        assert await running.said() == (
+            "durable-gateway: reloaded: route.default.trust_s; needs a restart: limits.followed_streams"
+        )
+        file.write(more="bogus = 1")
+        process.send_signal(signal.SIGHUP)
+        assert (
+            await running.said()
+            == f"durable-gateway: not reloaded, all stays as it was: {file.path}:10: route.default.bogus: unknown key"
+        )
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,157 @@
+"""The streams that are held, as the admin port lists them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.origin.app import RunningOrigin
+from tests.ops.admin.conftest import Bench, Start
+
+
+async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
+    await bench.put("/a/one", b"hello", is_closed=True)
+    for _ in range(2):
+        await bench.read("/a/one?offset=-1")
+    bench.clock.advance(3)
+    told = await bench.stream("/a/one")
+    assert told["path"] == "/a/one"
+    assert told["content_type"] == "text/plain"
+    assert told["is_closed"]
+    assert told["closed_at"] == told["tail"]
+    assert told["bytes"] == 5
+    assert [(run["bytes"], run["end"], run["age_s"]) for run in told["tape"]] == [(5, told["tail"], 3.0)]
+    assert told["contacted_s"] == 3.0
+    assert not told["is_followed"]
+    assert told["lifetime"] == {"ttl_s": None, "expires_at": None}
+    assert (told["reads"], told["hits"], told["hit_ratio"], told["sent_bytes"]) == (2, 1, 0.5, 10)
+
+
+async def test_streams_come_in_pages_that_leave_nothing_out(bench: Bench) -> None:
+    names = [f"/page/{number:02}" for number in range(7)]
+    for name in [*names, "/other"]:
+        await bench.put(name)
+        await bench.read(f"{name}?offset=-1")
+    seen: list[str] = []
+    after: str | None = ""
+    pages = 0
+    while after is not None:
+        page = await bench.get(f"/api/streams?prefix=/page&limit=3&after={after}")
+        seen += [row["path"] for row in page["streams"]]
+        after = page["next"]
+        pages += 1
+    assert seen == names
+    assert pages == 3
+    assert (await bench.get("/api/streams?prefix=/page&limit=7"))["next"] is None
+
+
+async def test_readers_with_credentials_have_streams_of_their_own_that_show_none(bench: Bench) -> None:
+    await bench.put("/mine")
+    for secret in ("Bearer one", "Bearer two"):
+        await bench.read("/mine?offset=-1", Authorization=secret)
+    rows = (await bench.get("/api/streams?prefix=/mine"))["streams"]
+    partitions = {row["partition"] for row in rows}
+    held = {stream.key.partition for stream in bench.gateway.engine.library}
+    assert len(partitions) == len(rows) == 3
+    assert {row["route"] for row in rows} == {"default"}
+    for digest in (partition.partition(" ")[2] for partition in held):
+        assert not digest or digest not in str(rows)
+
+
+async def test_an_id_stays_when_the_stream_is_made_anew(bench: Bench) -> None:
+    await bench.put("/again")
+    before = await bench.stream("/again")
+    async with bench.session.delete(bench.gateway.gateway_url + "/again") as answer:
+        assert answer.status == 204
+    told = await bench.ask("GET", f"/api/streams/{before['id']}")
+    assert (told.status, told.body) == (404, {"error": "no such stream is held"})
+    await bench.put("/again")
+    after = await bench.get(f"/api/streams/{before['id']}")
+    assert after["incarnation"] != before["incarnation"]
+
+
+async def test_what_is_no_id_is_not_found(bench: Bench) -> None:
+    for id_ in ("nonsense", "e30", "%F0%9F%92%A9", "W10", "WyIvIl0"):
+        assert (await bench.ask("GET", f"/api/streams/{id_}")).status == 404
+
+
+async def test_live_readers_are_counted_while_they_are_there(bench: Bench, origin: RunningOrigin) -> None:
+    await bench.put("/live")
+    first, second = await bench.follow("/live"), await bench.follow("/live")
+    told = await bench.stream("/live")
+    assert told["readers"] == 2
+    assert told["is_followed"]
+    assert [reader["mode"] for reader in told["live_readers"]] == ["sse", "sse"]
+    assert {reader["at"] for reader in told["live_readers"]} == {told["tail"]}
+    overview = await bench.get("/api/overview")
+    assert overview["subscribers"] == {"longpoll": 0, "sse": 2}
+    assert overview["followed_streams"] == 1
+    for reader in (first, second):
+        reader.close()
+
+    await bench.until_readers("/live", 0)
+
+
+async def test_the_busiest_streams_come_first(bench: Bench) -> None:
+    sizes = {"/top/small": 10, "/top/large": 1_000}
+    for path, size in sizes.items():
+        await bench.put(path, b"x" * size)
+    for _ in range(3):
+        await bench.read("/top/small?offset=-1")
+    await bench.read("/top/large?offset=-1")
+    reader = await bench.follow("/top/large")
+
+    async def top(by: str) -> list[Any]:
+        told = await bench.get(f"/api/top?by={by}&limit=1")
+        assert told["by"] == by
+        return [row["path"] for row in told["streams"]]
+
+    assert await top("requests") == ["/top/small"]
+    assert await top("bytes") == ["/top/large"]
+    assert await top("subscribers") == ["/top/large"]
+    reader.close()
+
+
+async def test_what_cannot_be_a_page_is_refused_in_one_line(bench: Bench) -> None:
+    for query in ("limit=0", "limit=1001", "limit=many", "limit=1&limit=2", "colour=red"):
+        told = await bench.ask("GET", f"/api/streams?{query}")
+        assert told.status == 422, query
+        assert list(told.body) == ["error"]
+        assert "\n" not in told.body["error"]
+
+
+async def test_the_overview_says_what_the_metrics_say(start: Start, origin: RunningOrigin) -> None:
+    bench = await start(origin.url, cache_bytes="8MiB", node_name="edge-one")
+    await bench.put("/counted", b"x" * 100, is_closed=True)
+    await bench.warm("/counted?offset=-1")
+    bench.clock.advance(7)
+    overview = await bench.get("/api/overview")
+    text = await bench.get("/metrics")
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+    def total(name: str, *labels: str) -> float:
+        return sum(
+            float(value)
+            for key, value in samples.items()
+            if key.startswith(name) and all(part in key for part in labels)
+        )
+
+    assert overview["node"] == "edge-one"
+    assert overview["uptime_s"] == 7
+    assert overview["is_ready"]
+    assert not overview["is_draining"]
+    assert overview["connections"] >= 1
+    assert overview["requests"]["catchup"]["hit"] >= 1
+    for mode, outcomes in overview["requests"].items():
+        for outcome, count in outcomes.items():
+            assert count == total("gateway_requests_total", f'mode="{mode}"', f'outcome="{outcome}"')
+    for mode, count in overview["upstream_requests"].items():
+        assert count == total("gateway_upstream_requests_total", f'mode="{mode}"')
+    assert overview["downstream_bytes"] == total("gateway_downstream_bytes_total") >= 300
+    assert overview["upstream_bytes"] == total("gateway_upstream_bytes_total") == 100
+    assert overview["cache"] == {
+        "bytes": overview["cache"]["bytes"],
+        "limit_bytes": 8 << 20,
+        "tapes": 1,
+        "evictions": 0,
+    }
+    assert overview["cache"]["bytes"] == bench.gateway.engine.library.cost > 0

@@ -1,0 +1,62 @@
+"""What the tests of the access log read with: lines with numbers, the messages of a stream, and time that passes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import orjson
+
+from gateway.clock import ManualClock
+
+BOUND_S = 10.0
+
+
+def numbered(numbers: Iterable[int], **more: object) -> bytes:
+    """A line for each number."""
+    return b"".join(orjson.dumps({"n": number, **more}, option=orjson.OPT_APPEND_NEWLINE) for number in numbers)
+
+
+def numbers_in(text: bytes) -> list[int]:
+    """The numbers of whole lines, in order."""
+    assert not text or text.endswith(b"\n")
+    return [orjson.loads(line)["n"] for line in text.splitlines()]
+
+
+async def messages(url: str) -> list[dict[str, object]]:
+    """Every message of a JSON stream, asked for at its origin."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=BOUND_S)) as session:
+        found: list[dict[str, object]] = []
+        offset = "-1"
+        while True:
+            async with session.get(url, params={"offset": offset}) as reply:
+                assert reply.status == 200, reply.status
+                found += orjson.loads(await reply.read())
+                offset = reply.headers["Stream-Next-Offset"]
+                if reply.headers.get("Stream-Up-To-Date") == "true":
+                    return found
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state that nothing announces."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def time_passing(clock: ManualClock, step_s: float = 0.25) -> AsyncIterator[None]:
+    """Let a manual clock run, fast, while the test waits for what comes of it."""
+
+    async def run() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            clock.advance(step_s)
+
+    running = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        running.cancel()

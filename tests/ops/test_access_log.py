@@ -1,0 +1,255 @@
+"""The access log's lines: what is in them, and that the documented schema is what is written."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.journal import CloseReason, Record, Repeated
+from gateway.ops.access_log import FIELDS, VERSION, Lines
+from gateway.ops.partition_ids import PartitionIds
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.coding import Coding
+from gateway.protocol.mode import Mode
+from gateway.protocol.trace_context import trace_id_of
+
+KEY = "sixteen letters or more"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+FULL = Record(
+    mode=Mode.SSE,
+    outcome=Outcome.FOLLOWED,
+    method="GET",
+    route="default",
+    stream="/chat/room?tenant=7",
+    partition="default 00112233445566778899aabbccddeeff",
+    status=200,
+    ended_at=1_790_000_000.123456,
+    duration_s=12.5,
+    first_byte_s=0.001234,
+    start="-1",
+    next_offset="0000_0042",
+    sent_bytes=4_096,
+    fetched_bytes=1_024,
+    collapsed=50,
+    subscribers=1_000,
+    coding=Coding.ZSTD,
+    client="192.0.2.77",
+    user_agent="curl/8.0",
+    trace_id=TRACE,
+    close_reason=CloseReason.LIFETIME,
+)
+
+
+def lines(masking: Any = "masked", key: str = KEY) -> Lines:
+    return Lines("edge", masking, PartitionIds(key))
+
+
+def read(line: bytes) -> dict[str, Any]:
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    found: dict[str, Any] = orjson.loads(line)
+    return found
+
+
+def written(record: Record, masking: Any = "masked") -> dict[str, Any]:
+    return read(lines(masking).line(record))
+
+
+# -- the schema --------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_what_is_written() -> None:
+    kinds: dict[str, Any] = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
+    full, least = written(FULL), written(Record(method="GET"))
+    assert set(full) == {field.name for field in FIELDS}
+    assert set(least) == {field.name for field in FIELDS if field.is_always_there}
+    for field in FIELDS:
+        assert isinstance(full[field.name], kinds[field.kind]), field.name
+        assert field.kind == "boolean" or not isinstance(full[field.name], bool), field.name
+        assert field.meaning.endswith("."), field.name
+
+
+def schema_table() -> str:
+    """The README's table of fields."""
+    rows = ["| field | JSON | unit or words | what it says |", "|---|---|---|---|"]
+    for field in FIELDS:
+        always = " *" if field.is_always_there else ""
+        rows.append(f"| `{field.name}`{always} | {field.kind} | {field.unit} | {field.meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_readme_has_the_schema() -> None:
+    assert schema_table() in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_line_says_what_was_noted() -> None:
+    full = written(FULL)
+    assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or "")
+    assert full == {
+        "time": 1_790_000_000.123456,
+        "v": VERSION,
+        "node": "edge",
+        "route": "default",
+        "stream": "/chat/room?tenant=7",
+        "method": "GET",
+        "mode": "sse",
+        "status": 200,
+        "outcome": "followed",
+        "duration_s": 12.5,
+        "first_byte_s": 0.001234,
+        "start": "-1",
+        "next_offset": "0000_0042",
+        "sent_bytes": 4_096,
+        "fetched_bytes": 1_024,
+        "collapsed": 50,
+        "subscribers": 1_000,
+        "coding": "zstd",
+        "client": "192.0.2.0",
+        "user_agent": "curl/8.0",
+        "trace_id": TRACE,
+        "close_reason": "lifetime",
+        "is_final": True,
+    }
+
+
+def test_every_word_of_the_gateways_own_is_written_as_it_is() -> None:
+    for mode in Mode:
+        assert written(replace(FULL, mode=mode))["mode"] == mode.value
+    for outcome in Outcome:
+        assert written(replace(FULL, outcome=outcome))["outcome"] == outcome.value
+    for reason in CloseReason:
+        assert written(replace(FULL, close_reason=reason))["close_reason"] == reason.value
+
+
+def test_no_fact_of_a_record_is_left_unwritten() -> None:
+    names = {"ended_at": "time"}
+    assert {names.get(field.name, field.name) for field in fields(Record)} == {field.name for field in FIELDS} - {
+        "v",
+        "node",
+    } | {"fetches", "is_parked"}
+
+
+def test_a_partition_is_told_apart_and_never_shown() -> None:
+    shown = written(FULL)["partition"]
+    assert shown not in (FULL.partition or "")
+    assert "00112233" not in lines().line(FULL).decode()
+    assert written(replace(FULL, partition="default ffff"))["partition"] != shown
+    assert read(lines(key="another key of enough letters").line(FULL))["partition"] != shown
+    assert PartitionIds().of("default ffff") != PartitionIds().of("default ffff")
+
+
+@pytest.mark.parametrize(
+    ("address", "masked"),
+    [
+        ("192.0.2.77", "192.0.2.0"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::"),
+        ("::ffff:192.0.2.77", "192.0.2.0"),
+        ("fe80::1:2%eth0", "fe80::"),
+        ("not an address", None),
+    ],
+)
+def test_a_clients_address_is_cut_or_left_out(address: str, masked: str | None) -> None:
+    record = replace(FULL, client=address)
+    assert written(record).get("client") == masked
+    assert written(record, "full")["client"] == address
+    assert "client" not in written(record, "none")
+
+
+def test_what_is_no_text_is_written_all_the_same() -> None:
+    agent = b"caf\xe9 \x01\xff".decode("utf-8", "surrogateescape")
+    assert written(replace(FULL, user_agent=agent))["user_agent"] == "caf\ufffd \x01\ufffd"
+    assert len(written(replace(FULL, user_agent="x" * 5_000))["user_agent"]) == 256
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "trace_id"),
+    [
+        (TRACEPARENT, TRACE),
+        (f"cc-{TRACE}-b7ad6b7169203331-01-what-comes-later", TRACE),
+        (f"ff-{TRACE}-b7ad6b7169203331-01", None),
+        (f"00-{'0' * 32}-b7ad6b7169203331-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-b7ad6b7169203331-01", None),
+        (f"00-{TRACE}-b7ad6b7169203331", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_trace_is_taken_from_a_valid_traceparent_only(traceparent: str | None, trace_id: str | None) -> None:
+    assert trace_id_of(traceparent) == trace_id
+
+
+# -- hits of the front door --------------------------------------------------------------------------------------------
+
+READY = replace(
+    FULL, mode=Mode.CATCHUP, outcome=Outcome.HIT, duration_s=0.0, close_reason=None, subscribers=None, collapsed=0
+)
+
+
+def request(*headers: bytes) -> bytes:
+    return b"GET /s?offset=-1 HTTP/1.1\r\n" + b"".join(line + b"\r\n" for line in (b"Host: a", *headers)) + b"\r\n"
+
+
+def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
+    hit = (Repeated(READY), 1_000.1239, client, request(*headers))
+    found = read(writer.written([hit], 1_789_999_000.0))
+    assert found == read(writer.written([hit], 1_789_999_000.0)), "what is remembered says something else"
+    return found
+
+
+@pytest.mark.parametrize("masking", ["full", "masked", "none"])
+@pytest.mark.parametrize("client", ["192.0.2.77", "2001:db8::1", "nowhere", None])
+def test_a_hits_line_says_what_a_records_line_says(masking: Any, client: str | None) -> None:
+    headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
+    record = replace(READY, client=client, ended_at=1_790_000_000.123)
+    assert of_hit(lines(masking), *headers, client=client) == written(record, masking)
+    record = replace(record, user_agent=None, trace_id=None)
+    assert of_hit(lines(masking), client=client) == written(record, masking)
+
+
+def test_user_agent_and_trace_are_read_from_the_requests_own_bytes() -> None:
+    writer = lines()
+    trace = TRACEPARENT.encode()
+    for headers, agent, trace_id in (
+        ((), None, None),
+        ((b"USER-AGENT:a",), "a", None),
+        ((b"user-agent: \t a b \t ", b"TraceParent:" + trace), "a b", TRACE),
+        ((b"User-Agent:", b"traceparent: " + trace + b" "), "", TRACE),
+        ((b"x-user-agent: a", b"x-traceparent: " + trace), None, None),
+        ((b"User-Agent: first", b"User-Agent: second"), "first", None),
+        ((b"traceparent: " + trace, b"User-Agent: a", b"traceparent: " + trace), "a", None),
+        ((b"traceparent: 00-no-trace-00", b"User-Agent: a"), "a", None),
+        ((b'User-Agent: caf\xe9 "q" \\',), 'caf\ufffd "q" \\', None),
+        ((b"User-Agent: " + b"x" * 1_000,), "x" * 256, None),
+    ):
+        found = of_hit(writer, *headers)
+        assert (found.get("user_agent"), found.get("trace_id")) == (agent, trace_id), headers
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"User-Agent", b"traceparent", b"Cookie"]), st.binary(max_size=40))))
+def test_whatever_a_client_sends_a_line_is_one_json_object(headers: list[tuple[bytes, bytes]]) -> None:
+    cleaned = [name + b":" + value.replace(b"\r", b"").replace(b"\n", b"") for name, value in headers]
+    of_hit(lines(), *cleaned)
+
+
+def test_what_is_remembered_of_clients_and_agents_is_bounded() -> None:
+    writer = lines("full")
+    hit = Repeated(READY)
+    for number in range(40):
+        of_some = [
+            (hit, 1.0, f"10.{number}.{n // 256}.{n % 256}", request(b"User-Agent: %d" % (number * 256 + n)))
+            for n in range(256)
+        ]
+        made = [orjson.loads(line) for line in writer.written(of_some, 0.0).splitlines()]
+        assert [int(line["user_agent"]) for line in made] == list(range(number * 256, number * 256 + 256))
+        assert [line["client"] for line in made] == [item[2] for item in of_some]
+    assert len(writer._clients) < 5_000
+    assert len(writer._endings) < 5_000

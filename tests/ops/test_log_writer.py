@@ -1,0 +1,316 @@
+"""How lines get from requests to a sink: a queue, batches, a live read's lines, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.clock import ManualClock
+from gateway.journal import CloseReason, Record, Repeated
+from gateway.metrics_seam import Silent
+from gateway.ops.access_log import Lines
+from gateway.ops.log_sinks.descriptor import DescriptorSink
+from gateway.ops.log_sinks.file import FileSink
+from gateway.ops.log_sinks.sink import Sink
+from gateway.ops.log_sinks.stream import StreamSink
+from gateway.ops.log_writer import LogWriter
+from gateway.ops.partition_ids import PartitionIds
+from gateway.origin.app import RunningOrigin, start_origin
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from tests.ops.log_reading import BOUND_S, eventually, messages, time_passing
+
+REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def counts() -> Silent:
+    return Silent()
+
+
+def drops(counts: Silent) -> int:
+    return counts.counts["log_drops",]
+
+
+Open = Callable[..., LogWriter]
+
+
+@pytest.fixture
+async def open_log(clock: ManualClock, counts: Silent) -> AsyncIterator[Open]:
+    """Starts writers."""
+    opened: list[LogWriter] = []
+
+    def open_one(sink: Sink, **settings: Any) -> LogWriter:
+        settings = {
+            "queue_records": 1_000, "batch_bytes": 1 << 20, "batch_s": 0.5, "live_interval_s": 300.0, **settings
+        }  # fmt: skip
+        opened.append(LogWriter(sink, Lines("edge", "masked", PartitionIds()), clock, counts, **settings))
+        opened[-1].start()
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        await one.close(0.0)
+
+
+@pytest.fixture
+def file(tmp_path: Path, clock: ManualClock) -> FileSink:
+    return FileSink(tmp_path / "access.log", clock, rotate_bytes=0, rotate_s=0, keep_files=0)
+
+
+@pytest.fixture
+async def origin() -> AsyncIterator[RunningOrigin]:
+    running = await start_origin()
+    yield running
+    running.origin.faults.clear()
+    await running.stop(grace_s=0)
+
+
+@pytest.fixture
+async def stream(origin: RunningOrigin, clock: ManualClock) -> StreamSink:
+    return StreamSink(f"{origin.url}/log", clock, Random(5), node="edge")
+
+
+def numbered(number: int) -> Record:
+    return Record(method="GET", stream=f"/{number}")
+
+
+def noted(folder: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (folder / "access.log").read_bytes().splitlines()]
+
+
+def streams(found: list[dict[str, Any]]) -> list[int]:
+    return [int(line["stream"][1:]) for line in found]
+
+
+async def test_lines_are_written_together_after_a_while(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file)
+    for number in range(10):
+        log.record(numbered(number))
+    clock.advance(0.49)
+    await asyncio.sleep(0)
+    assert noted(tmp_path) == []
+    clock.advance(0.02)
+    await eventually(lambda: len(noted(tmp_path)) == 10)
+    # And so on: the wait begins with the first line that waits.
+    clock.advance(100)
+    log.record(numbered(10))
+    clock.advance(0.51)
+    await eventually(lambda: len(noted(tmp_path)) == 11)
+    assert streams(noted(tmp_path)) == list(range(11))
+
+
+async def test_enough_for_a_batch_is_written_at_once(open_log: Open, file: FileSink, tmp_path: Path) -> None:
+    log = open_log(file, batch_bytes=4_096)
+    for number in range(100):
+        log.record(numbered(number))
+    await eventually(lambda: len(noted(tmp_path)) == 100)
+    assert streams(noted(tmp_path)) == list(range(100))
+
+
+async def test_records_and_hits_keep_their_order(
+    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+) -> None:
+    log = open_log(file, queue_records=10_000)
+    hits = [Repeated(numbered(number)) for number in range(3_000)]
+    for number, hit in enumerate(hits):
+        if number % 3:
+            log.repeat(hit, 1.0, "192.0.2.1", REQUEST)
+        else:
+            log.record(numbered(number))
+    await log.close(BOUND_S)
+    assert streams(noted(tmp_path)) == list(range(3_000))
+    assert drops(counts) == 0
+
+
+async def test_a_hit_is_written_with_the_time_of_day_at_which_it_was_given(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file)
+    given_at = clock.wall()
+    log.repeat(Repeated(numbered(0)), clock.now(), None, REQUEST)
+    clock.advance(7)
+    await log.close(BOUND_S)
+    assert noted(tmp_path)[0]["time"] == pytest.approx(given_at, abs=0.002)
+
+
+async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
+    open_log: Open, stream: StreamSink, origin: RunningOrigin
+) -> None:
+    log = open_log(stream, batch_bytes=2_048)
+    for number in range(40):
+        log.record(replace(numbered(number), next_offset="x" * (5_000 if number % 10 == 0 else 100)))
+    await log.close(BOUND_S)
+    assert streams(await messages(f"{origin.url}/log")) == list(range(40))
+    # Each long one alone, and at most seven of the others together.
+    assert origin.origin.counters.requests["append"] >= 4 + 36 // 7  # type: ignore[index]
+
+
+async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+) -> None:
+    log = open_log(stream, queue_records=100, batch_bytes=4_096)
+    gate = origin.origin.faults.hold(kind="append")
+    log.record(numbered(0))
+    clock.advance(0.51)
+    await gate.waiting(1)
+    for number in range(1, 300):
+        # Half of them the way of the front door.
+        if number % 2:
+            log.record(numbered(number))
+        else:
+            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
+    assert drops(counts) == 199
+    gate.release()
+    async with time_passing(clock):
+        await eventually(lambda: not log._queue)
+        await log.close(BOUND_S)
+    assert streams(await messages(f"{origin.url}/log")) == list(range(101))
+    assert drops(counts) == 199
+
+
+async def test_what_a_sink_gives_up_is_counted(
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent
+) -> None:
+    log = open_log(stream)
+    origin.origin.faults.status(400, kind="append", times=None)
+    for number in range(10):
+        log.record(numbered(number))
+    await log.close(BOUND_S)
+    assert drops(counts) == 10
+
+
+async def test_lines_of_an_outage_are_all_there_after_it(
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+) -> None:
+    log = open_log(stream)
+    outage = origin.origin.faults.status(503, kind="append", times=None)
+    async with time_passing(clock):
+        for number in range(200):
+            log.record(numbered(number))
+            if number % 50 == 0:
+                hits = outage.hits
+                await eventually(lambda hits=hits: outage.hits > hits)  # type: ignore[misc]
+        outage.remove()
+        await eventually(lambda: not log._queue and not log._unwritten)
+    assert streams(await messages(f"{origin.url}/log")) == list(range(200))
+    assert drops(counts) == 0
+
+
+async def test_all_that_waits_is_written_at_the_end(
+    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+) -> None:
+    log = open_log(file, queue_records=5_000)
+    for number in range(5_000):
+        log.record(numbered(number))
+    await log.close(BOUND_S)
+    assert streams(noted(tmp_path)) == list(range(5_000))
+    log.record(numbered(5_000))
+    assert drops(counts) == 1
+
+
+async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
+    open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: Silent, clock: ManualClock
+) -> None:
+    log = open_log(stream)
+    gate = origin.origin.faults.hold(kind="append")
+    for number in range(10):
+        log.record(numbered(number))
+    clock.advance(0.51)
+    await gate.waiting(1)
+    log.record(numbered(10))
+    async with asyncio.timeout(BOUND_S):
+        await log.close(0.05)
+    assert drops(counts) == 11
+
+
+async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: Silent) -> None:
+    reading, writing = os.pipe()
+    log = open_log(DescriptorSink(writing, "pipe"), queue_records=5_000)
+    for number in range(5_000):
+        log.record(numbered(number))
+    async with asyncio.timeout(BOUND_S):
+        await log.close(0.2)
+    assert drops(counts) == 5_000
+    os.close(reading)
+    os.close(writing)
+
+
+# -- live reads --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_long_live_read_has_lines_while_it_goes_on_and_one_at_its_end(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file, live_interval_s=100.0)
+    record = Record(mode=Mode.SSE, outcome=Outcome.FOLLOWED, method="GET", stream="/s", status=200, start="-1")
+    state = {"sent": 0, "offset": "0"}
+
+    def look(into: Record) -> None:
+        into.sent_bytes, into.next_offset, into.subscribers = state["sent"], state["offset"], 3  # type: ignore[assignment]
+
+    note = log.live(record, clock.now() - 20, look)
+    state = {"sent": 10, "offset": "1"}
+    clock.advance(79)
+    assert not log._queue
+    clock.advance(1)
+    state = {"sent": 25, "offset": "2"}
+    clock.advance(100)
+    state = {"sent": 26, "offset": "3"}
+    clock.advance(7)
+    note.end(Outcome.ABORTED, CloseReason.LEFT)
+    note.end(Outcome.FOLLOWED, CloseReason.LIFETIME)
+    clock.advance(1_000)
+    await log.close(BOUND_S)
+    told = ("duration_s", "sent_bytes", "next_offset", "subscribers", "outcome", "close_reason", "is_final")
+    assert [tuple(line.get(name) for name in told) for line in noted(tmp_path)] == [
+        (100, 10, "1", 3, "followed", None, False),
+        (200, 15, "2", 3, "followed", None, False),
+        (207, 1, "3", 3, "aborted", "left", True),
+    ]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 100.0])
+async def test_a_short_live_read_has_one_line(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, interval_s: float
+) -> None:
+    log = open_log(file, live_interval_s=interval_s)
+    note = log.live(Record(mode=Mode.LONGPOLL, method="GET", stream="/s"), clock.now(), lambda into: None)
+    clock.advance(99)
+    note.end(Outcome.FOLLOWED, CloseReason.ANSWERED)
+    await log.close(BOUND_S)
+    assert [(line["duration_s"], line["close_reason"]) for line in noted(tmp_path)] == [(99, "answered")]
+
+
+async def test_a_crowd_of_live_readers_is_noted_each_when_it_is_due(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
+) -> None:
+    log = open_log(file, live_interval_s=100.0, queue_records=100_000)
+    notes = []
+    for number in range(1_000):
+        record = Record(mode=Mode.SSE, method="GET", stream=f"/{number}")
+        notes.append(log.live(record, clock.now(), lambda into: None))
+        clock.advance(0.1 if number >= 500 else 0)
+    for note in notes[::2]:
+        note.end(Outcome.FOLLOWED, CloseReason.LIFETIME)
+    clock.advance(60)
+    await log.close(BOUND_S)
+    going_on = [line for line in noted(tmp_path) if not line["is_final"]]
+    # 110 s have passed since the first came, so those of the first 10 s are due.
+    assert streams(going_on) == list(range(1, 601, 2))
+    assert {line["duration_s"] for line in going_on} == {100}

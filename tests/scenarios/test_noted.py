@@ -1,0 +1,94 @@
+"""What the access log says of requests that a real gateway answers in front of a real origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from tests.scenarios.conftest import Edge, eventually
+from tests.scenarios.wire import Dropped
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "access.log"
+
+
+@pytest.fixture
+def settings(log: Path) -> dict[str, Any]:
+    return {"sink": "file", "path": str(log), "client_address": "full", "node_name": "west"}
+
+
+async def noted(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
+    """So many lines, which is all there are."""
+
+    def has_come() -> bool:
+        edge.clock.advance(1.0)
+        return log.read_bytes().count(b"\n") >= count
+
+    await eventually(has_come)
+    lines = lines_of(log)
+    assert len(lines) == count
+    return lines
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in log.read_bytes().splitlines()]
+
+
+async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, log: Path) -> None:
+    created = await edge.put("/s", b"0123456789")
+    read = await edge.get("/s?offset=-1", {"User-Agent": "reader/1", "traceparent": TRACEPARENT})
+    await edge.send("HEAD", "/s")
+    await edge.get("/s?offset=-1&offset=now")
+    await edge.get("/missing?offset=-1", {"Traceparent": "00-nonsense"})
+    lines = await noted(edge, log, 5)
+    told = ("method", "stream", "status", "next_offset")
+    assert [tuple(line.get(name) for name in told) for line in lines] == [
+        ("PUT", "/s", 201, created.headers["Stream-Next-Offset"]),
+        ("GET", "/s?offset=-1", 200, read.headers["Stream-Next-Offset"]),
+        ("HEAD", "/s", 200, read.headers["Stream-Next-Offset"]),
+        ("GET", "/s?offset=-1&offset=now", 400, None),
+        ("GET", "/missing?offset=-1", 404, None),
+    ]
+    readers = [(line.get("user_agent"), line.get("trace_id")) for line in lines[1:3]]
+    assert readers == [("reader/1", TRACE), (None, None)]
+    assert {(line["node"], line["client"], line["v"]) for line in lines} == {("west", "127.0.0.1", 1)}
+    assert lines[4].get("trace_id") is None
+
+
+async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_so(
+    edge: Edge, log: Path, origin: RunningOrigin
+) -> None:
+    await edge.put("/s", b"x" * 1_000)
+    gate = origin.origin.faults.hold(kind="catchup")
+    reads = [edge.asking("/s?offset=-1")]
+    await gate.waiting(1)
+    reads += [edge.asking("/s?offset=-1") for _ in range(4)]
+    await eventually(edge.riders(5))
+    gate.release()
+    for read in reads:
+        assert len((await read).body) == 1_000
+    lines = (await noted(edge, log, 6))[1:]
+    assert sorted(line["fetched_bytes"] for line in lines) == [0, 0, 0, 0, 1_000]
+    assert {line["collapsed"] for line in lines} == {5}
+    # Nothing is fetched for who comes later.
+    assert (await edge.get("/s?offset=-1", {"Cache-Control": "max-age=60", "X-Later": "1"})).body == b"x" * 1_000
+    assert (await noted(edge, log, 7))[6]["fetched_bytes"] == 0
+
+
+async def test_an_answer_that_was_cut_off_is_noted_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    await edge.put("/s", b"x" * 500_000)
+    origin.origin.faults.drop(300_000, kind="catchup", times=None)
+    with pytest.raises(Dropped):
+        await edge.get("/s?offset=-1")
+    line = (await noted(edge, log, 2))[1]
+    assert line["outcome"] == "aborted"
+    assert "status" not in line

@@ -1,0 +1,79 @@
+"""The library's index by surrogate key, whatever becomes of the streams in it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.metrics_seam import Silent
+from gateway.tape.eviction import LeastRecentlyUsed
+from gateway.tape.library import Library
+from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.tape import TAPE_COST
+
+KEYS = ["red", "green", "blue"]
+PATHS = [f"/{number}" for number in range(6)]
+
+keys = st.frozensets(st.sampled_from(KEYS))
+
+
+class Index(RuleBasedStateMachine):
+    """Streams come, are tagged, fetched, evicted, dropped and purged; what each key leads to is known beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = iter(range(10_000))
+        budget = 4 * TAPE_COST
+        self.library = Library(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
+        self.expected: dict[Stream, frozenset[str]] = {}
+
+    def _open(self, path: str) -> Stream:
+        return self.library.open(StreamKey(Group("http://origin", path), "", "default"), 0.0)
+
+    @rule(path=st.sampled_from(PATHS), named=keys)
+    def tag(self, path: str, named: frozenset[str]) -> None:
+        stream = self._open(path)
+        self.library.tag(stream, named)
+        if named:
+            self.expected[stream] = named
+
+    @rule(path=st.sampled_from(PATHS), size=st.integers(1, 3_000))
+    def lay(self, path: str, size: int) -> None:
+        stream = self._open(path)
+        end = f"{int(stream.tape.tail or 0) + 1:04}"
+        self.library.lay(stream, stream.tape.tail or "-1", end, [b"x" * size], 0.0)
+        stream.tape.reached(end)
+
+    @rule(path=st.sampled_from(PATHS))
+    def drop(self, path: str) -> None:
+        self.library.drop(self._open(path), End.DELETED)
+
+    @rule(path=st.sampled_from(PATHS))
+    def forget_bytes(self, path: str) -> None:
+        self.library.forget_bytes(self._open(path))
+
+    @rule(budget=st.integers(1, 6))
+    def resize(self, budget: int) -> None:
+        self.library.resize(budget * TAPE_COST)
+        assert self.library.cost <= budget * TAPE_COST
+
+    @precondition(lambda self: any(stream.ended for stream in self.expected))
+    @rule(named=keys)
+    def tag_ended(self, named: frozenset[str]) -> None:
+        """Nothing is remembered of a stream that has ended."""
+        self.library.tag(next(stream for stream in self.expected if stream.ended), named)
+
+    @invariant()
+    def leads_to_what_lives_and_to_nothing_else(self) -> None:
+        for key in KEYS:
+            wanted = {stream for stream, named in self.expected.items() if stream.ended is None and key in named}
+            assert set(self.library.tagged(key)) == wanted
+        assert len(self.library) == sum(1 for _ in self.library)
+
+    def teardown(self) -> None:
+        for path in PATHS:
+            self.library.drop(self._open(path), End.DELETED)
+        assert not self.library._tagged
+
+
+TestIndex = Index.TestCase
