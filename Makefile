@@ -107,10 +107,10 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 .PHONY: systemd
 systemd:
 	@command -v systemd-analyze >/dev/null || { \
-		echo "installing systemd from Debian"; \
-		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
-			DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd; } \
-			>/dev/null 2>&1; \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing systemd from Debian" \
+			&& apt-get -qq update >/dev/null 2>&1 \
+			&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd \
+				>/dev/null 2>&1; \
 		command -v systemd-analyze >/dev/null \
 			|| { echo "systemd-analyze is needed: on Debian, apt-get install systemd" >&2; exit 1; }; }
 
