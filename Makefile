@@ -33,7 +33,7 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check systemd $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
+test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
@@ -102,17 +102,6 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
-
-# systemd judges the unit file, and need not run for that.
-.PHONY: systemd
-systemd:
-	@command -v systemd-analyze >/dev/null || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing systemd from Debian" \
-			&& apt-get -qq update >/dev/null 2>&1 \
-			&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd \
-				>/dev/null 2>&1; \
-		command -v systemd-analyze >/dev/null \
-			|| { echo "systemd-analyze is needed: on Debian, apt-get install systemd" >&2; exit 1; }; }
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)
