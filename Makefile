@@ -48,7 +48,7 @@ bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
 
-dashboards: $(INSTALLED) ## write grafana/dashboards from what describes them
+dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
