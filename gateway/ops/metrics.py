@@ -118,22 +118,6 @@ class Metrics(Collector):
         """Requests of all routes sent to origins."""
         return Count(sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
 
-    def upstream_bytes_of(self, mode: Mode) -> int:
-        """Body bytes of all routes from origins."""
-        return sum(figures.upstream_bytes[mode].value for figures in self.routes.values())
-
-    def subscribers_of(self, mode: Mode) -> int:
-        """Live clients of all routes connected now; `mode` is a live one."""
-        return sum(figures.subscribers[mode].value for figures in self.routes.values())
-
-    @property
-    def retry_count(self) -> int:
-        return sum(figures.retries.value for figures in self.routes.values())
-
-    @property
-    def eviction_count(self) -> int:
-        return sum(figures.evictions.value for figures in self.routes.values())
-
     # The recorder.
 
     def _of(self, route: str) -> RouteFigures:
