@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import nsmallest
 from typing import Annotated, Final
 
 from pydantic import Field, with_config
@@ -19,7 +18,7 @@ from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
-_KEPT: Final = 3
+_KEPT: Final = 2
 """Pages' worth of names that are gathered before all but the first page are let go: sorting each time took seconds."""
 
 
@@ -65,8 +64,8 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
                 if name > query.after and name.startswith(query.prefix):
                     found[name] = _latest([stream, found[name]]) if name in found else stream
             if len(found) > _KEPT * query.limit:
-                found = {name: found[name] for name in nsmallest(query.limit + 1, found)}
-        names = nsmallest(query.limit + 1, found)
+                found = {name: found[name] for name in sorted(found)[: query.limit + 1]}
+        names = sorted(found)[: query.limit + 1]
         is_last = len(names) <= query.limit
         names = names[: query.limit]
         return Tails({name: found[name].tape.tail for name in names}, None if is_last else names[-1])
