@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 import pytest
-from multidict import CIMultiDict
 
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge, eventually
@@ -49,7 +48,7 @@ async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, 
     read = await edge.get("/s?offset=-1", {"User-Agent": "reader/1", "traceparent": TRACEPARENT})
     await edge.send("HEAD", "/s")
     await edge.get("/s?offset=-1&offset=now")
-    await edge.get("/missing?offset=-1", CIMultiDict([("traceparent", TRACEPARENT), ("Traceparent", TRACEPARENT)]))
+    await edge.get("/missing?offset=-1", {"traceparent": TRACEPARENT, "Traceparent": TRACEPARENT})
     lines = await noted(edge, log, 5)
     told = ("method", "status", "next_offset")
     assert [tuple(line.get(name) for name in told) for line in lines] == [
