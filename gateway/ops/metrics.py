@@ -31,7 +31,7 @@ from gateway.ops.families import (
     state_families,
     upstream_families,
 )
-from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures
+from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
@@ -110,13 +110,13 @@ class Metrics(Collector):
 
     # Sums over routes, for whoever shows them otherwise.
 
-    def requests(self, mode: Mode, outcome: Outcome) -> Count:
+    def requests(self, mode: Mode, outcome: Outcome) -> Total:
         """Requests of all routes that ended so."""
-        return Count(sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
+        return Total(lambda: sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
 
-    def upstream_requests(self, mode: Mode) -> Count:
+    def upstream_requests(self, mode: Mode) -> Total:
         """Requests of all routes sent to origins."""
-        return Count(sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
+        return Total(lambda: sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
 
     # The recorder.
 

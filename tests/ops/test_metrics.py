@@ -99,7 +99,10 @@ def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
     metrics.request(Mode.SSE, Outcome.ABORTED, 0.1, "a")
     assert value(metrics, "gateway_request_duration_seconds_count", **of_a) == 2
     assert value(metrics, "gateway_first_byte_seconds_count", **of_a) == 1
-    assert metrics.requests(Mode.SSE, Outcome.HIT).value == 1
+    hits = metrics.requests(Mode.SSE, Outcome.HIT)
+    assert hits.value == 1
+    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "b")
+    assert hits.value == 2
 
 
 def test_hits_count_as_many_as_they_are() -> None:
