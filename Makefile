@@ -33,7 +33,7 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check systemd $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
+test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
@@ -48,7 +48,7 @@ bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
 
-dashboards: $(INSTALLED) ## write grafana/dashboards from what describes them
+dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
@@ -102,17 +102,6 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
-
-# systemd judges the unit file, and need not run for that.
-.PHONY: systemd
-systemd:
-	@command -v systemd-analyze >/dev/null || { \
-		echo "installing systemd from Debian"; \
-		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
-			DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq install -y --no-install-recommends systemd; } \
-			>/dev/null 2>&1; \
-		command -v systemd-analyze >/dev/null \
-			|| { echo "systemd-analyze is needed: on Debian, apt-get install systemd" >&2; exit 1; }; }
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)

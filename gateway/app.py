@@ -37,7 +37,7 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.state import Unsent, look_at
 from gateway.server.door import Doorkeeper
-from gateway.tracing import NO_TRACER, Tracer
+from gateway.tracing import NO_TRACER, Tracer, current
 
 _BACKLOG = 4_096
 _RELOAD_S = 10.0
@@ -157,7 +157,7 @@ class RunningGateway:
         self.config = config
         self._entrance.take(config)
         self.engine.library.resize(config.limits.cache_bytes)
-        self.metrics.cache_limit_bytes = config.limits.cache_bytes
+        _configure(self.metrics, config)
 
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
@@ -210,15 +210,8 @@ async def start_gateway(
     guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
     rng = rng or random.Random()
     tracer = tracer or _tracer(config, clock, rng)
-    metrics = Metrics(
-        routes=[route.name for route in config.routes],
-        cache_limit_bytes=config.limits.cache_bytes,
-        limits={
-            "connections": config.limits.max_connections,
-            "followed_streams": config.limits.followed_streams,
-        },
-        wall=clock.wall,
-    )
+    metrics = Metrics(wall=clock.wall, trace_now=_sampled_trace if tracer is not NO_TRACER else None)
+    _configure(metrics, config)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer)
@@ -229,6 +222,17 @@ async def start_gateway(
     application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
     return await gateway.listen(application)
+
+
+def _configure(metrics: Metrics, config: GatewayConfig) -> None:
+    limits = {"connections": config.limits.max_connections, "followed_streams": config.limits.followed_streams}
+    metrics.configure([route.name for route in config.routes], config.limits.cache_bytes, limits)
+
+
+def _sampled_trace() -> str | None:
+    """The trace of the running request, where it can be looked at."""
+    span = current()
+    return span.trace_id if span.is_sampled else None
 
 
 def _unsent(doors: Doorkeeper) -> Unsent:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -35,6 +34,7 @@ from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
 from gateway.commands.purge import purge
 from gateway.commands.reload import reload
+from gateway.commands.run import allow_many_connections
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
@@ -215,13 +215,6 @@ for _command in (tail, append, bench, top, streams, purge, drain, reload):
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
-def _allow_many_connections() -> None:
-    """As many open files as the system lets this process have: each client and each followed stream is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 class Departure:
     """SIGTERM and SIGINT as an event: the first asks the main task to leave in order, the second cancels it."""
 
@@ -312,7 +305,7 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    _allow_many_connections()
+    allow_many_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 

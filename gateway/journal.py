@@ -135,8 +135,8 @@ def note_asked(mode: Mode, route: str, stream: str, partition: str | None, start
 
 
 def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int) -> None:
-    """How the request that is being answered was answered."""
-    if (record := record_now.get()) is not None:
+    """How the request that is being answered was answered; of a live answer that is told where it ends."""
+    if (record := record_now.get()) is not None and not record.is_parked:
         record.mode, record.outcome = mode, outcome
         record.first_byte_s, record.sent_bytes = first_byte_s, sent_bytes
 
@@ -175,6 +175,32 @@ class Repeated:
         self.record = record
         """Without time, client, user agent and trace."""
         self.line: bytes | None = None
+
+
+def note_repeated(
+    outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int
+) -> Repeated | None:
+    """What further requests that are given this one's answer have in common with it; None where no journal is kept."""
+    record = record_now.get()
+    if record is None:
+        return None
+    return Repeated(
+        Record(
+            mode=record.mode,
+            outcome=outcome,
+            method=record.method,
+            route=record.route,
+            stream=record.stream,
+            partition=record.partition,
+            status=status,
+            # They are answered in the very step in which they are read.
+            first_byte_s=0.0,
+            start=record.start,
+            next_offset=next_offset,
+            sent_bytes=sent_bytes,
+            coding=coding,
+        )
+    )
 
 
 class LiveNote(Protocol):

@@ -35,6 +35,10 @@ class RequestSpan(Protocol):
     def is_parked(self) -> bool:
         """Whether the answer goes on after the handler has returned, so that whoever gives it ends the span."""
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the trace is kept, so that it can be looked at."""
+
     def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         """What was asked for, how it was answered, and the route's name where one was found."""
 
@@ -102,6 +106,7 @@ class Tracer(Protocol):
 class _NoRequest:
     __slots__ = ()
     trace_id = ""
+    is_sampled = False
     is_parked = False
 
     def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...

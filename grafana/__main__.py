@@ -1,4 +1,7 @@
-"""`python -m grafana` writes the dashboards; `--check` only says which are not as they would be written."""
+"""`python -m grafana` writes the dashboards and the operator's table of alerts.
+
+`--check` only says which of them are not as they would be written.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from grafana.alerts_page import PAGE, with_alerts
 from grafana.board import rendered
 from grafana.cache import CACHE
 from grafana.live import LIVE
@@ -20,8 +24,9 @@ BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, PIPELINE)
 
 
 def files() -> Mapping[Path, str]:
-    """Every dashboard's file and what belongs into it."""
-    return {FOLDER / f"{board.name}.json": rendered(board) for board in BOARDS}
+    """Every dashboard's file and what belongs into it; and the operator's page."""
+    boards = {FOLDER / f"{board.name}.json": rendered(board) for board in BOARDS}
+    return {**boards, PAGE: with_alerts(PAGE.read_text())}
 
 
 def drifted() -> list[str]:

@@ -11,7 +11,7 @@ import typer
 
 from gateway.clock import SystemClock
 from gateway.commands.failure import CommandFailed
-from gateway.commands.run import run
+from gateway.commands.run import allow_many_connections, run
 from gateway.commands.target import Headers, http_url, request_headers
 from gateway.protocol import names
 
@@ -48,6 +48,7 @@ def bench(
     base = http_url(url, "URL").rstrip("/")
     if "?" in base:
         raise typer.BadParameter("a gateway's URL has no query", param_hint="'URL'")
+    allow_many_connections()
     if not run(_bench(base, seconds, connections, subscribers, as_json, request_headers(header))):
         raise CommandFailed("stopped before there were figures")
 

@@ -1,13 +1,21 @@
-"""Running a command's coroutine until it ends or until somebody tells it to stop."""
+"""Running a command's coroutine until it ends or until somebody tells it to stop, with what it needs of the system."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from collections.abc import Coroutine
 from typing import Any
 
 import uvloop
+
+
+def allow_many_connections() -> None:
+    """As many open files as the system lets this process have: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def run(work: Coroutine[Any, Any, None]) -> bool:

@@ -12,7 +12,7 @@ from gateway.commands.admin_client import DEFAULT_URL, AdminClient, AdminUrl, ad
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 
-_PAGE: Final = 500
+_PAGE: Final = 100
 _COLUMNS: Final = ("stream", "partition", "tail", "state", "bytes", "readers", "reads", "hits", "sent_bytes")
 
 

@@ -36,6 +36,9 @@ class By(StrEnum):
 
 
 _KEYS: Final = {"r": By.REQUESTS, "b": By.BYTES, "s": By.SUBSCRIBERS}
+_PIPE_WIDTH: Final = 20_000
+"""Above the longest line of a request, and so of any stream's name."""
+
 _CANDIDATES: Final = 200
 """The API orders by what was counted since the start; who is busiest now is found among so many of those."""
 
@@ -66,10 +69,11 @@ async def _once(url: str, by: By, limit: int) -> None:
 
     from gateway.commands.top_view import view
 
-    # Scripts want whole lines, however wide a terminal they think they have.
-    console = Console() if sys.stdout.isatty() else Console(width=160, highlight=False)
+    is_terminal = sys.stdout.isatty()
+    # Whoever reads a pipe wants names whole, however narrow a terminal there might be.
+    console = Console() if is_terminal else Console(width=_PIPE_WIDTH, highlight=False)
     async with admin_client(url) as client:
-        console.print(view(await _look(client, by, limit), None, limit))
+        console.print(view(await _look(client, by, limit), None, limit, fills=is_terminal))
 
 
 async def _look(client: AdminClient, by: By, limit: int) -> Look:

@@ -23,15 +23,15 @@ class Look:
     by: str
 
 
-def view(now: Look, before: Look | None, limit: int, trouble: str = "") -> RenderableType:
+def view(now: Look, before: Look | None, limit: int, trouble: str = "", *, fills: bool = True) -> RenderableType:
     """Rates between the two looks, and at most `limit` streams ordered by them; counts since the start where there is
-    only one look, or where the gateway was restarted in between.
+    only one look, or where the gateway was restarted in between.  It `fills` the width, or takes what it needs.
     """
     if before is not None and before.overview["uptime_s"] >= now.overview["uptime_s"]:
         before = None
     parts: list[RenderableType] = [
         _summary(now.overview, before.overview if before else None),
-        _table(now, before, limit),
+        _table(now, before, limit, fills),
     ]
     if trouble:
         parts.insert(0, Text(trouble, "bold red"))
@@ -73,10 +73,10 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
     return text
 
 
-def _table(now: Look, before: Look | None, limit: int) -> Table:
+def _table(now: Look, before: Look | None, limit: int, fills: bool) -> Table:
     per = "/s" if before else ""
     marked = {"requests": f"reads{per}", "bytes": f"sent{per}", "subscribers": "readers"}[now.by]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True, header_style="dim")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=fills, header_style="dim")
     table.add_column("stream", no_wrap=True, overflow="ellipsis", ratio=1)
     for title in ("readers", f"reads{per}", "hits", f"sent{per}", "held"):
         style = "bold not dim" if title == marked else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from cachetools import TTLCache
 from multidict import CIMultiDict
@@ -150,8 +149,11 @@ class Route:
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
 
 
-_SHARING: Final = ("origin", "strip_prefix", "cache", "credentials", "credential_headers", "cors")
-"""What decides whose bytes a tape holds and who may read it."""
+def _sharing(config: RouteConfig) -> tuple[object, ...]:
+    """What decides whose bytes a tape holds, and who may read it."""
+    whose = (config.origin, config.strip_prefix, config.cache)
+    # Without CORS of the route's own, the origin's answer to one web origin is not for another.
+    return (*whose, config.credentials, config.credential_headers, config.cors is None)
 
 
 class RouteTable:
@@ -186,6 +188,5 @@ class RouteTable:
             return Route(config, self._node, self._clock, f"{config.name} ~{self._begun}")
         if route.config == config:
             return route
-        is_alike = all(getattr(route.config, name) == getattr(config, name) for name in _SHARING)
-        share = route.share if is_alike else f"{config.name} ~{self._begun}"
+        share = route.share if _sharing(route.config) == _sharing(config) else f"{config.name} ~{self._begun}"
         return Route(config, self._node, self._clock, share)

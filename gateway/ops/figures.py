@@ -8,7 +8,7 @@ outcomes that can occur exist from the start at 0, so that rates are right from 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -71,6 +71,19 @@ class Count:
 
     def inc(self, n: int = 1) -> None:
         self.value += n
+
+
+class Total:
+    """A sum over routes, as it stands whenever it is looked at."""
+
+    __slots__ = ("_now",)
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+
+    @property
+    def value(self) -> int:
+        return self._now()
 
 
 class Histogram:

@@ -155,7 +155,8 @@ class LogWriter:
         size = count = 0
         take = self._queue.popleft
         wall_lead_s = self._clock.wall() - self._clock.now()
-        while count < most and size < self._batch_bytes:
+        # One more slice like the last is not to make two writes of it.
+        while count < most and (not made or size + len(made[-1]) <= self._batch_bytes):
             if made:
                 await asyncio.sleep(0)
             taken = [take() for _ in range(min(most - count, _SLICE))]

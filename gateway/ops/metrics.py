@@ -31,7 +31,7 @@ from gateway.ops.families import (
     state_families,
     upstream_families,
 )
-from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures
+from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
@@ -59,7 +59,8 @@ class Metrics(Collector):
     """The gateway's series.  `routes` exist from the start, beside `NO_ROUTE`; others begin when first counted for.
 
     Without a registry it makes its own, with the process's figures beside the gateway's, so that several
-    gateways can live in one process.  `wall` gives Unix seconds, for exemplars.
+    gateways can live in one process.  For exemplars, `wall` gives Unix seconds, and `trace_now` the trace
+    of the request that is being counted, where that does not say it; None where it is in none.
     """
 
     def __init__(
@@ -70,15 +71,18 @@ class Metrics(Collector):
         cache_limit_bytes: int = 0,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = lambda: 0.0,
+        trace_now: Callable[[], str | None] | None = None,
         version: str = __version__,
     ) -> None:
         self._version = version
-        self._wall = wall
-        self.routes: dict[str, RouteFigures] = {route: RouteFigures() for route in (*routes, NO_ROUTE)}
+        self.routes: dict[str, RouteFigures] = {}
         """What was counted, by route."""
-        self.cache_limit_bytes = cache_limit_bytes
-        self.limits = dict(limits or {})
+        self._wall = wall
+        self._trace_now = trace_now
+        self.cache_limit_bytes = 0
+        self.limits: dict[str, int] = {}
         """Bounds of the configuration, by the name of the figure that they bound (`connections`)."""
+        self.configure([*routes, NO_ROUTE], cache_limit_bytes, limits or {})
         self.downstream_count = Count()
         self.slow_consumers = {True: Count(), False: Count()}
         """By whether they were closed."""
@@ -97,31 +101,22 @@ class Metrics(Collector):
         self.registry = registry
         registry.register(self)
 
+    def configure(self, routes: Iterable[str], cache_limit_bytes: int, limits: Mapping[str, int]) -> None:
+        """The configuration is this from here on.  What was counted for routes that are no more is still told."""
+        for route in routes:
+            self._of(route)
+        self.cache_limit_bytes = cache_limit_bytes
+        self.limits = dict(limits)
+
     # Sums over routes, for whoever shows them otherwise.
 
-    def requests(self, mode: Mode, outcome: Outcome) -> Count:
+    def requests(self, mode: Mode, outcome: Outcome) -> Total:
         """Requests of all routes that ended so."""
-        return Count(sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
+        return Total(lambda: sum(figures.ended(mode, outcome).requests for figures in self.routes.values()))
 
-    def upstream_requests(self, mode: Mode) -> Count:
+    def upstream_requests(self, mode: Mode) -> Total:
         """Requests of all routes sent to origins."""
-        return Count(sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
-
-    def upstream_bytes_of(self, mode: Mode) -> int:
-        """Body bytes of all routes from origins."""
-        return sum(figures.upstream_bytes[mode].value for figures in self.routes.values())
-
-    def subscribers_of(self, mode: Mode) -> int:
-        """Live clients of all routes connected now; `mode` is a live one."""
-        return sum(figures.subscribers[mode].value for figures in self.routes.values())
-
-    @property
-    def retry_count(self) -> int:
-        return sum(figures.retries.value for figures in self.routes.values())
-
-    @property
-    def eviction_count(self) -> int:
-        return sum(figures.evictions.value for figures in self.routes.values())
+        return Total(lambda: sum(figures.upstream_requests[mode].value for figures in self.routes.values()))
 
     # The recorder.
 
@@ -145,6 +140,8 @@ class Metrics(Collector):
         end = self._of(route).ended(mode, outcome)
         end.requests += 1
         end.sent_bytes += sent_bytes
+        if trace_id is None and self._trace_now is not None:
+            trace_id = self._trace_now()
         if trace_id is None:
             end.durations.observe(duration_s)
             if first_byte_s is not None:

@@ -10,7 +10,7 @@ of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Without it no reader would ever loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.metrics_seam import Recorder
@@ -67,6 +67,11 @@ class Library:
         """The stream of `key`, if any is remembered."""
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
+
+    def groups(self) -> list[Mapping[StreamKey, Stream]]:
+        """Every group that there is now.  Each shows what is in it when it is looked at, so that whoever has many to go
+        through may take his time."""
+        return list(self._groups.values())
 
     def group(self, group: Group) -> list[Stream]:
         """Every stream that a write to the group's path concerns."""

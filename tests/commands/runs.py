@@ -30,6 +30,8 @@ class Run:
         self._terminal = terminal
         self._grown = asyncio.Event()
         self._readers = [asyncio.create_task(self._read_terminal())] if terminal is not None else self._read_pipes()
+        for reader in self._readers:
+            reader.add_done_callback(lambda _: self._grown.set())
 
     def _read_pipes(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._read("out")), asyncio.create_task(self._read("err"))]
@@ -39,7 +41,6 @@ class Run:
         while stream is not None and (data := await stream.read(65_536)):
             setattr(self, name, getattr(self, name) + data)
             self._grown.set()
-        self._grown.set()
 
     async def _read_terminal(self) -> None:
         assert self._terminal is not None
@@ -67,9 +68,11 @@ class Run:
         try:
             async with asyncio.timeout(BOUND_S):
                 while not condition(self):
+                    if all(reader.done() for reader in self._readers):
+                        raise EOFError
                     self._grown.clear()
                     await self._grown.wait()
-        except TimeoutError:
+        except (TimeoutError, EOFError):
             raise AssertionError(f"never came to it: {self.out[-2_000:]!r} {self.err[-2_000:]!r}") from None
 
     async def write(self, data: bytes) -> None:

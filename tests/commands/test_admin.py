@@ -72,7 +72,7 @@ async def test_streams_go_by_prefix_and_number(streams: dict[str, str], admin: s
 
 
 async def test_all_pages_are_read(client: Client, url: str, admin: str) -> None:
-    paths = [f"/many/{number:04}" for number in range(501)]
+    paths = [f"/many/{number:04}" for number in range(101)]
     for path in paths:
         await client.put(path, b"[1]")
         await client.read(url + path)
@@ -137,6 +137,14 @@ async def test_top_once_shows_what_was_counted(
     assert status == 0
     assert "/b/three" in out
     assert "/a/two" not in out
+
+
+async def test_top_in_a_pipe_has_names_whole(client: Client, url: str, admin: str) -> None:
+    path = f"/{'long' * 200}"
+    await client.put(path, b"[1]")
+    await client.read(url + path)
+    _, out, _ = await finished("top", "--admin", admin)
+    assert any(line.split()[:1] == [path] for line in out.splitlines())
 
 
 async def test_top_lives_on_a_terminal_and_takes_keys(client: Client, url: str, admin: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,24 @@ async def test_it_gives_up_in_time_and_says_how_far_it_came(
     assert (status, out) == (1, "")
     assert err.splitlines()[-1] == "durable-gateway: 503 no; gave up after 0 s (appended 2 messages before)"
     assert await client.content("/s") == b"[1,2]"
+
+
+async def test_one_that_is_stopped_says_what_has_been_acknowledged(
+    client: Client, durable_origin: RunningOrigin, url: str
+) -> None:
+    await client.put("/s")
+    async with running("append", f"{url}/s") as append, running("tail", f"{url}/s") as tail:
+        await append.write(b"1\n2\n")
+        await tail.until(wrote_lines(2))
+        held = durable_origin.origin.faults.hold(kind="append", times=1)
+        await append.write(b"3\n")
+        await held.waiting(1)
+        assert await append.finished(signal.SIGINT) == (
+            1,
+            "",
+            "durable-gateway: stopped (appended 2 messages before)\n",
+        )
+        held.release()
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

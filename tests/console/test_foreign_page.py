@@ -73,14 +73,18 @@ async def test_a_page_elsewhere_follows_a_stream_to_its_end(foreign: Page, stage
     await stage.create("/far", {"n": 0}, {"n": 1})
     url = stage.gateway.gateway_url + "/far"
     following = asyncio.create_task(foreign.evaluate("([url, live]) => follow(url, live, 'json')", [url, live]))
-    await foreign.wait_for_function("globalThis.received?.length === 2")
-    for number in range(2, 5):
-        await stage.append("/far", {"n": number})
-        await foreign.wait_for_function(f"globalThis.received.length === {number + 1}")
-    assert await stage.total("gateway_requests_total", mode="catchup") == 1
-    await stage.close("/far")
-    async with asyncio.timeout(BOUND_S):
-        read: dict[str, Any] = await following
+    try:
+        await foreign.wait_for_function("globalThis.received?.length === 2")
+        for number in range(2, 5):
+            await stage.append("/far", {"n": number})
+            await foreign.wait_for_function(f"globalThis.received.length === {number + 1}")
+        assert await stage.total("gateway_requests_total", mode="catchup") == 1
+        await stage.close("/far")
+        async with asyncio.timeout(BOUND_S):
+            read: dict[str, Any] = await following
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
     assert [item for batch in read["batches"] for item in batch["batch"]] == [{"n": number} for number in range(5)]
     async with stage.session.head(stage.origin.url + "/far") as reply:
         assert (read["closed"], read["offset"]) == (True, reply.headers["Stream-Next-Offset"])

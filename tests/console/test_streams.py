@@ -89,6 +89,27 @@ async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> No
     reader.close()
 
 
+async def test_gaps_and_overlaps_of_a_tape_are_told_apart(visit: Visit) -> None:
+    await visit.open("#/streams")
+    runs = [("8", "9", 5), ("2", "3", 10), ("-1", "5", 100), ("5", "6", 50)]
+    tape = [{"start": start, "end": end, "bytes": size, "tokens": 1, "age_s": 1} for start, end, size in runs]
+    readers = [{"mode": "sse", "at": "9", "lived_s": 1}] * 3 + [{"mode": "longpoll", "at": None, "lived_s": None}]
+    plan = await visit.page.evaluate(
+        "async (stream) => (await import('/console/tape.js')).layout(stream, 800)",
+        {"tape": tape, "tail": "9", "live_readers": readers},
+    )
+    assert [(run["start"], run.get("isBeside", False)) for run in plan["blocks"]] == [
+        ("-1", False),
+        ("2", True),
+        ("5", False),
+        ("8", False),
+    ]
+    assert [(gap["start"], gap["end"]) for gap in plan["gaps"]] == [("6", "8")]
+    first, beside, second, _ = plan["blocks"]
+    assert first["x"] <= beside["x"] < second["x"]
+    assert [(pin["x"], pin["count"]) for pin in plan["pins"]] == [(plan["tail"]["x"], 3)]
+
+
 async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) -> None:
     await stage.create("/purged", 1)
     await stage.read("/purged?offset=-1")

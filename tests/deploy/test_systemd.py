@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config_file import load_config
+from tests.debian import program
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config/deploy/systemd/durable-gateway.service"
@@ -21,10 +22,7 @@ MOST_EXPOSED = 15
 
 @pytest.fixture(scope="module")
 def analyze() -> str:
-    found = shutil.which("systemd-analyze")
-    if found is None:
-        pytest.fail("systemd-analyze is needed and is not on PATH: on Debian, apt-get install systemd", pytrace=False)
-    return found
+    return str(program("systemd-analyze", "systemd"))
 
 
 def unit_here(folder: Path, text: str | None = None) -> Path:
@@ -103,8 +101,8 @@ def test_the_commands_are_ones_that_the_program_has(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     shutil.copy(ROOT / "config/gateway.toml", config)
     (check,) = found["ExecStartPre"]
-    program, *arguments = check.split()
-    assert program == PROGRAM
+    asked, *arguments = check.split()
+    assert asked == PROGRAM
     arguments = [str(config) if word.endswith(".toml") else word for word in arguments]
     done = subprocess.run([sys.executable, "-m", "gateway", *arguments], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -36,9 +36,11 @@ def test_a_route_that_stays_as_it_was_stays_with_what_it_has_learned() -> None:
     assert routes.routes[0] is not before[1]
 
 
-@pytest.mark.parametrize("fields", [{"trust_s": 1}, {"host": "example.org"}, {"compression": ["gzip"]}])
+@pytest.mark.parametrize(
+    "fields", [{"trust_s": 1}, {"host": "example.org"}, {"compression": ["gzip"]}, {"cors": {"max_age_s": 9}}]
+)
 def test_a_change_of_manners_keeps_the_tapes(fields: dict[str, Any]) -> None:
-    routes = table(route())
+    routes = table(route(cors={} if "cors" in fields else None))
     before = partition(routes), partition(routes, authorization="mine")
     assert routes.replace([route(**fields)])
     assert (partition(routes), partition(routes, authorization="mine")) == before

@@ -21,9 +21,15 @@ def test_the_files_are_what_the_script_writes() -> None:
 
 def test_a_file_that_was_changed_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "FOLDER", tmp_path)
+    page = tmp_path / "operating.md"
+    page.write_text("# Operating\n<!-- alerts -->\nold\n<!-- /alerts -->\nmore\n")
+    monkeypatch.setattr(generator, "PAGE", page)
+    assert "operating.md" in generator.drifted()
     for path, text in generator.files().items():
         path.write_text(text)
     assert generator.drifted() == []
+    assert "| `GatewayDown` |" in page.read_text()
+    assert page.read_text().endswith("<!-- /alerts -->\nmore\n")
     (tmp_path / "live.json").write_text("{}\n")
     (tmp_path / "cache.json").unlink()
     (tmp_path / "nobodys.json").write_text("{}\n")

@@ -18,6 +18,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.protocol.trace_context import trace_id_of
+from gateway.upstream.flight import Flight
 
 KEY = "sixteen letters or more"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -135,6 +136,26 @@ def test_no_fact_of_a_record_is_left_unwritten() -> None:
         "v",
         "node",
     } | {"fetches", "is_parked"}
+
+
+def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who_began_them() -> None:
+    first, second = Flight("-1", 1_000), Flight("5", 1_000)
+    leader, follower = Record(), Record()
+    leader.share(first, leads=True)
+    follower.share(first, leads=False)
+    follower.share(first, leads=False)
+    leader.share(first, leads=False)
+    follower.share(second, leads=True)
+    first.add(b"12345")
+    second.add(b"678")
+    for record in (leader, follower, follower):
+        record.settle()
+    assert (leader.fetched_bytes, leader.collapsed) == (5, 2)
+    assert (follower.fetched_bytes, follower.collapsed) == (3, 2)
+    # What comes afterwards is not theirs any more.
+    second.add(b"9")
+    follower.settle()
+    assert follower.fetched_bytes == 3
 
 
 def test_a_partition_is_told_apart_and_never_shown() -> None:

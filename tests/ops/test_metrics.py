@@ -99,7 +99,10 @@ def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
     metrics.request(Mode.SSE, Outcome.ABORTED, 0.1, "a")
     assert value(metrics, "gateway_request_duration_seconds_count", **of_a) == 2
     assert value(metrics, "gateway_first_byte_seconds_count", **of_a) == 1
-    assert metrics.requests(Mode.SSE, Outcome.HIT).value == 1
+    hits = metrics.requests(Mode.SSE, Outcome.HIT)
+    assert hits.value == 1
+    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "b")
+    assert hits.value == 2
 
 
 def test_hits_count_as_many_as_they_are() -> None:
@@ -333,3 +336,25 @@ def test_both_recorders_fit_the_seam() -> None:
         ("log_drops",): 1,
     }
     assert (silent.cache_bytes, silent.tapes) == (5, 6)
+
+
+def test_a_request_is_in_the_trace_that_is_running_unless_it_names_its_own() -> None:
+    running: list[str | None] = [None, TRACE_ID]
+    metrics = Metrics(CollectorRegistry(), routes=("a",), trace_now=lambda: running.pop(0))
+    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.001, "a")
+    assert exemplars(metrics.exposition(OPEN_METRICS)[0]) == []
+    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.001, "a")
+    metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.001, "a", trace_id="0" * 31 + "1")
+    shown = exemplars(metrics.exposition(OPEN_METRICS)[0])
+    found = {sample.labels["mode"]: sample.exemplar.labels["trace_id"] for sample in shown if sample.exemplar}
+    assert found == {"catchup": TRACE_ID, "sse": "0" * 31 + "1"}
+
+
+def test_a_configuration_that_is_read_again_brings_routes_and_keeps_what_was_counted() -> None:
+    metrics = fresh("a")
+    metrics.retry("a")
+    metrics.configure(["b"], 2_000, {"connections": 9})
+    assert value(metrics, "gateway_upstream_retries_total", route="a") == 1
+    assert value(metrics, "gateway_upstream_retries_total", route="b") == 0
+    assert value(metrics, "gateway_cache_limit_bytes") == 2_000
+    assert value(metrics, "gateway_connections_limit") == 9

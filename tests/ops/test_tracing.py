@@ -579,3 +579,22 @@ def test_tracing_without_the_extra_is_refused_in_one_line() -> None:
 def test_what_is_no_collectors_url_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         TracingConfig(endpoint=endpoint)
+
+
+async def test_metrics_show_the_trace_of_a_request_that_is_sampled_and_no_other(
+    start: Start, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url)
+    await edge.put("/s", b"abc")
+    metrics = f"{edge.gateway.admin_url}/metrics"
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    async with ClientSession() as session:
+        await edge.get("/s?offset=-1", UNSAMPLED)
+        async with session.get(metrics, headers=accept) as reply:
+            assert TRACE not in await reply.text()
+        await edge.get("/s?offset=-1", SAMPLED)
+        async with session.get(metrics, headers=accept) as reply:
+            assert reply.content_type == "application/openmetrics-text"
+            assert f'trace_id="{TRACE}"' in await reply.text()
+        async with session.get(metrics) as reply:
+            assert TRACE not in await reply.text()

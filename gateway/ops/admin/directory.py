@@ -14,7 +14,6 @@ import asyncio
 import base64
 from binascii import Error as NotBase64
 from collections.abc import AsyncIterator, Sequence
-from itertools import islice
 from typing import Annotated, Final, NamedTuple
 
 import orjson
@@ -27,7 +26,8 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.tape.stream import Group, Stream
 
-_SLICE: Final = 1_000
+_SLICE: Final = 500
+"""Groups in one turn: 5 ms at most, on a small core."""
 
 TargetText = Annotated[
     str,
@@ -74,10 +74,10 @@ class Directory:
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
-        """Every stream that was held when this began and is still there."""
-        streams = iter(list(self._engine.library))
-        while some := list(islice(streams, _SLICE)):
-            yield [stream for stream in some if stream.ended is None]
+        """Every stream of a path that was held when this began, as long as it is."""
+        groups = self._engine.library.groups()
+        for first in range(0, len(groups), _SLICE):
+            yield [stream for group in groups[first : first + _SLICE] for stream in group.values()]
             await asyncio.sleep(0)
 
     def find(self, id_: str) -> Stream:

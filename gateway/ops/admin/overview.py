@@ -99,7 +99,7 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
             upstream_bytes=samples.total("gateway_upstream_bytes"),
             downstream_bytes=samples.total("gateway_downstream_bytes"),
             retries=samples.total("gateway_upstream_retries"),
-            slow_consumers=samples.total("gateway_slow_consumers"),
+            slow_consumers=samples.by("gateway_slow_consumers", "action")["closed"],
             subscribers=samples.by("gateway_subscribers", "mode"),
             connections=subject.connections,
             cache=Cache(

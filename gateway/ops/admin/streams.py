@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from heapq import nlargest, nsmallest
 from itertools import chain, islice
 from typing import Annotated, Final, Literal
 
@@ -162,7 +161,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         async for streams in directory.slices():
             named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(query.prefix))
             rest = (pair for pair in named if pair[0] > after)
-            first = nsmallest(query.limit + 1, chain(first, rest), key=lambda pair: pair[0])
+            first = sorted(chain(first, rest), key=lambda pair: pair[0])[: query.limit + 1]
         last = first[query.limit - 1][0] if len(first) > query.limit else None
         rows = [shown.row(stream) for _, stream in first[: query.limit]]
         return StreamPage(rows, last.cursor if last is not None else None)
@@ -175,7 +174,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         measure = shown.measures[query.by]
         most: list[Stream] = []
         async for streams in directory.slices():
-            most = nlargest(query.limit, chain(most, streams), key=measure)
+            most = sorted(chain(most, streams), key=measure, reverse=True)[: query.limit]
         return TopStreams(query.by, [shown.row(stream) for stream in most])
 
     return [

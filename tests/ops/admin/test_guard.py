@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from gateway.config_file import ConfigError
 from gateway.ops.admin.guard import TOKEN_VARIABLE, is_loopback
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
+from tests.served import durable_gateway
 
 TOKEN = "a-token-that-nobody-guesses"
 
@@ -47,6 +50,15 @@ async def test_without_a_token_an_address_that_others_reach_refuses_to_start(
         with pytest.raises(ConfigError, match=rf"server\.admin: 0\.0\.0\.0:0 .* set {TOKEN_VARIABLE}") as refused:
             await start(origin.url, admin="0.0.0.0:0", environ=environ)
         assert "\n" not in str(refused.value)
+
+
+def test_the_command_line_says_so_in_one_line() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_GATEWAY_")}
+    command = durable_gateway("serve", "--origin", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", ":0")
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("durable-gateway: server.admin: 0.0.0.0:0 can be reached from outside: set ")
+    assert run.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("token", ["two words", "tab\t", "café"])

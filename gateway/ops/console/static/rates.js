@@ -41,8 +41,11 @@ export function between(before, now) {
   }
 }
 
-/** Reads that the origin was asked for. */
-const asked = (overview) => READS.reduce((sum, mode) => sum + (overview.upstream_requests[mode] ?? 0), 0)
+/** Reads and looks at the tail that the origin was asked for; the HEADs of clients are none of the gateway's. */
+function asked({ requests, upstream_requests }) {
+  const looks = Math.max(0, (upstream_requests.head ?? 0) - total(requests.head ?? {}))
+  return READS.reduce((sum, mode) => sum + (upstream_requests[mode] ?? 0), looks)
+}
 
 /**
  * Of reads answered, the share that were hits; of the others, the share that cost the origin no request of their own.

@@ -1,13 +1,13 @@
 // One stream's tape, drawn: blocks in the order of their offsets, gaps between them, the tail, and who follows where.
 //
-// A block is as wide as its bytes, within bounds that keep small ones visible; offsets are compared, never taken apart,
-// so what lies between two blocks is a gap of unknown width.
+// A block is as wide as its bytes, and never too small to be seen; offsets are compared, never taken apart,
+// so what lies between two blocks is a gap of unknown width, and a block that begins within another (two fetches that
+// overlap lie side by side) is drawn thin below it, at no place in particular.
 
 import { arrows, h, s, say } from "./dom.js"
 import * as say_ from "./format.js"
 
 const LEAST = 7
-const MOST = 260
 const GAP = 26
 const SPACE = 3
 const TOP = 64
@@ -16,22 +16,34 @@ const TICKS = 16
 
 const ascending = (one, other) => (one < other ? -1 : one > other ? 1 : 0)
 
+/** `-1` is before all others, however they are spelled. */
+const rank = (token) => (token === "-1" ? "" : token)
+
 /** Where everything stands, in pixels: `{width, blocks, gaps, tail, pins}`. */
 export function layout(stream, room) {
-  const blocks = stream.tape.toSorted((one, other) => ascending(one.start, other.start))
+  const blocks = stream.tape.toSorted((one, other) => ascending(rank(one.start), rank(other.start)))
   const bytes = blocks.reduce((sum, block) => sum + block.bytes, 0)
   const share = bytes ? Math.max(0, room - 120 - blocks.length * (LEAST + SPACE)) / bytes : 0
   const placed = []
   const gaps = []
   let x = 14
   let end = null
+  let cover = null
+  let beside = 0
   for (const block of blocks) {
-    if (end !== null && end !== block.start) {
+    const width = LEAST + block.bytes * share
+    if (end !== null && block.start < end && block.end <= end) {
+      const shown = Math.min(width, cover.width)
+      placed.push({ ...block, x: cover.x + ((cover.width - shown) * (1 + (beside % 3))) / 4, width: shown, isBeside: true })
+      beside += 1
+      continue
+    }
+    if (end !== null && end < block.start) {
       gaps.push({ x, width: GAP, start: end, end: block.start })
       x += GAP
     }
-    const width = LEAST + Math.min(MOST, block.bytes * share)
-    placed.push({ ...block, x, width })
+    cover = { ...block, x, width }
+    placed.push(cover)
     x += width + SPACE
     end = block.end
   }
@@ -63,7 +75,7 @@ function pins(readers, blocks, gaps, tail) {
 
 function place(at, blocks, gaps, tail) {
   if (tail && at === tail.offset) return tail.x
-  for (const block of blocks) {
+  for (const block of blocks.filter(({ isBeside }) => !isBeside)) {
     if (at === block.start) return block.x
     if (at === block.end) return block.x + block.width
     if (at > block.start && at < block.end) return block.x + block.width / 2
@@ -74,7 +86,7 @@ function place(at, blocks, gaps, tail) {
 }
 
 const told = (block) =>
-  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From ${block.start} to ${block.end}`
+  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From ${block.start} to ${block.end}${block.isBeside ? ", beside what is held of the same" : ""}`
 
 /** The drawing: `element`, and `show(stream)` for every look at it. */
 export class TapeDrawing {
@@ -124,7 +136,7 @@ export class TapeDrawing {
     const hadFocus = this.picture.contains(document.activeElement)
     const isAtEnd = this.scroller.scrollLeft + this.scroller.clientWidth >= this.scroller.scrollWidth - 4
     this.picture.setAttribute("width", width)
-    this.picture.setAttribute("height", TOP + DEPTH + 44)
+    this.picture.setAttribute("height", TOP + DEPTH + 48)
     const bottom = TOP + DEPTH
     const inner = [
       s("line", { class: "tape-base", x1: 0, x2: width, y1: bottom + 6, y2: bottom + 6 }),
@@ -132,15 +144,15 @@ export class TapeDrawing {
       blocks.map((block, at) => this.#block(block, this.at === null ? at === blocks.length - 1 : block.start === this.at)),
     ]
     if (blocks.length) {
-      inner.push(label(blocks[0].x, bottom + 24, say_.offset(blocks[0].start), "start"))
-      if (width > 480 && !tail) inner.push(label(blocks.at(-1).x + blocks.at(-1).width, bottom + 24, say_.offset(blocks.at(-1).end), "end"))
+      inner.push(label(blocks[0].x, bottom + 28, blocks[0].start === "-1" ? "start" : say_.offset(blocks[0].start), "start"))
+      if (width > 480 && !tail) inner.push(label(blocks.at(-1).x + blocks.at(-1).width, bottom + 28, say_.offset(blocks.at(-1).end), "end"))
     }
     if (tail) {
       const isRight = tail.x > width / 2
       inner.push(
         s("g", { class: stream.is_closed ? "tape-tail is-closed" : "tape-tail" },
           s("line", { x1: tail.x, x2: tail.x, y1: TOP - 8, y2: bottom + 12 }),
-          label(tail.x + (isRight ? 3 : -3), bottom + 38, `${stream.is_closed ? "closed at" : "tail"} ${say_.offset(tail.offset)}`, isRight ? "end" : "start")),
+          label(tail.x + (isRight ? 3 : -3), bottom + 42, `${stream.is_closed ? "closed at" : "tail"} ${say_.offset(tail.offset)}`, isRight ? "end" : "start")),
       )
     }
     let lastX = -100
@@ -157,7 +169,7 @@ export class TapeDrawing {
 
   #block(block, isChosen) {
     const choose = () => this.#choose(block.start)
-    const ticks = Math.min(TICKS, Math.max(0, block.tokens - 1), Math.floor(block.width / 5))
+    const ticks = block.isBeside ? 0 : Math.min(TICKS, Math.max(0, block.tokens - 1), Math.floor(block.width / 5))
     const age = block.age_s < 5 ? "is-fresh" : block.age_s < 300 ? "is-recent" : "is-old"
     return s(
       "g",
@@ -173,7 +185,9 @@ export class TapeDrawing {
         },
         onpointerenter: choose,
       },
-      s("rect", { x: block.x, y: TOP, width: block.width, height: DEPTH, rx: Math.min(4, block.width / 3) }),
+      block.isBeside
+        ? s("rect", { x: block.x, y: TOP + DEPTH + 9, width: block.width, height: 6, rx: 2 })
+        : s("rect", { x: block.x, y: TOP, width: block.width, height: DEPTH, rx: Math.min(4, block.width / 3) }),
       Array.from({ length: ticks }, (_, at) => {
         const x = block.x + (block.width * (at + 1)) / (ticks + 1)
         return s("line", { x1: x, x2: x, y1: TOP + DEPTH - 12, y2: TOP + DEPTH - 3 })
