@@ -51,7 +51,7 @@ class Entrance:
         return self._front(request)
 
     def _make_front(self) -> Handler:
-        front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder)
+        front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder, self._journal)
         if self._tracer is not NO_TRACER:
             front = TracedFront(front, self._tracer)
         return NotedFront(front, self._journal, self._engine.clock) if self._journal.is_kept else front

@@ -70,7 +70,7 @@ class Tail:
         self._catch_up = catch_up
         self._live = live
         self._rng = rng
-        self._drain = drain
+        self.drain = drain
         self._max_reply_bytes = max_reply_bytes
 
     # -- shared by both modes
@@ -247,8 +247,8 @@ class Tail:
     def wait(self, place: Waiting, client: Client) -> Waiter:
         """A waiter, to be started."""
         waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
-        if self._drain.is_set:
-            waiter.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
+        if self.drain.is_set:
+            waiter.leave(self._rng.uniform(0, self.drain.spread_s), self.drain.within_s)
         return waiter
 
     async def fetched(self, read: Read, stream: Stream) -> Answer:
@@ -327,8 +327,8 @@ class Tail:
         # At random above the client's own, where the shared one is not: drawn once, because it may not go back.
         cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._rng))
         subscriber = Subscriber(topic, place.at, cursor, wire, self, lifetime_s)
-        if self._drain.is_set:
-            subscriber.leave(self._rng.uniform(0, self._drain.spread_s), self._drain.within_s)
+        if self.drain.is_set:
+            subscriber.leave(self._rng.uniform(0, self.drain.spread_s), self.drain.within_s)
         return subscriber
 
     def fill(self, subscriber: Subscriber) -> None:

@@ -29,7 +29,8 @@ class Rendered(NamedTuple):
 
     data: bytes
     body_bytes: int
-    outcome: Outcome
+    answer: Answer
+    """What it was made of."""
 
 
 class Client(Protocol):
@@ -62,6 +63,7 @@ class Waiter:
         "_place",
         "_tick",
         "_was_confirmed",
+        "began",
     )
 
     def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
@@ -79,7 +81,13 @@ class Waiter:
         self._has_missed = False
         """Whether the topic has changed while the origin was being asked."""
         self._is_late = False
+        self.began = tail.clock.now()
         self._tick = tail.wheel.add(self, patience_s)
+
+    @property
+    def at(self) -> str:
+        """Up to where the client has everything."""
+        return self._place.read.start
 
     def start(self) -> None:
         """Join the topic."""
@@ -98,6 +106,7 @@ class Waiter:
         kind = (place.read.start, place.read.wish, self._client.shape) if answers is not None else None
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):
             self._leave()
+            place.stream.sent_bytes += shared.body_bytes
             self._client.reply(shared)
             return
         try:
@@ -206,6 +215,7 @@ class Waiter:
         self._leave()
         place = self._place
         rendered = self._client.render(place.tail.code_now(place.read, answer))
+        place.stream.sent_bytes += rendered.body_bytes
         self._client.reply(rendered)
         return rendered
 

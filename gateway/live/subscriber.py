@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.clock import Clock
+from gateway.journal import CloseReason
 from gateway.live.topic import BEATS, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
 from gateway.wheel import TICK_S, Wheel
 
@@ -28,8 +29,14 @@ class Wire(Protocol):
     def send(self, chunk: bytes) -> None:
         """Write a part of the body, framed as a chunk (RFC 9112 §7.1)."""
 
-    def over(self, *, in_order: bool) -> None:
-        """The response has ended, in order or because the client has gone.  Called once."""
+    def over(self, reason: CloseReason, *, in_order: bool) -> None:
+        """The response has ended, in order or in the middle.  Called once."""
+
+
+class Drain(Protocol):
+    """Whether the gateway is leaving."""
+
+    is_set: bool
 
 
 class Desk(Protocol):
@@ -37,6 +44,10 @@ class Desk(Protocol):
 
     clock: Clock
     wheel: Wheel
+
+    @property
+    def drain(self) -> Drain:
+        """Whether the gateway is leaving."""
 
     def fill(self, subscriber: Subscriber) -> None:
         """Have what lies after the subscriber's place fetched; `filled` is called when it is done."""
@@ -84,6 +95,11 @@ class Subscriber:
         self._settled_tick = int((desk.clock.now() + SHORTEST_S) / TICK_S) + 1
         """When the connection has lived long enough not to be taken for a failure."""
 
+    @property
+    def began(self) -> float:
+        """When it came (monotonic seconds), to the tick."""
+        return self._settled_tick * TICK_S - SHORTEST_S
+
     def start(self) -> None:
         """Join the topic and write what there is."""
         self.topic.readers_now.add(self)
@@ -103,12 +119,13 @@ class Subscriber:
             self.at = step.end
             self._is_told = step.is_told
             self._sent_at_beat = topic.beats
+            topic.stream.sent_bytes += len(step.data)
             wire.send(step.data)
             return
         if self._is_filling or topic.stream.ended is not None:
             self._has_missed = True
             if topic.stream.ended is not None:
-                self._end()
+                self._finish(CloseReason.ENDED)
             return
         while not self._is_over and not wire.is_full:
             if self._large is not None:
@@ -134,14 +151,16 @@ class Subscriber:
     def _take(self, step: Step) -> None:
         self._sent_at_beat = self.topic.beats
         self._is_told = step.is_told
+        self.topic.stream.sent_bytes += len(step.data)
         self._wire.send(step.data)
         if step.is_last:
-            self._end()
+            self._finish(CloseReason.CLOSED)
 
     def _send_part(self, large: Large) -> None:
         part = large.data[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
+        self.topic.stream.sent_bytes += len(part)
         self._wire.send(chunk(part))
         if self._large_sent == len(large.data):
             self._large = None
@@ -153,7 +172,7 @@ class Subscriber:
         resumes from its last control event, and is told what is wrong as a status."""
         self._is_filling = False
         if has_changed is None:
-            self._end()
+            self._finish(CloseReason.FAILED)
         elif has_changed or self._has_missed:
             self.pump()
 
@@ -180,19 +199,16 @@ class Subscriber:
             # Nothing is to end in the middle of an event; who does not take it is its connection's concern.
             self._tick = self._desk.wheel.add(self, SHORTEST_S)
         else:
-            self._end()
-
-    def _end(self) -> None:
-        self._finish(in_order=self._large is None)
+            self._finish(CloseReason.DRAINED if self._desk.drain.is_set else CloseReason.LIFETIME)
 
     def gone(self) -> None:
         """The client is no longer there."""
-        self._finish(in_order=False)
+        self._finish(CloseReason.LEFT)
 
-    def _finish(self, *, in_order: bool) -> None:
+    def _finish(self, reason: CloseReason) -> None:
         if not self._is_over:
             self._is_over = True
             self._desk.wheel.drop(self, self._tick)
             self.topic.readers_now.discard(self)
             self._desk.left(self.topic)
-            self._wire.over(in_order=in_order)
+            self._wire.over(reason, in_order=reason is not CloseReason.LEFT and self._large is None)

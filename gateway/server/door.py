@@ -20,7 +20,8 @@ from typing import Protocol, cast
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
-from gateway.metrics_seam import Recorder
+from gateway.journal import CloseReason, LiveNote
+from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientConnection, ClientServer
@@ -58,17 +59,21 @@ class Door(asyncio.Protocol):
         "_is_busy",
         "_is_chunked",
         "_is_clean",
+        "_is_slow",
         "_keeper",
         "_keeps",
         "_live",
         "_live_began",
         "_live_mode",
+        "_live_note",
+        "_live_route",
         "_now",
         "_quiet_looks",
         "_strict",
         "_tick",
         "_unsent",
         "is_full",
+        "live_bytes",
         "transport",
     )
 
@@ -87,7 +92,12 @@ class Door(asyncio.Protocol):
         self._live: LiveReader | None = None
         """Who is being answered without the strict protocol."""
         self._live_mode = Mode.SSE
+        self._live_route = NO_ROUTE
         self._live_began = 0.0
+        self._live_note: LiveNote | None = None
+        """Where the live answer is noted, if anywhere."""
+        self.live_bytes = 0
+        """Body bytes of the live answer."""
         self._held = b""
         """What the client sent while it could not be taken yet."""
         self._is_chunked = True
@@ -99,6 +109,8 @@ class Door(asyncio.Protocol):
         """Whether the client has sent anything since the last look at the time."""
         self._quiet_looks = NEVER
         """Looks since then; below zero until the client has sent anything at all."""
+        self._is_slow = False
+        """Whether the connection goes because the client did not keep up."""
         self._unsent = 0
         self._tick = NEVER
 
@@ -237,15 +249,28 @@ class Door(asyncio.Protocol):
 
     # -- live answers
 
-    def take_over(self, live: LiveReader, mode: Mode, began: float, *, keeps: bool, is_chunked: bool) -> None:
+    def take_over(
+        self,
+        live: LiveReader,
+        mode: Mode,
+        route: str,
+        began: float,
+        note: LiveNote | None,
+        *,
+        keeps: bool,
+        is_chunked: bool,
+    ) -> None:
         """Answer without the strict protocol from here on, until `over` or `reply`; it is not kept for that long."""
         self._live = live
         self._live_mode = mode
+        self._live_route = route
         self._live_began = began
+        self._live_note = note
+        self.live_bytes = 0
         self._keeps = keeps
         self._is_chunked = is_chunked
         self._is_busy = True
-        self._keeper.recorder.subscribers(mode, 1)
+        self._keeper.recorder.subscribers(mode, 1, route)
         self._unwatch()
         self._keeper.loop.call_soon(self._retire)
 
@@ -271,10 +296,12 @@ class Door(asyncio.Protocol):
         if not self._is_chunked:
             chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
         transport.write(chunk)
+        self.live_bytes += len(chunk)
         self._keeper.sent_bytes += len(chunk)
 
-    def over(self, *, in_order: bool) -> None:
-        """The live body is whole; or the client has gone."""
+    def over(self, reason: CloseReason, *, in_order: bool) -> None:
+        """The live body is whole; or it is not, and never will be."""
+        outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
         if self.transport is not None:
             if not in_order:
                 # Only the end of the connection tells a part from the whole.
@@ -282,20 +309,27 @@ class Door(asyncio.Protocol):
                 self.transport = None
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        self._over(Outcome.FOLLOWED if in_order else Outcome.ABORTED)
+        self._over(outcome, CloseReason.SLOW if self._is_slow and reason is CloseReason.LEFT else reason)
 
-    def reply(self, response: bytes, body_bytes: int, outcome: Outcome) -> None:
+    def reply(self, response: bytes, body_bytes: int, outcome: Outcome, reason: CloseReason) -> None:
         """Write a whole response; nothing of it is written where the client has gone."""
         if self.transport is not None:
             self.transport.write(response)
+            self.live_bytes += body_bytes
             self._keeper.sent_bytes += body_bytes
-        self._over(outcome)
+        self._over(outcome, reason)
 
-    def _over(self, outcome: Outcome) -> None:
+    def _over(self, outcome: Outcome, reason: CloseReason) -> None:
         """A live answer has ended: the connection is free for the next request, or goes."""
-        recorder = self._keeper.recorder
-        recorder.subscribers(self._live_mode, -1)
-        recorder.request(self._live_mode, outcome, self._now() - self._live_began)
+        recorder, mode, route = self._keeper.recorder, self._live_mode, self._live_route
+        recorder.subscribers(mode, -1, route)
+        lived_s = self._now() - self._live_began
+        # An SSE response begins at once, a long-poll's when it is over.
+        first_byte_s = 0.0 if mode is Mode.SSE else lived_s
+        recorder.request(mode, outcome, lived_s, route, first_byte_s=first_byte_s, sent_bytes=self.live_bytes)
+        note, self._live_note = self._live_note, None
+        if note is not None:
+            note.end(outcome, reason)
         self._live = None
         if self.transport is None:
             return
@@ -356,6 +390,7 @@ class Door(asyncio.Protocol):
                 self._watch(keeper.limits.client_write_timeout_s)
             else:
                 keeper.recorder.slow_consumer()
+                self._is_slow = True
                 transport.abort()
         elif self._live is not None:
             return
@@ -401,10 +436,10 @@ class Doorkeeper:
         self.loop = asyncio.get_running_loop()
         # Connections go by the machine's time, whatever the clock that streams go by.
         self.wheel = Wheel(SystemClock())
-        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
-        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
+        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
+        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""

@@ -21,9 +21,10 @@ from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute
-from gateway.metrics_seam import Recorder
+from gateway.journal import Journal, note_answered, note_asked, note_fetched, note_repeated
+from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import negotiate
+from gateway.protocol.coding import Coding, negotiate
 from gateway.protocol.forwarding import (
     is_looping,
     passed_nodes,
@@ -31,6 +32,7 @@ from gateway.protocol.forwarding import (
     response_headers_for_client,
 )
 from gateway.protocol.mode import Mode
+from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
@@ -40,6 +42,7 @@ from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.upload import Upload
 from gateway.tape.stream import Stream, StreamKey
+from gateway.tracing import current
 from gateway.upstream.client import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -66,13 +69,20 @@ class Exchange:
 class Front:
     """Answers clients.  Owns nothing: the engine does."""
 
-    def __init__(self, config: GatewayConfig, engine: Engine, routes: Sequence[Route], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        engine: Engine,
+        routes: Sequence[Route],
+        recorder: Recorder,
+        journal: Journal,
+    ) -> None:
         self._node = config.server.node_name
         self._limits = config.limits
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._recorder = recorder
-        self._live = LiveAnswers(self._node, self._dress, engine.clock)
+        self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, journal)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         began = self._engine.clock.now()
@@ -87,10 +97,33 @@ class Front:
             raise
         finally:
             if not exchange.is_parked:
-                self._recorder.request(exchange.mode, exchange.outcome, self._engine.clock.now() - began)
+                self._tell(exchange)
+
+    def _tell(self, exchange: Exchange) -> None:
+        """What became of the request, for those who count, log and trace."""
+        mode, outcome, delivery, span = exchange.mode, exchange.outcome, exchange.delivery, current()
+        route = exchange.route.config.name if exchange.route is not None else None
+        first_byte_s, sent_bytes = None, 0
+        if delivery is not None:
+            sent_bytes = delivery.sent_bytes
+            if delivery.first_byte_at is not None:
+                first_byte_s = delivery.first_byte_at - exchange.began
+        self._recorder.request(
+            mode,
+            outcome,
+            self._engine.clock.now() - exchange.began,
+            route or NO_ROUTE,
+            first_byte_s=first_byte_s,
+            sent_bytes=sent_bytes,
+            trace_id=span.trace_id or None,
+        )
+        span.tell(mode, outcome, route)
+        note_answered(mode, outcome, first_byte_s, sent_bytes)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
-        exchange.delivery = Delivery(exchange.request, self._recorder, self._limits.client_write_timeout_s)
+        exchange.delivery = Delivery(
+            exchange.request, self._recorder, self._limits.client_write_timeout_s, self._engine.clock.now
+        )
         try:
             return await self._dispatch(exchange)
         except BadTarget as error:
@@ -135,6 +168,15 @@ class Front:
             return await preflight
         credentials = route.credentials(request.headers)
         key = route.key(target, credentials, nodes)
+        name = route.config.name
+        note_asked(
+            exchange.mode,
+            name,
+            f"{target.path}?{target.query}" if target.query else target.path,
+            # That of all who share without showing anything is no news.
+            key.partition if key.partition != name else None,
+            target.offset,
+        )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
         if request.method == "GET" and not request.can_read_body and exchange.mode is not Mode.OTHER and shares:
             source = route.source(target, credentials, nodes)
@@ -220,6 +262,14 @@ class Front:
                 headers,
                 body,
                 laid_at,
+                read.route.config.name,
+                note_repeated(
+                    answer.outcome,
+                    answer.status,
+                    headers.get(STREAM_NEXT_OFFSET),
+                    Coding(coding) if (coding := headers.get(hdrs.CONTENT_ENCODING)) else None,
+                    sum(map(len, body)),
+                ),
             ),
             read.route.credential_names,
         )
@@ -276,11 +326,14 @@ class Front:
                 passed_on[hdrs.LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
             self._finish(exchange, passed_on)
             response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=passed_on)
-            return await delivery.stream(response, self._counted(reply))
+            return await delivery.stream(response, self._counted(exchange, reply))
 
-    async def _counted(self, reply: Reply) -> AsyncIterator[bytes]:
+    async def _counted(self, exchange: Exchange, reply: Reply) -> AsyncIterator[bytes]:
         async for chunk in reply.chunks():
-            self._recorder.upstream_bytes(len(chunk))
+            self._recorder.upstream_bytes(
+                len(chunk), exchange.mode, exchange.route.config.name if exchange.route else NO_ROUTE
+            )
+            note_fetched(len(chunk))
             yield chunk
 
     async def _send(self, passed: Passed) -> Reply:

@@ -15,16 +15,20 @@ from multidict import CIMultiDict
 from gateway.clock import Clock
 from gateway.engine.answer import Answer
 from gateway.engine.replies import failure_answer
+from gateway.engine.request import Drain
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
 from gateway.engine.waiter import Rendered
 from gateway.errors import GatewayError
+from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
+from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE
+from gateway.protocol.names import SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.connection import ClientConnection
 from gateway.server.door import Door
 from gateway.server.head import date_line, field_lines, status_line
+from gateway.tracing import NO_REQUEST, RequestSpan, current
 
 Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 """Adds what every response carries, for a client of this route that sent this Origin header."""
@@ -47,10 +51,12 @@ class Parked(web.StreamResponse):
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their doors do."""
 
-    def __init__(self, node: str, dress: Dress, clock: Clock) -> None:
+    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, journal: Journal) -> None:
         self.node = node
         self.dress = dress
-        self._clock = clock
+        self.drain = drain
+        self.clock = clock
+        self._journal = journal
 
     def subscribe(
         self, request: web.BaseRequest, subscription: Subscription, route: Route | None, began: float
@@ -73,7 +79,16 @@ class LiveAnswers:
             subscription.close()
             raise
         subscriber = subscription.start(door)
-        door.take_over(subscriber, Mode.SSE, began, keeps=keeps, is_chunked=is_chunked)
+
+        def look(into: Record) -> None:
+            into.status, into.outcome, into.first_byte_s = 200, Outcome.FOLLOWED, 0.0
+            into.next_offset, into.sent_bytes = subscriber.at, door.live_bytes
+            readers = subscriber.topic.readers_now
+            into.subscribers = len(readers) + (subscriber not in readers)
+
+        name = route.config.name if route is not None else NO_ROUTE
+        note = self._note(Mode.SSE, name, began, look)
+        door.take_over(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
         door.write_head(head)
         subscriber.start()
         return Parked()
@@ -82,21 +97,41 @@ class LiveAnswers:
         """Have a long-poll wait for its answer."""
         door = _door(request)
         keeps = request.version >= HttpVersion11 and request.keep_alive
-        waiter = waiting.start(_Poller(self, door, route, request.headers.get(hdrs.ORIGIN), keeps=keeps))
-        door.take_over(waiter, Mode.LONGPOLL, began, keeps=keeps, is_chunked=False)
+        poller = _Poller(self, door, route, request.headers.get(hdrs.ORIGIN), keeps=keeps)
+        waiter = waiting.start(poller)
+        topic = waiting.topic
+
+        def look(into: Record) -> None:
+            into.sent_bytes = door.live_bytes
+            into.subscribers = len(topic.readers_now) + (waiter not in topic.readers_now)
+            if (answer := poller.answer) is not None:
+                into.status, into.outcome = answer.status, answer.outcome
+                into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
+                into.first_byte_s = self.clock.now() - began
+
+        name = route.config.name if route is not None else NO_ROUTE
+        note = self._note(Mode.LONGPOLL, name, began, look)
+        door.take_over(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps, is_chunked=False)
         waiter.start()
         return Parked()
+
+    def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> LiveNote | None:
+        """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
+        record, span = note_parked(), current()
+        span.park()
+        note = self._journal.live(record, began, look) if record is not None else None
+        return note if span is NO_REQUEST else _TracedNote(note, span, mode, route, look)
 
     def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
         """The head of a response.  Raises UpstreamBroken for a header that must not be written."""
         close = b"" if keeps else b"Connection: close\r\n"
-        return status_line(status) + field_lines(headers) + close + date_line(int(self._clock.wall())) + b"\r\n"
+        return status_line(status) + field_lines(headers) + close + date_line(int(self.clock.wall())) + b"\r\n"
 
 
 class _Poller:
     """The client of a long-poll: a `gateway.engine.waiter.Client`."""
 
-    __slots__ = ("_answers", "_door", "_keeps", "_origin", "_route")
+    __slots__ = ("_answers", "_door", "_keeps", "_origin", "_route", "answer")
 
     def __init__(
         self, answers: LiveAnswers, door: Door, route: Route | None, origin: str | None, *, keeps: bool
@@ -106,6 +141,8 @@ class _Poller:
         self._route = route
         self._origin = origin
         self._keeps = keeps
+        self.answer: Answer | None = None
+        """What the client was told, in the end."""
 
     @property
     def shape(self) -> Hashable:
@@ -123,13 +160,49 @@ class _Poller:
         if answer.status not in (204, 304):
             answer.headers["Content-Length"] = str(len(body))
         head = self._answers.head(answer.status, answer.headers, keeps=self._keeps)
-        return Rendered(head + body, len(body), answer.outcome)
+        return Rendered(head + body, len(body), answer)
 
     def reply(self, rendered: Rendered) -> None:
-        self._door.reply(*rendered)
+        self.answer = answer = rendered.answer
+        reason = _reason(answer.status, is_draining=self._answers.drain.is_set)
+        self._door.reply(rendered.data, rendered.body_bytes, answer.outcome, reason)
 
     def has_gone(self) -> None:
-        self._door.over(in_order=False)
+        self._door.over(CloseReason.LEFT, in_order=False)
+
+
+class _TracedNote:
+    """The end of a live answer, for the log and for the trace."""
+
+    __slots__ = ("_look", "_mode", "_note", "_route", "_span")
+
+    def __init__(
+        self, note: LiveNote | None, span: RequestSpan, mode: Mode, route: str, look: Callable[[Record], None]
+    ) -> None:
+        self._note = note
+        self._span = span
+        self._mode = mode
+        self._route = route
+        self._look = look
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        seen = Record()
+        self._look(seen)
+        if seen.status:
+            self._span.answered(seen.status)
+        self._span.tell(self._mode, outcome, self._route)
+        self._span.end()
+        if self._note is not None:
+            self._note.end(outcome, reason)
+
+
+def _reason(status: int, *, is_draining: bool) -> CloseReason:
+    """Why a long-poll that was answered so has ended."""
+    if status in (200, 304):
+        return CloseReason.ANSWERED
+    if status == 204:
+        return CloseReason.DRAINED if is_draining else CloseReason.TIMED_OUT
+    return CloseReason.ENDED if status < 500 else CloseReason.FAILED
 
 
 def _door(request: web.BaseRequest) -> Door:
