@@ -145,6 +145,7 @@ async def test_top_in_a_pipe_has_names_whole(client: Client, url: str, admin: st
     await client.read(url + path)
     _, out, _ = await finished("top", "--admin", admin)
     assert any(line.split()[:1] == [path] for line in out.splitlines())
+    assert max(map(len, out.splitlines())) < len(path) + 100
 
 
 async def test_top_lives_on_a_terminal_and_takes_keys(client: Client, url: str, admin: str) -> None:

@@ -9,12 +9,14 @@ import { between, History, OUTCOMES, sinceStart, total } from "./rates.js"
 import { table } from "./streams.js"
 
 export const DELAY = "gateway_delivery_delay_seconds"
+/** Finding the busiest goes through all streams, so it is not done at every look. */
+const LOOKS_PER_TOP = 5
 const LABELS = { stale_if_error: "stale if error" }
 
 /** What is remembered while other views are open. */
 const memory = { history: new History(), last: null, buckets: null }
 
-/** Begin anew, where the page was taken to another gateway's state. */
+/** One look at the gateway, remembered. */
 export async function look(signal) {
   const [overview, text] = await Promise.all([api.overview(signal), api.metrics(signal)])
   const found = buckets(text, DELAY)
@@ -127,7 +129,7 @@ export function overviewView() {
   )
 
   async function show(signal) {
-    const [{ overview, point, found }, top] = await Promise.all([look(signal), api.top("requests", 6, signal)])
+    const { overview, point, found } = await look(signal)
     const { history } = memory
     const times = history.points.map((one) => one.at)
     say(clients.value, say_.rate(point?.clients))
@@ -166,10 +168,17 @@ export function overviewView() {
     charts.subscribers.show(times, [history.column((point) => point.subscribers.sse), history.column((point) => point.subscribers.longpoll)])
     charts.delay.show(times, [history.column((point) => point.delay?.p50), history.column((point) => point.delay?.p99)])
     charts.bytes.show(times, [history.column((point) => point.downstream), history.column((point) => point.upstream)])
-    const focused = busiest.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
-    busiest.replaceChildren(top.streams.length ? table(top.streams, ["readers", "reads", "hits", "sent"]) : h("p", { class: "quiet" }, "No stream has been read yet."))
-    if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
+    if (looks++ % LOOKS_PER_TOP === 0) await showBusiest(signal)
     return overview
+  }
+
+  let looks = 0
+
+  async function showBusiest(signal) {
+    const { streams } = await api.top("requests", 6, signal)
+    const focused = busiest.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null
+    busiest.replaceChildren(streams.length ? table(streams, ["readers", "reads", "hits", "sent"]) : h("p", { class: "quiet" }, "No stream has been read yet."))
+    if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
   }
 
   function showOffload(overview) {
