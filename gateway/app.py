@@ -36,7 +36,6 @@ from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.state import Unsent, look_at
-from gateway.server.door import Doorkeeper
 from gateway.tracing import NO_TRACER, Tracer, current
 
 _BACKLOG = 4_096
@@ -218,7 +217,7 @@ async def start_gateway(
     entrance = Entrance(config, engine, metrics, tracer, log or Unkept())
     doors = entrance.doors
     gateway = RunningGateway(config, engine, metrics, entrance, load, log)
-    metrics.look = partial(look_at, engine, doors.__len__, partial(_unsent, doors), lambda: gateway.is_ready)
+    metrics.look = partial(look_at, engine, doors.__len__, lambda: Unsent(*doors.unsent()), lambda: gateway.is_ready)
     application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
     return await gateway.listen(application)
@@ -233,12 +232,6 @@ def _sampled_trace() -> str | None:
     """The trace of the running request, where it can be looked at."""
     span = current()
     return span.trace_id if span.is_sampled else None
-
-
-def _unsent(doors: Doorkeeper) -> Unsent:
-    """What clients have left in their connections' buffers."""
-    sizes = [door.transport.get_write_buffer_size() for door in doors._doors if door.transport is not None]
-    return Unsent(sum(sizes), max(sizes, default=0))
 
 
 def _tracer(config: GatewayConfig, clock: Clock, rng: random.Random) -> Tracer:

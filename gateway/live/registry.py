@@ -13,6 +13,7 @@ import random
 from gateway.clock import Clock, Timer
 from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
+from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, Terms, Topic, Ways
 from gateway.metrics_seam import Recorder
 from gateway.protocol.offsets import START, is_before
@@ -73,7 +74,9 @@ class Live:
         """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = Topic(stream, ways, terms, self._clock.wall)
+            topic = self._topics[stream] = Topic(
+                stream, ways, terms, self._clock.wall, Rounds(self._recorder, self._clock.now, stream.key.route)
+            )
             stream.pins += 1
             self._watch_expiry(topic)
             self._beat_in(topic, terms.heartbeat_s / BEATS)

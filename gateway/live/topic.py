@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from cachetools import LRUCache
 
 from gateway.errors import GatewayError
+from gateway.live.rounds import Rounds
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
@@ -126,8 +127,9 @@ class Step:
 class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
-    def __init__(self, stream: Stream, ways: Ways, terms: Terms, wall: Callable[[], float]) -> None:
+    def __init__(self, stream: Stream, ways: Ways, terms: Terms, wall: Callable[[], float], rounds: Rounds) -> None:
         self.stream = stream
+        self._rounds = rounds
         self.ways = ways
         self.terms = terms
         self._wall = wall
@@ -159,6 +161,8 @@ class Topic:
 
     def moved(self, position: str, *, is_confirmed: bool) -> None:
         """The follower stands at `position`; everyone who waits looks again."""
+        if position != self.position:
+            self._rounds.came()
         self.position = position
         self.is_confirmed = is_confirmed
         self.stream.is_followed = True
@@ -193,8 +197,9 @@ class Topic:
         self._is_flushing = False
         # Nothing changes while this lasts: no reader is given a chance to.
         self.steps, self.answers = {}, {}
+        readers = tuple(self.readers_now)
         try:
-            for reader in tuple(self.readers_now):
+            for reader in readers:
                 try:
                     reader.pump()
                 except Exception:
@@ -203,6 +208,7 @@ class Topic:
                     reader.gone()
         finally:
             self.steps, self.answers = {}, None
+            self._rounds.handed(len(readers))
 
     def wake(self) -> None:
         """Have every live reader look again."""

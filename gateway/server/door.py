@@ -20,7 +20,7 @@ from typing import Protocol, cast
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
-from gateway.journal import CloseReason, LiveNote
+from gateway.journal import CloseReason
 from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -45,6 +45,17 @@ class LiveReader(Protocol):
 
     def gone(self) -> None:
         """The client has gone."""
+
+
+class Note(Protocol):
+    """Where one live answer is noted."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that its figures are an example of."""
+
+    def end(self, outcome: Outcome, reason: CloseReason) -> None:
+        """It has ended."""
 
 
 class Door(asyncio.Protocol):
@@ -94,7 +105,7 @@ class Door(asyncio.Protocol):
         self._live_mode = Mode.SSE
         self._live_route = NO_ROUTE
         self._live_began = 0.0
-        self._live_note: LiveNote | None = None
+        self._live_note: Note | None = None
         """Where the live answer is noted, if anywhere."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
@@ -196,6 +207,9 @@ class Door(asyncio.Protocol):
         self.is_full = self._is_busy = True
         if self._strict is not None:
             self._strict.pause_writing()
+        if self._live is not None:
+            # It is sent no more until it has read: moved back to reading the tape.
+            self._keeper.recorder.slow_consumer(is_closed=False)
         if self.is_idle or self._live is not None:
             # A ready answer that the client does not take: nobody awaits it, so its deadline is kept here.
             self._unsent = self._unsent_now()
@@ -255,7 +269,7 @@ class Door(asyncio.Protocol):
         mode: Mode,
         route: str,
         began: float,
-        note: LiveNote | None,
+        note: Note | None,
         *,
         keeps: bool,
         is_chunked: bool,
@@ -326,8 +340,16 @@ class Door(asyncio.Protocol):
         lived_s = self._now() - self._live_began
         # An SSE response begins at once, a long-poll's when it is over.
         first_byte_s = 0.0 if mode is Mode.SSE else lived_s
-        recorder.request(mode, outcome, lived_s, route, first_byte_s=first_byte_s, sent_bytes=self.live_bytes)
         note, self._live_note = self._live_note, None
+        recorder.request(
+            mode,
+            outcome,
+            lived_s,
+            route,
+            first_byte_s=first_byte_s,
+            sent_bytes=self.live_bytes,
+            trace_id=note.trace_id if note is not None else None,
+        )
         if note is not None:
             note.end(outcome, reason)
         self._live = None
@@ -475,6 +497,11 @@ class Doorkeeper:
         self._doors.discard(door)
         if not self._doors:
             self._emptied.fire()
+
+    def unsent(self) -> tuple[int, int]:
+        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        sizes = [door.transport.get_write_buffer_size() for door in self._doors if door.transport is not None]
+        return sum(sizes), max(sizes, default=0)
 
     def count(self) -> None:
         """Tell the recorder what is not counted one by one."""

@@ -65,6 +65,11 @@ class Exchange:
     is_parked: bool = False
     """Whether the answer has left the strict protocol, and is counted when it ends."""
 
+    @property
+    def route_name(self) -> str:
+        """The route's name as the metrics have it."""
+        return self.route.config.name if self.route is not None else NO_ROUTE
+
 
 class Front:
     """Answers clients.  Owns nothing: the engine does."""
@@ -112,10 +117,9 @@ class Front:
             mode,
             outcome,
             self._engine.clock.now() - exchange.began,
-            route or NO_ROUTE,
+            exchange.route_name,
             first_byte_s=first_byte_s,
             sent_bytes=sent_bytes,
-            trace_id=span.trace_id or None,
         )
         span.tell(mode, outcome, route)
         note_answered(mode, outcome, first_byte_s, sent_bytes)

@@ -115,12 +115,14 @@ class LiveAnswers:
         waiter.start()
         return Parked()
 
-    def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> LiveNote | None:
+    def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
         record, span = note_parked(), current()
         span.park()
+        if record is None and span is NO_REQUEST:
+            return None
         note = self._journal.live(record, began, look) if record is not None else None
-        return note if span is NO_REQUEST else _TracedNote(note, span, mode, route, look)
+        return _LiveNote(note, span, mode, route, look)
 
     def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
         """The head of a response.  Raises UpstreamBroken for a header that must not be written."""
@@ -171,7 +173,7 @@ class _Poller:
         self._door.over(CloseReason.LEFT, in_order=False)
 
 
-class _TracedNote:
+class _LiveNote:
     """The end of a live answer, for the log and for the trace."""
 
     __slots__ = ("_look", "_mode", "_note", "_route", "_span")
@@ -184,6 +186,11 @@ class _TracedNote:
         self._mode = mode
         self._route = route
         self._look = look
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that its figures are an example of, where it is sampled."""
+        return self._span.trace_id if self._span.is_sampled else None
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         seen = Record()

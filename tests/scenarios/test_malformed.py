@@ -242,7 +242,8 @@ async def test_a_body_in_a_transfer_coding_that_is_not_undone_here_is_refused(ed
     await edge.put("/s")
     wire = await edge.wire()
     await wire.send(
-        b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+        b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+        b"2\r\nab\r\n0\r\n\r\n"
     )
     assert (await wire.answer()).status == 501
     assert counters.requests[Kind.APPEND] == 0
