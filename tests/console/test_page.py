@@ -98,6 +98,11 @@ async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) 
         f"{(1 - reads / (asked - hits)) * 100:.1f} % since the start"
     )
     await expect(visit.figure("on tapes").locator("small")).to_contain_text("2 tapes")
+    rows = visit.page.locator(".streams tbody tr")
+    await expect(rows).to_have_count(2)
+    busiest = (await stage.admin("/api/top?by=requests"))["streams"][0]
+    await expect(rows.first.locator("a")).to_have_text(busiest["path"])
+    await expect(rows.first.locator('[data-label="reads"]')).to_have_text(str(busiest["reads"]))
     sent = await stage.total("gateway_downstream_bytes_total")
     await expect(visit.figure("sent to clients").locator("strong")).to_have_text(f"{sent / 1024:.1f} KiB")
 

@@ -6,12 +6,14 @@ import asyncio
 import json
 from typing import Any
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 from aiohttp import ClientPayloadError
 
 from gateway.ops.console.site import POLICY
 from tests.console.visit import BOUND_S, JSON, Stage
+from tests.served import durable_gateway, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -122,6 +124,18 @@ async def test_without_leave_nothing_is_written(stage: Stage) -> None:
     assert not (await stage.admin("/api/console"))["may_write"]
     async with stage.session.head(stage.gateway.gateway_url + "/w") as reply:
         assert reply.status == 404
+
+
+async def test_dev_lets_the_console_write() -> None:
+    def may_write() -> bool:
+        ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+        with (
+            served(durable_gateway("dev", *ports), "admin") as urls,
+            urlopen(urls["admin"] + "/api/console", timeout=BOUND_S) as reply,
+        ):
+            return bool(json.load(reply)["may_write"])
+
+    assert await asyncio.to_thread(may_write)
 
 
 @pytest.mark.parametrize("settings", [{"host": "streams.example.org", "prefix": "/v1", "strip_prefix": True}])
