@@ -216,6 +216,7 @@ async def start_gateway(
     engine = Engine(config, clock, metrics, rng, tracer)
     entrance = Entrance(config, engine, metrics, tracer, log or Unkept())
     doors = entrance.doors
+    metrics.before_collect = doors.count
     gateway = RunningGateway(config, engine, metrics, entrance, load, log)
     metrics.look = partial(look_at, engine, doors.__len__, lambda: Unsent(*doors.unsent()), lambda: gateway.is_ready)
     application = admin_application(gateway, guard, partitions)

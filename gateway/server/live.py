@@ -81,7 +81,7 @@ class LiveAnswers:
         subscriber = subscription.start(door)
 
         def look(into: Record) -> None:
-            into.status, into.outcome, into.first_byte_s = 200, Outcome.FOLLOWED, 0.0
+            into.status, into.first_byte_s = 200, 0.0
             into.next_offset, into.sent_bytes = subscriber.at, door.live_bytes
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
@@ -105,7 +105,7 @@ class LiveAnswers:
             into.sent_bytes = door.live_bytes
             into.subscribers = len(topic.readers_now) + (waiter not in topic.readers_now)
             if (answer := poller.answer) is not None:
-                into.status, into.outcome = answer.status, answer.outcome
+                into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self.clock.now() - began
 
@@ -121,7 +121,10 @@ class LiveAnswers:
         span.park()
         if record is None and span is NO_REQUEST:
             return None
-        note = self._journal.live(record, began, look) if record is not None else None
+        note = None
+        if record is not None:
+            record.outcome = Outcome.FOLLOWED
+            note = self._journal.live(record, began, look)
         return _LiveNote(note, span, mode, route, look)
 
     def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:

@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,12 +18,6 @@ from tests.commands.conftest import Client
 from tests.commands.runs import Run, finished, running, shows
 
 TOKEN = "DURABLE_GATEWAY_ADMIN_TOKEN"
-
-
-@pytest.fixture
-def durable_gateway_settings(durable_gateway_settings: dict[str, Any]) -> dict[str, Any]:
-    """Every read goes the strict way, so that the figures shown here do not depend on who answers it."""
-    return {**durable_gateway_settings, "fast_path": False}
 
 
 @pytest.fixture

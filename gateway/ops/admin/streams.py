@@ -155,6 +155,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     shown = _Shown(subject, directory)
 
     async def page(asked: Asked[StreamsQuery, Nothing]) -> StreamPage:
+        subject.metrics.before_collect()
         query = asked.query
         after = named_by(query.after)
         first: list[tuple[Name, Stream]] = []
@@ -167,9 +168,11 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         return StreamPage(rows, last.cursor if last is not None else None)
 
     async def one(asked: Asked[Nothing, Nothing]) -> StreamDetail:
+        subject.metrics.before_collect()
         return shown.detail(directory.find(asked.path["id"]))
 
     async def top(asked: Asked[TopQuery, Nothing]) -> TopStreams:
+        subject.metrics.before_collect()
         query = asked.query
         measure = shown.measures[query.by]
         most: list[Stream] = []

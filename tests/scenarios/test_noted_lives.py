@@ -1,0 +1,122 @@
+"""What the access log says of hits at the door and of live reads, from their beginning to their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.protocol.mode import Mode
+from tests.scenarios import test_noted
+from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.test_noted import TRACE, TRACEPARENT, noted
+
+log = test_noted.log
+settings = test_noted.settings
+
+
+async def of_mode(edge: Edge, log: Path, count: int, mode: Mode) -> dict[str, Any]:
+    """The one line of this mode among so many."""
+    (line,) = [line for line in await noted(edge, log, count) if line["mode"] == mode]
+    return line
+
+
+async def confirmed(edge: Edge, readers: int = 1) -> None:
+    topics = edge.gateway.engine.live._topics
+    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics.values()))
+
+
+async def test_every_hit_has_a_line_whichever_way_it_goes(edge: Edge, log: Path) -> None:
+    tail = (await edge.put("/s", b"0123456789", Stream_Closed="true")).headers["Stream-Next-Offset"]
+    for _ in range(3):
+        await edge.get("/s?tenant=7&offset=-1", {"User-Agent": "a"})
+    wire = await edge.wire()
+    for _ in range(5):
+        await wire.ask("/s?tenant=7&offset=-1", {"User-Agent": "b", "traceparent": TRACEPARENT})
+        assert (await wire.answer("GET")).body == b"0123456789"
+    lines = (await noted(edge, log, 9))[1:]
+    assert [line["outcome"] for line in lines] == ["miss"] + ["hit"] * 7
+    assert [line["user_agent"] for line in lines] == ["a"] * 3 + ["b"] * 5
+    assert [line.get("trace_id") for line in lines] == [None] * 3 + [TRACE] * 5
+    shared = ("stream", "mode", "route", "status", "start", "next_offset", "sent_bytes", "client", "is_final")
+    assert {tuple(line[name] for name in shared) for line in lines} == {
+        ("/s?tenant=7", "catchup", "default", 200, "-1", tail, 10, "127.0.0.1", True)
+    }
+    assert sum(line["fetched_bytes"] for line in lines) == 10
+
+
+@pytest.mark.parametrize("credentials", [{}, {"Authorization": "Bearer s3cret"}])
+async def test_an_sse_reader_has_a_line_at_its_end(edge: Edge, log: Path, credentials: dict[str, str]) -> None:
+    await edge.put("/s", b"0123456789")
+    reader = await edge.begin("/s?live=sse&offset=-1", credentials)
+    await reader.head()
+    tail = (await edge.send("POST", "/s", {"Content-Type": "text/plain", "Stream-Closed": "true"})).headers
+    line = await of_mode(edge, log, 3, Mode.SSE)
+    told = ("status", "outcome", "start", "next_offset", "subscribers", "is_final", "close_reason")
+    expected = (200, "followed", "-1", tail["Stream-Next-Offset"], 1, True, "closed")
+    assert tuple(line[name] for name in told) == expected
+    assert line["sent_bytes"] > 10
+    assert line["first_byte_s"] <= line["duration_s"]
+    assert ("partition" in line) is bool(credentials)
+    assert "s3cret" not in str(line)
+    await eventually(lambda: not edge.gateway.engine.live)
+
+
+@pytest.mark.parametrize("reason", ["ended", "left", "lifetime"])
+async def test_the_line_of_an_sse_reader_says_why_it_ended(edge: Edge, log: Path, reason: str) -> None:
+    await edge.put("/s", b"0123456789")
+    reader = await edge.begin("/s?live=sse&offset=-1")
+    await reader.head()
+    await confirmed(edge)
+    lines = 2
+    match reason:
+        case "ended":
+            await edge.send("DELETE", "/s")
+            lines += 1
+        case "left":
+            await reader.closed()
+        case "lifetime":
+            edge.clock.advance(60)
+    line = await of_mode(edge, log, lines, Mode.SSE)
+    assert (line["close_reason"], line["outcome"]) == (reason, "aborted" if reason == "left" else "followed")
+
+
+@pytest.mark.parametrize("reason", ["answered", "timed_out", "ended", "left"])
+async def test_the_line_of_a_long_poll_says_why_it_ended(edge: Edge, log: Path, reason: str) -> None:
+    tail = (await edge.put("/s", b"0123456789")).headers["Stream-Next-Offset"]
+    waiting = await edge.begin(f"/s?live=long-poll&offset={tail}")
+    await confirmed(edge)
+    lines, status = 2, 0
+    match reason:
+        case "answered":
+            await edge.post("/s", b"ab")
+            lines, status = 3, 200
+        case "ended":
+            await edge.send("DELETE", "/s")
+            lines, status = 3, 404
+        case "left":
+            await waiting.closed()
+        case "timed_out":
+            edge.clock.advance(60)
+            status = 204
+    if status:
+        assert (await bounded(waiting.answer("GET"))).status == status
+    line = await of_mode(edge, log, lines, Mode.LONGPOLL)
+    assert (line["close_reason"], line.get("status", 0)) == (reason, status)
+    if reason == "answered":
+        assert line["sent_bytes"] == 2
+    assert line["subscribers"] == 1
+
+
+async def test_readers_that_are_sent_off_are_drained(edge: Edge, log: Path) -> None:
+    await edge.put("/s", b"0123456789")
+    reader = await edge.begin("/s?live=sse&offset=-1")
+    await reader.head()
+    poll = await edge.begin("/s?live=long-poll&offset=now")
+    await confirmed(edge, 2)
+    edge.clock.advance(2)
+    edge.gateway.drain(1.0)
+    lines = await noted(edge, log, 3)
+    assert {line["mode"]: line.get("close_reason") for line in lines[1:]} == {"sse": "drained", "longpoll": "drained"}
+    assert (await bounded(poll.answer("GET"))).status == 204
