@@ -43,6 +43,9 @@ _FRAME_BYTES: Final = 1 << 20
 """Frames kept for the next who stand at the same place."""
 _EVENT_BYTES: Final = 1 << 18
 """About as much of a replay goes into one data event, where the known offsets allow it."""
+_FRAME_MOST_BYTES: Final = 2 * _EVENT_BYTES
+"""A data event that is larger when encoded is sent in parts: base64 adds a third, and text of line ends alone grows to
+six times its size."""
 BEATS: Final = 16
 """One timer of a topic beats so often in the time of a heartbeat, so that none of its readers needs one."""
 _CURSOR_REACH: Final = 1_000
@@ -124,6 +127,18 @@ class Step:
     """In place of data: to be sent in parts, and then its control event."""
 
 
+def _guarded(reader: Listener, call: Callable[[], None]) -> None:
+    """One client's trouble is not the others'."""
+    try:
+        call()
+    except Exception:
+        _log.exception("a live reader failed")
+        try:
+            reader.gone()
+        except Exception:
+            _log.exception("a live reader could not be let go")
+
+
 class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
@@ -200,15 +215,16 @@ class Topic:
         readers = tuple(self.readers_now)
         try:
             for reader in readers:
-                try:
-                    reader.pump()
-                except Exception:
-                    # One client's trouble is not the others'.
-                    _log.exception("a live reader failed")
-                    reader.gone()
+                _guarded(reader, reader.pump)
         finally:
             self.steps, self.answers = {}, None
             self._rounds.handed(len(readers))
+
+    def beat(self) -> None:
+        """A part of the time of a heartbeat has gone by."""
+        self.beats += 1
+        for reader in tuple(self.readers_now):
+            _guarded(reader, reader.beat)
 
     def wake(self) -> None:
         """Have every live reader look again."""
@@ -254,12 +270,14 @@ class Topic:
         end = reading.end
         is_closed = tape.is_closed_at(end)
         is_current = self.is_current(end)
-        if reading.size > _EVENT_BYTES:
-            return Step(b"", end, is_told, cursor, large=self._large_event(at, reading))
         if reading.size:
-            frame = self.frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-            step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
+            frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
+            if isinstance(frame, Large):
+                step = Step(b"", end, is_told, cursor, large=frame)
+            else:
+                step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
             if self.answers is not None and cursor == shared:
+                # A large event is not sent from here, only kept: those who take all of it at once hold on to nothing.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not is_told):
@@ -274,26 +292,28 @@ class Topic:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
-    def frame(self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:
-        """The data event of a reading with the control event that must follow it (section 5.8)."""
+    def _frame(self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str) -> bytes | Large:
+        """The data event of a reading with the control event that must follow it (section 5.8), or what is too large to
+        be written at once."""
         key = (start, reading.end, is_current, is_closed, cursor)
         frame = self._frames.get(key)
-        if frame is None:
-            control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
-            frame = self._data_event(reading) + control
-            self._frames[key] = frame
+        if frame is not None:
+            return frame
+        large = self._larges.get(key[:2])
+        if large is not None:
+            return large
+        data = self._data_event(reading)
+        if reading.size > _EVENT_BYTES or len(data) > _FRAME_MOST_BYTES:
+            large = self._larges[key[:2]] = Large(data, reading.end)
+            return large
+        control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
+        frame = self._frames[key] = data + control
         return frame
 
     def _data_event(self, reading: Reading) -> bytes:
         stream = self.stream
         pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
         return encode_data(pieces, base64=not is_sse_text(stream.content_type))
-
-    def _large_event(self, start: str, reading: Reading) -> Large:
-        large = self._larges.get((start, reading.end))
-        if large is None:
-            large = self._larges[start, reading.end] = Large(self._data_event(reading), reading.end)
-        return large
 
     def last_step(self, large: Large, least_cursor: int) -> Step:
         """The control event behind a large event that has been sent: what is true now, not when it was begun."""

@@ -303,3 +303,26 @@ async def test_frames_kept_for_others_are_bounded_by_their_bytes(edge: Edge) -> 
         assert await wire.event() is not None
     (topic,) = edge.gateway.engine.live._topics.values()
     assert sum(map(len, topic._frames.values())) <= 1 << 20
+
+
+@pytest.mark.parametrize("is_live", [False, True], ids=["replayed", "appended"])
+async def test_text_that_grows_to_many_times_its_size_in_frames_arrives_whole(
+    edge: Edge, counters: Counters, is_live: bool
+) -> None:
+    body = b"\n" * 200_000
+    await edge.put("/s", b"" if is_live else body)
+    wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(2)]
+    for wire in wires:
+        assert (await wire.head()).status == 200
+        if is_live:
+            await control(wire)
+    if is_live:
+        await edge.post("/s", body)
+    for wire in wires:
+        event = await wire.event()
+        assert event is not None
+        assert event == Event("data", body.decode())
+        fields = await control(wire)
+        assert fields["streamNextOffset"] == (await edge.send("HEAD", "/s")).next_offset
+    (topic,) = edge.gateway.engine.live._topics.values()
+    assert sum(map(len, topic._frames.values())) <= 1 << 20
