@@ -19,7 +19,7 @@ from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientServer
-from gateway.server.door import Doorkeeper
+from gateway.server.doorkeeper import Doorkeeper
 from gateway.server.front import Front
 from gateway.server.noted import NotedFront
 from gateway.server.ready import Ready, ReadyAnswers

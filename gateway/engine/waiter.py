@@ -75,7 +75,7 @@ class Waiter:
         is_low = own is None or own < interval(tail.clock.wall())
         self._is_plain = is_low and read.if_none_match is None
         self._was_confirmed = place.topic.is_confirmed
-        """Whether the follower vouched for the stream when the client came."""
+        """Whether the follower has vouched for the stream since the client came."""
         self._is_over = False
         self._is_asking = False
         self._has_missed = False
@@ -98,6 +98,8 @@ class Waiter:
         """The topic has changed: answer, if there is something to answer with."""
         if self._is_over:
             return
+        if self._place.topic.is_confirmed:
+            self._was_confirmed = True
         if self._is_asking:
             self._has_missed = True
             return
@@ -166,8 +168,18 @@ class Waiter:
             found = await self._past_tape()
         except GatewayError as error:
             found = failure_answer(route.node, error)
-        finally:
+        except BaseException:
             self._is_asking = False
+            self.gone()
+            raise
+        self._is_asking = False
+        try:
+            self._go_on(found)
+        except Exception:
+            self.gone()
+            raise
+
+    def _go_on(self, found: Answer | Poll) -> None:
         if self._is_over:
             if isinstance(found, Answer):
                 found.close()
@@ -193,6 +205,7 @@ class Waiter:
         place.topic.readers_now.discard(self)
         place.close()
         self._place = found
+        self._was_confirmed = found.topic.is_confirmed
         found.topic.readers_now.add(self)
         return Poll.LOOK
 
@@ -212,9 +225,9 @@ class Waiter:
             self._client.has_gone()
 
     def _finish(self, answer: Answer) -> Rendered:
-        self._leave()
         place = self._place
         rendered = self._client.render(place.tail.code_now(place.read, answer))
+        self._leave()
         place.stream.sent_bytes += rendered.body_bytes
         self._client.reply(rendered)
         return rendered

@@ -140,9 +140,7 @@ class Live:
 
     def _beat_in(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:
-            topic.beats += 1
-            for reader in tuple(topic.readers_now):
-                reader.beat()
+            topic.beat()
             self._beat_in(topic, delay_s)
 
         self._beats[topic] = self._clock.call_later(delay_s, beat)

@@ -41,7 +41,13 @@ class ClientConnection(RequestHandler):
     @property
     def is_settling(self) -> bool:
         """Whether the last response is out and only this protocol's own task has not come round to waiting again."""
-        return not self._request_in_progress and not self._messages and not self.is_idle
+        will_wait = self._task_handler is not None and not self._close and not self._force_close
+        return will_wait and not self._request_in_progress and not self._messages and not self.is_idle
+
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether it has read more than it can take."""
+        return bool(self._reading_paused)
 
     def _process_keepalive(self) -> None:
         """The door closes idle connections; it alone sees the requests that it answers itself."""

@@ -14,6 +14,8 @@ from gateway.engine.answer import Answer, Shown
 from gateway.errors import GatewayError
 from gateway.metrics_seam import Recorder
 
+_PART_BYTES = 1 << 16
+"""The most that is written at a time, for which a client has the time of the write bound."""
 _JOINED_BYTES = 1 << 18
 """A body up to this size is joined and sent with its head in one write."""
 
@@ -89,7 +91,9 @@ class Delivery:
                 self._sent(len(chunk))
                 if shown is not None:
                     shown.stream.sent_bytes += len(chunk)
-                await self._bounded(response.write(chunk))
+                # In parts, so that the bound is on progress and not on the size of what came in one piece.
+                for begin in range(0, len(chunk), _PART_BYTES):
+                    await self._bounded(response.write(chunk[begin : begin + _PART_BYTES]))
         except GatewayError as error:
             raise self.abort() from error
         await self._bounded(response.write_eof())

@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from typing import Protocol, cast
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from gateway.clock import Clock, SystemClock
-from gateway.config import LimitsConfig
 from gateway.journal import CloseReason
-from gateway.metrics_seam import NO_ROUTE, Recorder
+from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.server.connection import ClientConnection, ClientServer
-from gateway.server.ready import MAX_REQUEST_BYTES, Ready, ReadyAnswers
-from gateway.signals import Signal
-from gateway.wheel import NEVER, Wheel
+from gateway.server.connection import ClientConnection
+from gateway.server.ready import MAX_REQUEST_BYTES, Ready
+from gateway.wheel import NEVER
+
+if TYPE_CHECKING:
+    from gateway.server.doorkeeper import Doorkeeper
 
 _HEAD_END = b"\r\n\r\n"
-_ABORT_S = 1.0
-_LOOKS = 4
+_LOOKS: Final = 4
 """A connection that may be idle for so long is looked at so often within that time."""
+NOT_SEEN: Final = -1
 _LAST_CHUNK = b"0\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
 
@@ -70,6 +69,7 @@ class Door(asyncio.Protocol):
         "_is_busy",
         "_is_chunked",
         "_is_clean",
+        "_is_retiring",
         "_is_slow",
         "_keeper",
         "_keeps",
@@ -79,6 +79,7 @@ class Door(asyncio.Protocol):
         "_live_note",
         "_live_route",
         "_now",
+        "_parked",
         "_quiet_looks",
         "_strict",
         "_tick",
@@ -122,7 +123,12 @@ class Door(asyncio.Protocol):
         """Looks since then; below zero until the client has sent anything at all."""
         self._is_slow = False
         """Whether the connection goes because the client did not keep up."""
-        self._unsent = 0
+        self._unsent = NOT_SEEN
+        """What the client had left unread when that was looked at last."""
+        self._is_retiring = False
+        """Whether the strict protocol is about to be taken down: what comes is for its successor."""
+        self._parked: asyncio.Future[None] | None = None
+        """What a strict protocol that is kept waits for while a live answer is given."""
         self._tick = NEVER
 
     @property
@@ -170,7 +176,7 @@ class Door(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         strict = self._strict
-        if self._live is not None or self._held:
+        if self._live is not None or self._held or self._is_retiring:
             self._hold(data)
             return
         if self._is_clean and strict is not None and strict.is_settling:
@@ -198,6 +204,9 @@ class Door(asyncio.Protocol):
             strict = self._strict = self._keeper.strict(self)
             assert self.transport is not None
             strict.connection_made(self.transport)
+            if self.is_full:
+                # It was told before this protocol was there to hear it.
+                strict.pause_writing()
         strict.data_received(data)
 
     def eof_received(self) -> None:
@@ -212,17 +221,17 @@ class Door(asyncio.Protocol):
             self._keeper.recorder.slow_consumer(is_closed=False)
         if self.is_idle or self._live is not None:
             # A ready answer that the client does not take: nobody awaits it, so its deadline is kept here.
-            self._unsent = self._unsent_now()
-            self._watch(self._keeper.limits.client_write_timeout_s)
+            self._unsent = NOT_SEEN
+            self._expect_progress()
 
     def resume_writing(self) -> None:
         self.is_full = False
         if self._strict is not None:
             self._strict.resume_writing()
+        self._unwatch()
         if self._live is None:
             self._watch_idle()
         else:
-            self._unwatch()
             self._live.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -273,8 +282,12 @@ class Door(asyncio.Protocol):
         *,
         keeps: bool,
         is_chunked: bool,
-    ) -> None:
-        """Answer without the strict protocol from here on, until `over` or `reply`; it is not kept for that long."""
+    ) -> asyncio.Future[None] | None:
+        """Answer without the strict protocol from here on, until `over` or `reply`.
+
+        It is not kept for that long where all that it was given is this one request.  Otherwise it stays as it is, with
+        what it has read already, and goes on when the future that is given is done.
+        """
         self._live = live
         self._live_mode = mode
         self._live_route = route
@@ -286,10 +299,19 @@ class Door(asyncio.Protocol):
         self._is_busy = True
         self._keeper.recorder.subscribers(mode, 1, route)
         self._unwatch()
-        self._keeper.loop.call_soon(self._retire)
+        if self.is_full:
+            self._unsent = NOT_SEEN
+            self._expect_progress()
+        if self._is_clean:
+            self._is_retiring = True
+            self._keeper.loop.call_soon(self._retire)
+        else:
+            self._parked = self._keeper.loop.create_future()
+        return self._parked
 
     def _retire(self) -> None:
         """Take the strict protocol down without the transport, which is no longer its own."""
+        self._is_retiring = False
         strict, self._strict = self._strict, None
         if strict is not None:
             strict.transport = None
@@ -355,12 +377,20 @@ class Door(asyncio.Protocol):
         self._live = None
         if self.transport is None:
             return
+        parked, self._parked = self._parked, None
         if not self._keeps or self._keeper.is_leaving:
-            self.transport.close()
-        elif self._strict is None:
+            self._close()
+        elif parked is not None:
+            if not parked.done():
+                parked.set_result(None)
+            self._watch_idle()
+            self._hand_on_held()
+        elif not self._is_retiring:
             self._resume()
 
     def _resume(self) -> None:
+        if self.transport is None or self.transport.is_closing():
+            return
         self._is_clean = True
         self._is_busy = self.is_full
         self._is_active = True
@@ -370,9 +400,17 @@ class Door(asyncio.Protocol):
 
     def _take_held(self) -> None:
         held, self._held = self._held, b""
-        if held and self.transport is not None:
+        if held and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
             self._receive(held)
+
+    def _hand_on_held(self) -> None:
+        """Give the strict protocol, which was kept, what has come since."""
+        held, self._held = self._held, b""
+        if held and self._strict is not None and self.transport is not None:
+            self._strict.data_received(held)
+            if not self._strict.is_reading_paused:
+                self.transport.resume_reading()
 
     def _hold(self, data: bytes) -> None:
         """Keep what belongs to the next request; it is not read beyond a bound."""
@@ -394,6 +432,7 @@ class Door(asyncio.Protocol):
 
     def _watch_idle(self) -> None:
         """Look again after a part of the time that a connection may be idle."""
+        self._unsent = NOT_SEEN
         self._watch(self._keeper.limits.keepalive_timeout_s / _LOOKS)
 
     def due(self) -> None:
@@ -402,20 +441,15 @@ class Door(asyncio.Protocol):
         keeper, transport = self._keeper, self.transport
         if transport is None:
             return
-        if not self.is_idle and self._live is None:
-            # Whoever is answering keeps the time; idleness begins to count when this looks again.
-            self._is_active = True
-            self._watch(max(keeper.limits.keepalive_timeout_s, 1.0))
-        elif self.is_full:
-            unsent, self._unsent = self._unsent, self._unsent_now()
-            if self._unsent < unsent:
-                self._watch(keeper.limits.client_write_timeout_s)
-            else:
-                keeper.recorder.slow_consumer()
-                self._is_slow = True
-                transport.abort()
+        if transport.is_closing() or (self.is_full and (self._live is not None or self.is_idle)):
+            self._expect_progress()
         elif self._live is not None:
             return
+        elif not self.is_idle:
+            # Whoever is answering keeps the time; idleness begins to count when this looks again.
+            self._is_active = True
+            limits = keeper.limits
+            self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
         elif self._is_active:
             self._is_active = False
             self._quiet_looks = 0
@@ -428,103 +462,35 @@ class Door(asyncio.Protocol):
             if self._quiet_looks < _LOOKS:
                 self._watch_idle()
             else:
-                transport.close()
+                self._close()
 
-    def _unsent_now(self) -> int:
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+    def _expect_progress(self) -> None:
+        """Look after a while whether the client has taken anything; the second time, let it go if it has not."""
+        if self.transport is None:
+            return
+        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if unsent < 0 or self._unsent < unsent:
+            self._watch(self._keeper.limits.client_write_timeout_s)
+        else:
+            self._keeper.recorder.slow_consumer()
+            self._is_slow = True
+            self.transport.abort()
+
+    def _close(self) -> None:
+        """End the connection when the client has taken what is written, for which there is a bound as well."""
+        if self.transport is not None:
+            self.transport.close()
+            self._unsent = NOT_SEEN
+            self._expect_progress()
 
     def close_if_idle(self) -> None:
         """Used when the gateway leaves: what is being answered is left to end."""
-        if self.is_idle and self.transport is not None:
-            self.transport.close()
+        if self.is_idle:
+            self._close()
 
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
-
-
-class Doorkeeper:
-    """Makes doors and knows those that are open.  `ready` is None where every request goes the strict way."""
-
-    def __init__(
-        self, server: ClientServer, limits: LimitsConfig, ready: ReadyAnswers | None, clock: Clock, recorder: Recorder
-    ) -> None:
-        self._server = server
-        self.limits = limits
-        self.ready = ready
-        self.recorder = recorder
-        self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
-        self.now = clock.now
-        self.loop = asyncio.get_running_loop()
-        # Connections go by the machine's time, whatever the clock that streams go by.
-        self.wheel = Wheel(SystemClock())
-        self.sent_bytes = 0
-        """Body bytes of live answers that have not been counted yet."""
-        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
-        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
-        self.is_leaving = False
-        self._coming = 0
-        """Connections that are accepted and have not been made yet."""
-        self._doors: set[Door] = set()
-        self._emptied = Signal()
-
-    def __call__(self) -> Door:
-        self._coming += 1
-        return Door(self)
-
-    def __len__(self) -> int:
-        return len(self._doors)
-
-    def admit(self, door: Door) -> bool:
-        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
-        self._coming -= 1
-        if self.is_leaving or len(self._doors) >= self.limits.max_connections:
-            self._emptied.fire()
-            return False
-        self._doors.add(door)
-        return True
-
-    async def emptied(self, timeout_s: float) -> None:
-        """Wait until no connection is left, for at most `timeout_s`."""
-        # What the loop has accepted already becomes a door in its next turn.
-        await asyncio.sleep(0)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._doors or self._coming:
-                    await self._emptied.wait()
-
-    def leave(self, door: Door) -> None:
-        self._doors.discard(door)
-        if not self._doors:
-            self._emptied.fire()
-
-    def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
-        sizes = [door.transport.get_write_buffer_size() for door in self._doors if door.transport is not None]
-        return sum(sizes), max(sizes, default=0)
-
-    def count(self) -> None:
-        """Tell the recorder what is not counted one by one."""
-        sent, self.sent_bytes = self.sent_bytes, 0
-        self.recorder.downstream_bytes(sent)
-        if self.ready is not None:
-            self.ready.count()
-
-    def strict(self, door: Door) -> ClientConnection:
-        """An aiohttp protocol for the door's connection."""
-        return self._server.connect(door)
-
-    def leave_in_order(self) -> None:
-        """Close idle connections now, and the others as they become idle."""
-        self.is_leaving = True
-        for door in list(self._doors):
-            door.close_if_idle()
-
-    async def abort(self) -> None:
-        """Drop every connection that is left, and see it go."""
-        for door in list(self._doors):
-            door.abort()
-        await self.emptied(_ABORT_S)
 
 
 def _is_one_plain_get(data: bytes) -> bool:
@@ -536,4 +502,5 @@ def _is_one_plain_get(data: bytes) -> bool:
     lower = data.lower()
     if any(sign in lower for sign in _UNPLAIN):
         return False
-    return b"\r\nconnection:" not in lower or b"\r\nconnection: keep-alive\r\n" in lower
+    lines = lower.count(b"\r\nconnection:")
+    return lines == 0 or (lines == 1 and b"\r\nconnection: keep-alive\r\n" in lower)

@@ -13,7 +13,7 @@ from aiohttp.http import HttpVersion10, HttpVersion11
 from multidict import CIMultiDict
 
 from gateway.config import GatewayConfig
-from gateway.engine.answer import Answer
+from gateway.engine.answer import Answer, Shown
 from gateway.engine.core import Engine, route_for
 from gateway.engine.relay import Passed
 from gateway.engine.replies import failure_answer
@@ -41,7 +41,7 @@ from gateway.server.delivery import Aborted, Delivery
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.upload import Upload
-from gateway.tape.stream import Stream, StreamKey
+from gateway.tape.stream import StreamKey
 from gateway.tracing import current
 from gateway.upstream.client import Reply
 
@@ -225,27 +225,29 @@ class Front:
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
+                parked = self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
                 exchange.is_parked = True
-                return self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
+                return parked
             answer: Answer = opened
         elif exchange.mode is Mode.LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
+                parked = self._live.wait(exchange.request, polled, exchange.route, exchange.began)
                 exchange.is_parked = True
-                return self._live.wait(exchange.request, polled, exchange.route, exchange.began)
+                return parked
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
         exchange.outcome = answer.outcome
         self._finish(exchange, answer.headers)
-        if answer.stream is not None:
-            self._teach(exchange, read, answer, answer.stream)
+        if answer.stream is not None and answer.shown is not None:
+            self._teach(exchange, read, answer, answer.shown)
         try:
             return await exchange.delivery.answer(answer)
         finally:
             answer.close()
 
-    def _teach(self, exchange: Exchange, read: Read, answer: Answer, stream: Stream) -> None:
+    def _teach(self, exchange: Exchange, read: Read, answer: Answer, shown: Shown) -> None:
         """Let the door remember a plain hit, so that the next such request need not come here."""
         connection = exchange.request.protocol
         body = answer.parts.held(answer.is_json) if answer.parts is not None else []
@@ -258,13 +260,14 @@ class Front:
         laid_at = self._engine.clock.now() - int(age) if age is not None else None
         connection.door.learn(
             Ready(
-                stream,
+                shown,
                 read.route.config.trust_s,
                 exchange.mode,
                 answer.outcome,
                 answer.status,
                 headers,
                 body,
+                answer.parts.copied if answer.parts is not None else 0,
                 laid_at,
                 read.route.config.name,
                 note_repeated(

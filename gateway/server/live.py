@@ -6,6 +6,8 @@ place in the stream.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Hashable
 
 from aiohttp import hdrs, web
@@ -18,9 +20,10 @@ from gateway.engine.replies import failure_answer
 from gateway.engine.request import Drain
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
-from gateway.engine.waiter import Rendered
+from gateway.engine.waiter import Rendered, Waiter
 from gateway.errors import GatewayError
 from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
+from gateway.live.subscriber import Subscriber
 from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
@@ -30,18 +33,27 @@ from gateway.server.door import Door
 from gateway.server.head import date_line, field_lines, status_line
 from gateway.tracing import NO_REQUEST, RequestSpan, current
 
+_log = logging.getLogger("gateway.live")
+
 Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 """Adds what every response carries, for a client of this route that sent this Origin header."""
 
 
 class Parked(web.StreamResponse):
-    """In place of a response: it is written elsewhere, and the connection is no longer aiohttp's."""
+    """In place of a response: it is written elsewhere.  `until` is when the strict protocol goes on, where it does."""
+
+    def __init__(self, until: asyncio.Future[None] | None) -> None:
+        super().__init__()
+        self._until = until
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """Nothing to write."""
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing to end."""
+        """Nothing to end; what the client has sent behind this request waits until it is answered."""
+        if self._until is not None:
+            # Bounded by the live answer, which has bounds of its own.
+            await self._until
 
     @property
     def keep_alive(self) -> bool:
@@ -88,10 +100,10 @@ class LiveAnswers:
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.SSE, name, began, look)
-        door.take_over(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
+        until = door.take_over(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
         door.write_head(head)
-        subscriber.start()
-        return Parked()
+        _start(subscriber)
+        return Parked(until)
 
     def wait(self, request: web.BaseRequest, waiting: Waiting, route: Route | None, began: float) -> Parked:
         """Have a long-poll wait for its answer."""
@@ -111,9 +123,9 @@ class LiveAnswers:
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.LONGPOLL, name, began, look)
-        door.take_over(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps, is_chunked=False)
-        waiter.start()
-        return Parked()
+        until = door.take_over(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps, is_chunked=False)
+        _start(waiter)
+        return Parked(until)
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
@@ -204,6 +216,15 @@ class _LiveNote:
         self._span.end()
         if self._note is not None:
             self._note.end(outcome, reason)
+
+
+def _start(reader: Subscriber | Waiter) -> None:
+    """Have a live reader begin.  The connection is its own by now: no error of it may be told by a response."""
+    try:
+        reader.start()
+    except Exception:
+        _log.exception("a live answer failed")
+        reader.gone()
 
 
 def _reason(status: int, *, is_draining: bool) -> CloseReason:

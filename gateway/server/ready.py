@@ -11,7 +11,10 @@ the line's end.
 
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.doubts`.  What answers hold, keys and joined bodies, is lent from the cache's budget.
+doubt by `Stream.doubts`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+
+What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
+kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
+from gateway.engine.answer import Shown
 from gateway.journal import Repeated
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
@@ -66,7 +70,10 @@ _JOINED_BYTES: Final = 1 << 14
 """A body up to this size is kept joined with its head: one write, no list."""
 
 _ENTRY_COST: Final = 1_200
-"""Bytes charged for an answer beside its keys, head and joined body: objects and dictionary slots."""
+"""Bytes charged for an answer beside its key, heads and body: objects and dictionary slots."""
+
+_SPELLING_COST: Final = 150
+"""Bytes charged for a request in full beside its own."""
 
 _MOST_SPELLINGS: Final = 4
 """Requests in full that lead to one answer without a look at their lines."""
@@ -87,7 +94,9 @@ class Ready:
         "_laid_at",
         "body_bytes",
         "cost",
+        "copied",
         "doubts",
+        "forgotten",
         "hits",
         "joined",
         "key",
@@ -104,18 +113,21 @@ class Ready:
 
     def __init__(
         self,
-        stream: Stream,
+        shown: Shown,
         trust_s: float,
         mode: Mode,
         outcome: Outcome,
         status: int,
         headers: CIMultiDict[str],
         body: Sequence[bytes],
+        copied: int,
         laid_at: float | None,
         route: str,
         repeated: Repeated | None,
     ) -> None:
-        self.stream = stream
+        self.stream = shown.stream
+        self.forgotten = shown.forgotten
+        """That of the stream when the body was read."""
         self.route = route
         self.repeated = repeated
         """What the access log says of every answer; None where none is kept."""
@@ -126,7 +138,9 @@ class Ready:
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
-        self._body = tuple(body)
+        self._body = (b"".join(body),) if self.is_small else tuple(body)
+        self.copied = 2 * self.body_bytes if self.is_small else copied
+        """Bytes of bodies held beside the tape."""
         self._laid_at = laid_at
         self.joined: bytes | None = None
         """The whole response, where it is small."""
@@ -140,15 +154,15 @@ class Ready:
         self.key: tuple[bool, bytes] | None = None
         self.spellings: list[bytes] = []
         self.cost = 0
+        """Bytes of the cache's budget lent for it, spellings included."""
 
     @property
     def is_small(self) -> bool:
         return self.body_bytes <= _JOINED_BYTES
 
-    def cost_with(self, request: bytes) -> int:
-        """Bytes that this takes when it is remembered for `request`."""
-        copy = self.body_bytes if self.is_small else 0
-        return _ENTRY_COST + 2 * len(self._head) + copy + (1 + _MOST_SPELLINGS) * len(request)
+    def cost_under(self, key: bytes) -> int:
+        """Bytes that this takes when it is remembered under `key`, without spellings."""
+        return _ENTRY_COST + 2 * len(self._head) + self.copied + len(key)
 
     def is_good(self, now: float) -> bool:
         """Whether it may be given at `now` as it was rendered."""
@@ -162,7 +176,7 @@ class Ready:
         age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         if self.is_small:
-            self.joined = head + b"".join(self._body)
+            self.joined = head + self._body[0]
         else:
             self.pieces = (head, *self._body)
         self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s))
@@ -258,10 +272,23 @@ class ReadyAnswers:
             self._seen.add(mark)
 
     def _spell(self, request: bytes, ready: Ready) -> None:
+        """Have the request lead to the answer as it is, where there is room for it: nothing else goes for that."""
         if len(ready.spellings) >= _MOST_SPELLINGS:
-            del self.exact[ready.spellings.pop(0)]
-        ready.spellings.append(request)
-        self.exact[request] = ready
+            oldest = ready.spellings.pop(0)
+            del self.exact[oldest]
+            self._charge(ready, -_spelling_cost(oldest))
+        cost = _spelling_cost(request)
+        if self.cost + cost <= self.budget_bytes and self._library.lend(cost, ready.stream):
+            self._charge(ready, cost)
+            ready.spellings.append(request)
+            self.exact[request] = ready
+
+    def _charge(self, ready: Ready, cost: int) -> None:
+        """Note what was lent for the answer; what is negative is given back."""
+        ready.cost += cost
+        self.cost += cost
+        if cost < 0:
+            self._library.take_back(-cost)
 
     def _renew(self, ready: Ready) -> bool:
         self._count(ready)
@@ -304,8 +331,10 @@ class ReadyAnswers:
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
         key = _reduce(shape, request)
-        cost = ready.cost_with(request)
-        if key is None or ready.stream.ended is not None or cost > self.budget_bytes:
+        if key is None or ready.stream.ended is not None or ready.stream.forgotten != ready.forgotten:
+            return
+        cost = ready.cost_under(key)
+        if cost > self.budget_bytes:
             return
         if (old := by_key.get(key)) is not None:
             self._drop(old)
@@ -315,8 +344,7 @@ class ReadyAnswers:
             self._drop(next(iter(self._all)))
         if not self._library.lend(cost, ready.stream):
             return
-        ready.cost = cost
-        self.cost += cost
+        self._charge(ready, cost)
         ready.key = (is_loose, key)
         by_key[key] = ready
         self._all[ready] = None
@@ -337,12 +365,15 @@ class ReadyAnswers:
         for request in ready.spellings:
             del self.exact[request]
         del self._all[ready]
-        self.cost -= ready.cost
-        self._library.take_back(ready.cost)
+        self._charge(ready, -ready.cost)
         siblings = self._by_stream[ready.stream]
         siblings.discard(ready)
         if not siblings:
             del self._by_stream[ready.stream]
+
+
+def _spelling_cost(request: bytes) -> int:
+    return _SPELLING_COST + len(request)
 
 
 def _lines(names: Sequence[str]) -> re.Pattern[bytes]:

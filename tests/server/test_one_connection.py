@@ -1,0 +1,247 @@
+"""What is said on one connection stays in order and in its bounds, whoever answers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import aiohttp
+import pytest
+
+from gateway.app import RunningGateway
+from gateway.server.door import Door
+from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
+from tests.server.test_door import create_closed, get, hits, write
+
+
+def doors_of(gateway: RunningGateway) -> list[Door]:
+    return list(gateway.doors._doors)
+
+
+def unsent(door: Door) -> int:
+    return door.transport.get_write_buffer_size() if door.transport is not None else 0
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state inside the gateway that nothing announces."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def waiting(gateway: RunningGateway) -> None:
+    """Wait until a live reader stands at the tail of a stream that is followed."""
+    topics = gateway.engine.live._topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics.values()))
+
+
+async def deaf(gateway: RunningGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection whose client reads nothing."""
+    reader, writer = await connect(gateway, receive_bytes=4_096)
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    return reader, writer
+
+
+async def tail_of(gateway: RunningGateway, path: str) -> str:
+    return (await ask(gateway, get(f"{path}?offset=-1")))[0].headers["stream-next-offset"][0]
+
+
+@pytest.mark.parametrize("way", ["fast", "strict"])
+@pytest.mark.parametrize("live", ["long-poll", "sse"])
+async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, way: str, live: str) -> None:
+    gateway: RunningGateway = getattr(pair, way)
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(gateway, "/s")
+    reader, writer = await connect(gateway)
+    writer.write(get(f"/s?offset={tail}&live={live}") + get("/s?offset=-1"))
+    await waiting(gateway)
+    await write(gateway, "POST", "/s", b"def", Content_Type="text/plain", Stream_Closed="true")
+    assert b"def" in (await read_response(reader)).body
+    assert (await read_response(reader)).body == b"abcdef"
+    await close(writer)
+
+
+@pytest.mark.parametrize("way", ["fast", "strict"])
+async def test_half_a_request_behind_a_live_one_is_not_forgotten(pair: Pair, way: str) -> None:
+    gateway: RunningGateway = getattr(pair, way)
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(gateway, "/s")
+    reader, writer = await connect(gateway)
+    writer.write(get(f"/s?offset={tail}&live=long-poll") + b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nX: ")
+    await waiting(gateway)
+    await write(gateway, "POST", "/s", b"def", Content_Type="text/plain")
+    assert (await read_response(reader)).body == b"def"
+    # The value of a header, and not a request of its own; with it the request has two hosts.
+    writer.write(b"DELETE /s HTTP/1.1\r\nHost: edge\r\n\r\n")
+    assert (await read_response(reader)).status == 400
+    assert (await ask(gateway, get("/s?offset=-1")))[0].status == 200
+    await close(writer)
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("before", ["GET", "PUT"])
+async def test_a_request_in_the_turn_in_which_a_live_answer_ends_is_not_lost(
+    pair: Pair, before: str, turns: int
+) -> None:
+    await create_closed(pair)
+    await ask(pair.fast, *[get("/s?offset=-1")] * 3)
+    reader, writer = await connect(pair.fast)
+    if before == "PUT":
+        writer.write(b"PUT /t HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\nx")
+        assert (await read_response(reader)).status == 201
+    writer.write(get("/s?offset=-1&live=sse"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    writer.write(get("/s?offset=-1"))
+    assert b"streamClosed" in (await read_response(reader)).body
+    assert (await read_response(reader)).body == b"x" * 1_000
+    await close(writer)
+
+
+async def test_a_connection_that_closes_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = await start_pair(max_chunk_bytes=1_000_000, send_buffer_bytes="256KiB", compression=())
+    rounds = 0
+    take = Door._take_held
+
+    def counted(door: Door) -> None:
+        nonlocal rounds
+        rounds += 1
+        take(door)
+
+    monkeypatch.setattr(Door, "_take_held", counted)
+    try:
+        await create_closed(pair, body=b"z" * 230_000)
+        request = get("/s?offset=-1")
+        await ask(pair.fast, request, request)
+        for turns in range(4):
+            served = hits(pair.fast)
+            _, writer = await deaf(pair.fast)
+            writer.write(request)
+            await eventually(lambda served=served: hits(pair.fast) > served)  # type: ignore[misc]
+            # Refused by the parser: the strict protocol ends, and the connection with it.
+            writer.write(get("/s?offset=%zz", "Bad Header\x01: x"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            writer.write(request)
+            rounds = 0
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert rounds < 10
+            writer.transport.abort()
+            await eventually(lambda: not doors_of(pair.fast))
+    finally:
+        await stop_pair(pair)
+
+
+async def test_who_takes_nothing_holds_no_more_than_the_send_buffer_whoever_answers() -> None:
+    pair = await start_pair(max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", max_reply_bytes="1MiB", compression=())
+    try:
+        await create_closed(pair, body=b"z" * 900_000)
+        await create_closed(pair, "/large", b"b" * 1_000_000)
+        request = get("/s?offset=-1")
+        await ask(pair.fast, request, request)
+        served = hits(pair.fast)
+        _, writer = await deaf(pair.fast)
+        writer.write(request)
+        await eventually(lambda: hits(pair.fast) > served and doors_of(pair.fast)[0].is_full)
+        left = unsent(doors_of(pair.fast)[0])
+        writer.write(get("/large?offset=-1"))
+        await eventually(lambda: bool(pair.fast.strict_connections))
+        for _ in range(300):
+            await asyncio.sleep(0)
+        assert unsent(doors_of(pair.fast)[0]) <= left + 256 * 1024
+        writer.transport.abort()
+        await eventually(lambda: not doors_of(pair.fast))
+    finally:
+        await stop_pair(pair)
+
+
+@pytest.mark.parametrize("how", ["idle", "close", "sse", "live"])
+async def test_a_client_that_does_not_take_the_rest_is_let_go(how: str) -> None:
+    pair = await start_pair(
+        max_chunk_bytes=1_000_000,
+        keepalive_timeout_s=0.3,
+        client_header_timeout_s=0.3,
+        client_write_timeout_s=0.3,
+        send_buffer_bytes="256KiB" if how != "live" else "64KiB",
+        compression=(),
+    )
+    try:
+        await create_closed(pair, body=b"z" * (230_000 if how != "live" else 900_000))
+        await write(pair.fast, "PUT", "/open", b"x", Content_Type="text/plain")
+        request = get("/s?offset=-1")
+        await ask(pair.fast, request, request)
+        served = hits(pair.fast)
+        _, writer = await deaf(pair.fast)
+        match how:
+            case "idle":
+                writer.write(request)
+            case "close":
+                writer.write(get("/s?offset=-1", "Connection: close"))
+            case "sse":
+                writer.write(get("/s?offset=-1&live=sse", "Connection: close"))
+            case "live":
+                writer.write(request)
+                await eventually(lambda: hits(pair.fast) > served)
+                writer.write(get("/open?offset=-1&live=sse"))
+                await waiting(pair.fast)
+        await eventually(lambda: bool(doors_of(pair.fast)))
+        await eventually(lambda: not doors_of(pair.fast))
+        writer.transport.abort()
+    finally:
+        await stop_pair(pair)
+
+
+@pytest.mark.parametrize("way", ["fast", "strict"])
+async def test_a_slow_client_that_goes_on_taking_is_not_cut_off(way: str) -> None:
+    pair = await start_pair(
+        max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", client_write_timeout_s=0.5, compression=()
+    )
+    try:
+        await create_closed(pair, body=b"z" * 1_000_000)
+        gateway: RunningGateway = getattr(pair, way)
+        await ask(gateway, get("/s?offset=-1"), get("/s?offset=-1"))
+        reader, writer = await connect(gateway, receive_bytes=32_768)
+        writer.write(get("/s?offset=-1"))
+        got = 0
+        async with asyncio.timeout(BOUND_S):
+            while got < 1_000_000:
+                data = await reader.read(32_768)
+                assert data, f"cut off at {got}"
+                got += len(data)
+                # A client of about a megabyte a second: longer than the bound in all, never as long at a time.
+                await asyncio.sleep(0.04)
+        await close(writer)
+    finally:
+        await stop_pair(pair)
+
+
+async def test_one_of_two_connection_lines_may_close(pair: Pair) -> None:
+    await create_closed(pair)
+    request = get("/s?offset=-1", "Connection: keep-alive", "Connection: close")
+    for gateway in (pair.fast, pair.strict):
+        for _ in range(4):
+            reader, writer = await connect(gateway)
+            writer.write(request)
+            assert (await read_response(reader)).status == 200
+            async with asyncio.timeout(BOUND_S):
+                assert await reader.read() == b""
+            await close(writer)
+
+
+async def test_a_large_write_behind_a_long_poll_arrives_whole(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(pair.fast, "/s")
+    reader, writer = await connect(pair.fast)
+    writer.write(get(f"/s?offset={tail}&live=long-poll"))
+    await waiting(pair.fast)
+    body = b"y" * 900_000
+    writer.write(b"PUT /t HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 900000\r\n\r\n" + body)
+    await eventually(lambda: any(door._held for door in doors_of(pair.fast)))
+    await write(pair.fast, "POST", "/s", b"def", Content_Type="text/plain")
+    assert (await read_response(reader)).body == b"def"
+    assert (await read_response(reader)).status == 201
+    await close(writer)
+    async with aiohttp.ClientSession() as session, session.head(pair.fast.gateway_url + "/t") as response:
+        assert response.headers["Stream-Next-Offset"].endswith("900005")
