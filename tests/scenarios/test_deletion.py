@@ -156,3 +156,21 @@ async def test_a_head_that_is_told_404_forgets_the_readers_tape(
     await edge.send_to(origin.url, "DELETE", "/s")
     assert (await edge.send("HEAD", "/s")).status == 404
     assert (await edge.get("/s")).status == 404
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/octet-stream"])
+async def test_who_waited_for_more_of_one_stream_is_not_given_anothers(
+    edge: Edge, origin: RunningOrigin, content_type: str
+) -> None:
+    await edge.put("/s", b"old bytes", content_type)
+    tail = (await edge.get("/s")).next_offset
+    # The first to wait: the follower comes to vouch for the stream only after it.
+    poll = edge.asking(f"/s?offset={tail}&live=long-poll")
+    topics = edge.gateway.engine.live._topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics.values()))
+    await edge.send_to(origin.url, "DELETE", "/s")
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": content_type}, b"new bytes")
+    await edge.send_to(origin.url, "POST", "/s", {"Content-Type": content_type}, b"of the new one")
+    async with edge.time_passing():
+        answer = await bounded(poll)
+    assert (answer.status, b"new" in answer.body) == (404, False)
