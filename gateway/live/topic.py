@@ -127,16 +127,13 @@ class Step:
     """In place of data: to be sent in parts, and then its control event."""
 
 
-def _guarded(reader: Listener, call: Callable[[], None]) -> None:
+def _let_go(reader: Listener) -> None:
     """One client's trouble is not the others'."""
+    _log.exception("a live reader failed")
     try:
-        call()
+        reader.gone()
     except Exception:
-        _log.exception("a live reader failed")
-        try:
-            reader.gone()
-        except Exception:
-            _log.exception("a live reader could not be let go")
+        _log.exception("a live reader could not be let go")
 
 
 class Topic:
@@ -215,7 +212,10 @@ class Topic:
         readers = tuple(self.readers_now)
         try:
             for reader in readers:
-                _guarded(reader, reader.pump)
+                try:
+                    reader.pump()
+                except Exception:
+                    _let_go(reader)
         finally:
             self.steps, self.answers = {}, None
             self._rounds.handed(len(readers))
@@ -224,7 +224,10 @@ class Topic:
         """A part of the time of a heartbeat has gone by."""
         self.beats += 1
         for reader in tuple(self.readers_now):
-            _guarded(reader, reader.beat)
+            try:
+                reader.beat()
+            except Exception:
+                _let_go(reader)
 
     def wake(self) -> None:
         """Have every live reader look again."""
