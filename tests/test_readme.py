@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from gateway.cli import lines_to_paste
 from gateway.config_file import every_field
 from gateway.config_values import format_bytes
+from loadtest.bench.readme import tables
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+HOME = Path(__file__).parent.parent
+README = (HOME / "README.md").read_text()
 
 
 def configuration_table() -> str:
@@ -43,3 +46,8 @@ def test_the_readme_lists_every_configuration_key() -> None:
 def test_the_readme_shows_the_lines_that_dev_prints() -> None:
     for comment, line in lines_to_paste("http://127.0.0.1:4437"):
         assert f"# {comment}\n{line}\n" in README
+
+
+def test_the_readme_shows_the_figures_of_the_run_that_is_kept() -> None:
+    figures = tables(orjson.loads((HOME / "docs" / "bench.json").read_bytes()))
+    assert f"<!-- bench -->\n{figures}<!-- /bench -->" in README
