@@ -24,6 +24,13 @@ class Shown(NamedTuple):
     stream: Stream
     start: str
     end: str
+    forgotten: int
+    """`Stream.forgotten` when the first of it was read."""
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether what is made of these bytes may be kept for others: the stream has lost none of its own since."""
+        return self.forgotten == self.stream.forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class _Held:
 
     pieces: tuple[bytes, ...]
     size: int
+    copied: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,15 @@ class Parts:
             for part in self._row
         )
 
-    def add_pieces(self, pieces: tuple[bytes, ...]) -> None:
+    @property
+    def copied(self) -> int:
+        """Bytes among those that are here which nobody else holds, or not for long."""
+        return sum(part.copied for part in self._row if isinstance(part, _Held))
+
+    def add_pieces(self, pieces: tuple[bytes, ...], copied: int = 0) -> None:
+        """Add bytes that are here; `copied` of them are held by nobody else."""
         if pieces:
-            self._row.append(_Held(pieces, sum(map(len, pieces))))
+            self._row.append(_Held(pieces, sum(map(len, pieces)), copied))
 
     def board(self, flight: Flight) -> None:
         """Take a seat: the flight's whole body is the next part."""
@@ -156,7 +170,7 @@ class Answer:
     stream: Stream | None = None
     """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
     shown: Shown | None = None
-    """What the body shows, where it is a run of a stream."""
+    """What the body shows, or a 304 leaves out, where it is a run of a stream."""
 
     def whole(self) -> bytes:
         """The body of an answer that is made of bytes alone."""

@@ -64,6 +64,8 @@ class _Attempt:
         self.parts = Parts()
         self._at = read.start
         self._laid_at = 0.0
+        self._forgotten = stream.forgotten
+        """As it was before anything was read."""
         self._has_ridden = False
         """Whether bytes of another request's flight are among the parts."""
 
@@ -91,7 +93,7 @@ class _Attempt:
         if room <= 0:
             return
         reading = self._stream.tape.read(self._at, room)
-        self.parts.add_pieces(reading.pieces)
+        self.parts.add_pieces(reading.pieces, reading.copied)
         self._at = reading.end
         if reading.size:
             self._laid_at = min(self._laid_at, reading.laid_at) if self._laid_at else reading.laid_at
@@ -257,11 +259,12 @@ class _Attempt:
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored,
         )  # fmt: skip
+        shown = Shown(stream, read.start, self._at, self._forgotten)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
-            return Answer(304, not_modified(headers), outcome, stream=stream if outcome is Outcome.HIT else None)
-        shown = Shown(stream, read.start, self._at)
-        answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
+            answer = Answer(304, not_modified(headers), outcome, shown=shown)
+        else:
+            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
         if outcome is Outcome.HIT:
             answer.stream = stream
         return answer

@@ -164,7 +164,7 @@ class Coder:
 
     def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
         """What is to be made for the answer; None where it is finished, coded or as it was."""
-        if not read.route.codings or "ETag" not in answer.headers:
+        if not read.route.codings or "ETag" not in answer.headers or "Content-Encoding" in answer.headers:
             return None
         if answer.status == 304:
             _vary(answer)
@@ -176,6 +176,9 @@ class Coder:
         if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
             return None
         _vary(answer)
+        if not shown.may_be_kept:
+            # Bytes of before, which only this reader still has: neither to be kept nor to be taken for those of now.
+            return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
         pieces = parts.settled(answer.is_json)
@@ -263,7 +266,7 @@ class Coder:
     # -- keeping
 
     def _keep(self, job: _Job, data: bytes | None, size: int) -> None:
-        stream, start, end = job.shown
+        stream, start, end, _ = job.shown
         if stream.ended is not None:
             return
         if data is not None:

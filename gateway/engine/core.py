@@ -93,7 +93,8 @@ class Engine:
             rng,
             self.drain,
             limits.max_reply_bytes,
-            self.long_poll,
+            # Coded once, where it goes out.
+            self._long_poll,
             # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
             self.coder.code_now,
         )
@@ -107,9 +108,11 @@ class Engine:
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
-        asked = _without_codings(read)
-        found = await self._on_stream(asked, lambda stream: self._tail.long_poll(asked, stream))
+        found = await self._long_poll(_without_codings(read))
         return found if isinstance(found, Waiting) else await self._coded(read, found)
+
+    async def _long_poll(self, read: Read) -> Answer | Waiting:
+        return await self._on_stream(read, lambda stream: self._tail.long_poll(read, stream))
 
     async def _coded(self, read: Read, answer: Answer) -> Answer:
         try:
@@ -146,6 +149,8 @@ class Engine:
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.route.uncacheable[read.key] = error.why.reason
+                    # Nor may it be shared by those who remember answers, and are asked before the route is.
+                    self.library.call_back(stream)
                 raise
             finally:
                 self.library.release(stream)

@@ -200,14 +200,15 @@ class Tail:
         if reading.size:
             if not self._is_settled(stream, topic, reading.end):
                 return Poll.LOOK
-            return self._polled(read, stream, reading, outcome, is_current=topic.is_current(reading.end))
+            is_current = topic.is_current(reading.end)
+            return self._polled(read, stream, reading, outcome, stream.forgotten, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
         return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
 
     async def poll_looking(self, read: Read, stream: Stream, topic: Topic) -> Answer | Poll:
         """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
-        tape = stream.tape
+        tape, forgotten = stream.tape, stream.forgotten
         reading = tape.read(read.start, self._max_reply_bytes)
         if not reading.size:
             return Poll.LOOK if await self._fill(read.route, read.source, topic, reading.end) else Poll.WAIT
@@ -218,7 +219,8 @@ class Tail:
         reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         outcome = Outcome.REVALIDATED if is_current else Outcome.HIT
-        return self._polled(read, stream, reading, outcome, is_current=is_current or topic.is_current(reading.end))
+        is_current = is_current or topic.is_current(reading.end)
+        return self._polled(read, stream, reading, outcome, forgotten, is_current=is_current)
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -226,7 +228,9 @@ class Tail:
         tape = stream.tape
         return tape.is_closed_at(end) or topic.is_current(end) or tape.knows_after(end) or tape.is_short(end)
 
-    def _polled(self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, *, is_current: bool) -> Answer:
+    def _polled(
+        self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, forgotten: int, *, is_current: bool
+    ) -> Answer:
         end = reading.end
         is_closed = stream.tape.is_closed_at(end)
         headers = stream_headers(
@@ -241,8 +245,10 @@ class Tail:
         if matches(read.if_none_match, headers["ETag"]):
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
-        parts.add_pieces(reading.pieces)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end))
+        parts.add_pieces(reading.pieces, reading.copied)
+        return Answer(
+            200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, forgotten)
+        )
 
     def wait(self, place: Waiting, client: Client) -> Waiter:
         """A waiter, to be started."""
@@ -286,7 +292,7 @@ class Tail:
         if reading.size:
             assert isinstance(head, StreamHead)
             is_current = head.up_to_date and head.next_offset == reading.end
-            return self._polled(read, stream, reading, Outcome.MISS, is_current=is_current)
+            return self._polled(read, stream, reading, Outcome.MISS, stream.forgotten, is_current=is_current)
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
             raise Uncacheable(_TOO_LARGE)

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
+from typing import NamedTuple
 
 SEAL_BYTES = 1 << 20
 """A block of this size takes no more; the next append begins another."""
 
 _PIECE_BYTES = 1 << 14
 """Appends are merged into one piece up to here: a copy of 8 KB on average, against a slot per tiny message."""
+
+
+class Cut(NamedTuple):
+    """Bytes taken out of a block."""
+
+    pieces: list[bytes]
+    copied: int
+    """How many of them are held for the taker alone, now or as soon as the block grows: whoever keeps the pieces keeps
+    so much beside the tape."""
 
 
 class Block:
@@ -79,14 +89,15 @@ class Block:
         at = bisect_right(self.marks, position, key=lambda mark: mark[0])
         return self.marks[at] if at < len(self.marks) else (self.size, self.end)
 
-    def cut(self, start: int, stop: int) -> list[bytes]:
+    def cut(self, start: int, stop: int) -> Cut:
         """The bytes in [`start`, `stop`), without the comma that `start` may stand on; whole pieces are not copied."""
         if self.is_json and start > 0:
             start += 1
         if start >= stop:
-            return []
+            return Cut([], 0)
         first = bisect_right(self._ends, start)
         out: list[bytes] = []
+        copied = 0
         for index in range(first, len(self.pieces)):
             piece_end = self._ends[index]
             piece = self.pieces[index]
@@ -94,10 +105,13 @@ class Block:
             if piece_start >= stop:
                 break
             if piece_start >= start and piece_end <= stop:
-                out.append(piece)
+                is_apart = piece_end == self.size and len(piece) < _PIECE_BYTES
             else:
-                out.append(piece[max(0, start - piece_start) : stop - piece_start])
-        return out
+                piece = piece[max(0, start - piece_start) : stop - piece_start]
+                is_apart = True
+            out.append(piece)
+            copied += len(piece) if is_apart else 0
+        return Cut(out, copied)
 
     def byte_at(self, position: int) -> bytes:
         """The one byte at `position`."""
@@ -107,4 +121,4 @@ class Block:
 
     def comes_out_as(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
         """Whether the bytes in [`start`, `stop`) are those of `pieces`."""
-        return b"".join(self.cut(start, stop)) == b"".join(pieces)
+        return b"".join(self.cut(start, stop).pieces) == b"".join(pieces)

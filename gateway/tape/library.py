@@ -54,7 +54,8 @@ class Library:
         self.holdings: dict[str, Holding] = {}
         """What is held, by route."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
-        """Called when bytes of a stream are dropped or it ends, for whoever keeps something made of them."""
+        """Called when bytes of a stream are dropped or may no longer be shared, for whoever keeps something made of
+        them."""
 
     def __len__(self) -> int:
         return self._count
@@ -155,7 +156,7 @@ class Library:
         self.cost -= stream.tape.cost
         self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)
         stream.tape.drop_all()
-        self.on_forget(stream)
+        self.call_back(stream)
         self._recorder.cache(self.cost + self.lent, self._count)
 
     def purge(self, group: Group, why: End) -> list[Stream]:
@@ -169,7 +170,12 @@ class Library:
             self._charge(stream, -stream.tape.drop_all())
             self._held(stream, 0, -blocks, 0)
             stream.tape.doubt()
-            self.on_forget(stream)
+            self.call_back(stream)
+
+    def call_back(self, stream: Stream) -> None:
+        """What was made of the stream's bytes is given no more, and what is being made of them is not to be kept."""
+        stream.forgotten += 1
+        self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
         """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
@@ -236,7 +242,7 @@ class Library:
                 self.cost -= freed
                 self._held(stream, 0, stream.tape.block_count - blocks, -freed)
                 self._recorder.eviction(1, stream.key.route)
-                self.on_forget(stream)
+                self.call_back(stream)
             else:
                 victim = self.find(key)
                 assert victim is not None
@@ -246,7 +252,7 @@ class Library:
                     freed = victim.tape.drop_all()
                     self.cost -= freed
                     self._held(victim, 0, -blocks, -freed)
-                    self.on_forget(victim)
+                    self.call_back(victim)
                 else:
                     self._remove(victim, End.EVICTED)
         self._recorder.cache(self.cost + self.lent, self._count)

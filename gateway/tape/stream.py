@@ -101,6 +101,9 @@ class Stream:
     """How many of these were answered without the origin."""
     sent_bytes: int = 0
     """Bytes of bodies handed to its clients' connections."""
+    forgotten: int = 0
+    """How often bytes of it were dropped, or those made of them called back: who keeps something made of bytes that he
+    read before the latest time keeps what may not be true any more."""
     ended: End | None = None
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""

@@ -36,6 +36,8 @@ class Reading:
     size: int = 0
     end: str = ""
     laid_at: float = 0.0
+    copied: int = 0
+    """How many of the bytes are not, or may soon be no longer, the tape's own."""
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ class Tape:
         the asked position when nothing is known after it.
         """
         pieces: list[bytes] = []
-        size = 0
+        size = copied = 0
         laid_at = 0.0
         at = self.resolve(start)
         while (place := self._index.get(at)) is not None:
@@ -100,13 +102,14 @@ class Tape:
             cut = block.cut(position, stop[0])
             if size and self.is_json:
                 pieces.append(b",")
-            pieces.extend(cut)
+            pieces.extend(cut.pieces)
+            copied += cut.copied
             size += stop[0] - position
             laid_at = min(laid_at, block.laid_at) if laid_at else block.laid_at
             at = self.resolve(stop[1])
             if size >= limit or stop[0] < block.size:
                 break
-        return Reading(tuple(pieces), size, at, laid_at)
+        return Reading(tuple(pieces), size, at, laid_at, copied)
 
     def has_seen(self, token: str) -> bool:
         """Whether the origin has named `token` to this tape as a position of the stream."""

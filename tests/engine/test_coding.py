@@ -83,7 +83,7 @@ class Bench:
         parts = Parts()
         parts.add_pieces((body[1:500], body[500:-1]))
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
-        shown = Shown(stream, "-1", end)
+        shown = Shown(stream, "-1", end, stream.forgotten)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, shown=shown)
 
     async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:
@@ -164,14 +164,14 @@ async def test_those_who_ask_for_the_same_share_one_coding() -> None:
 async def test_what_is_there_is_given_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    shown = Shown(stream, "-1", "9")
+    shown = Shown(stream, "-1", "9", 0)
     assert bench.coder.ready(shown, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
     data = bench.coder.ready(shown, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
     assert bench.coder.ready(shown, Coding.GZIP) is None
-    assert bench.coder.ready(Shown(stream, "-1", "8"), Coding.BR) is None
+    assert bench.coder.ready(Shown(stream, "-1", "8", 0), Coding.BR) is None
 
 
 async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
@@ -391,7 +391,7 @@ async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
         assert bench.library.lent == bench.coder.cost
-    assert bench.coder.ready(Shown(hot, "-1", "9"), Coding.GZIP) is not None
+    assert bench.coder.ready(Shown(hot, "-1", "9", 0), Coding.GZIP) is not None
     assert bench.evicted
     assert hot not in bench.evicted
 
@@ -437,3 +437,26 @@ async def test_a_body_is_coded_on_the_loop_only_while_it_is_small() -> None:
     assert not task.done()
     bench.gate.release()
     assert is_coded(await task)
+
+
+async def test_what_is_coded_already_is_left_alone() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    answer = await bench.code(stream, SMALL)
+    again = bench.coder.code_now(bench.read(stream), answer)
+    assert again.headers["ETag"] == '"k:-1:9:gzip"'
+    assert body_of(again) == SMALL
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["here", "in the thread"])
+async def test_bytes_of_before_are_neither_kept_nor_taken_for_those_of_now(body: bytes) -> None:
+    bench = Bench()
+    stream = bench.stream()
+    old = bench.answer(stream, body)
+    bench.library.forget_bytes(stream)
+    coded = await bench.coder.code(bench.read(stream), old)
+    assert not is_coded(coded)
+    assert body_of(coded) == body
+    assert len(bench.coder) == bench.coder.making == 0
+    other = body.replace(b"hello", b"salut")
+    assert body_of(await bench.code(stream, other)) == other

@@ -248,6 +248,32 @@ async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_nex
     assert counters.body_bytes[Kind.CATCHUP] == 0
 
 
+async def test_what_proves_uncacheable_is_from_then_on_given_to_nobody_from_here(
+    hostile: Hostile, start: Start
+) -> None:
+    more: dict[str, str] = {}
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "offset=0001" in asked.target:
+            writer.write(part_of_stream(b"two", "0002", **more))
+        else:
+            headers = {"Content-Type": "text/plain", "Stream-Next-Offset": "0001", **more}
+            writer.write(answer("200 OK", headers, b"one"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    for _ in range(4):
+        assert (await edge.get("/s?offset=-1")).body == b"one"
+    assert len(origin.reads) == 1
+    more = {"Cache-Control": "private"}
+    # One reader goes on to where the origin has to be asked.
+    await edge.get("/s?offset=0001")
+    before = len(origin.reads)
+    for _ in range(3):
+        assert (await edge.get("/s?offset=-1")).headers["Cache-Control"] == "private"
+    assert len(origin.reads) == before + 3
+
+
 async def test_a_body_longer_than_announced_is_never_read_as_the_next_answer(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         path = asked.target.partition("?")[0]

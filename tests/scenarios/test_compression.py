@@ -13,7 +13,7 @@ from gateway.origin.requests import Kind
 from gateway.protocol.coding import Coding
 from tests.codings import DECODERS, messages
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
-from tests.scenarios.hostile import Asked, part_of_stream
+from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import BOUND_S, Answer
 
 JSON = "application/json"
@@ -173,6 +173,36 @@ async def test_those_who_wait_are_woken_with_one_compressed_body(edge: Edge) -> 
     assert {(coding_of(answer), plain(answer)) for answer in answers} == {("gzip", more)}
     assert {answer.headers["Vary"] for answer in answers} == {"Accept-Encoding"}
     assert compressions(edge) == 1
+
+
+@pytest.mark.parametrize("compress_cache_bytes", ["32MiB", 0], ids=["kept", "not kept"])
+async def test_one_who_waits_and_begins_anew_in_another_stream_is_sent_bytes_coded_once(
+    hostile: Hostile, start: Start, compress_cache_bytes: str | int
+) -> None:
+    gate, is_anew, text = asyncio.Event(), False, TEXT[:8_000]
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        identity, body, end = ("id2", text, "0009") if is_anew else ("id1", b"first", "0005")
+        at = asked.target.partition("offset=")[2][:4]
+        if "live=" in asked.target:
+            await gate.wait()
+        elif asked.method == "HEAD":
+            headers = {"Content-Type": "text/plain", "Stream-Next-Offset": end, "ETag": f'"{identity}:-1:{end}"'}
+            writer.write(answer("200 OK", headers))
+        else:
+            writer.write(part_of_stream(b"" if at == end else body, end, ETag=f'"{identity}:{at}:{end}"'))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, compress_cache_bytes=compress_cache_bytes)
+    for _ in range(2):
+        await edge.get("/s")
+    is_anew = True
+    # It begins to wait in the stream that is remembered, and nobody vouches for that.
+    polled = await bounded(edge.asking("/s?offset=0005&live=long-poll", taking("gzip")))
+    assert (polled.status, coding_of(polled)) == (200, "gzip")
+    assert plain(polled) == text
+    assert polled.headers["ETag"].count(":gzip") == 1
+    gate.set()
 
 
 async def test_sse_is_never_compressed(edge: Edge) -> None:

@@ -1,9 +1,14 @@
 """What a write of unknown outcome costs the others: a look at the origin, and nothing where the origin never had it."""
 
+import asyncio
+
 import pytest
 
 from gateway.origin.counters import Counters
-from tests.scenarios.conftest import Edge, eventually
+from tests.codings import DECODERS
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.hostile import Asked, answer, part_of_stream
+from tests.scenarios.wire import Answer
 
 HALF = b"%s /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
@@ -28,3 +33,61 @@ async def test_a_body_that_its_client_does_not_finish_concerns_nobody(
     assert not stream.is_doubted
     assert (await edge.post("/s", b"more")).status == 204
     assert (await waiting).body == b"more"
+
+
+CLOSED = {"Stream-Closed": "true"}
+
+
+class MadeAnewInSecret:
+    """An origin that says 500 to DELETE and PUT and does what they ask for; looks at the tail wait for `gate`."""
+
+    def __init__(self, old: bytes, new: bytes) -> None:
+        self.body = old
+        self._new = new
+        self.gate: asyncio.Event | None = None
+
+    async def __call__(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == "GET" and "offset=0001" in asked.target:
+            if self.gate is not None:
+                await self.gate.wait()
+            writer.write(part_of_stream(b"", "0001", **CLOSED))
+        elif asked.method == "GET":
+            writer.write(part_of_stream(self.body, "0001", **CLOSED))
+        else:
+            self.body = self._new
+            writer.write(answer("500 Internal Server Error", {}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "headers"),
+    [
+        (b"old!", b"new!", {}),
+        (b"old!" * 1_000, b"new!" * 1_000, {"Accept-Encoding": "gzip"}),
+        (b"old!" * 50_000, b"new!" * 50_000, {"Accept-Encoding": "gzip"}),
+    ],
+    ids=["plain", "coded", "coded in the thread"],
+)
+async def test_bytes_that_were_forgotten_under_a_read_are_given_to_that_one_alone(
+    hostile: Hostile, start: Start, old: bytes, new: bytes, headers: dict[str, str]
+) -> None:
+    script = MadeAnewInSecret(old, new)
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    for _ in range(2):
+        assert (await edge.get("/s")).body == old
+    edge.clock.advance(61)
+    script.gate = asyncio.Event()
+    looks = len(origin.reads)
+    early = edge.asking("/s", headers)
+    await origin.until(lambda: len(origin.reads) > looks)
+    for method in ("DELETE", "PUT"):
+        assert (await edge.send(method, "/s", {"Content-Type": "text/plain"}, b"x")).status == 500
+    gate, script.gate = script.gate, None
+    gate.set()
+    assert undone(await bounded(early)) == old
+    for _ in range(4):
+        assert undone(await edge.get("/s", headers)) == new
+
+
+def undone(answer: Answer) -> bytes:
+    return DECODERS[answer.headers.get("Content-Encoding", "identity")](answer.body)

@@ -108,14 +108,23 @@ def test_many_small_messages_make_few_pieces() -> None:
     for number in range(10_000):
         block.extend(str(number), [b"12345678"])
     assert len(block.pieces) < 10
-    assert b"".join(block.cut(0, block.size)) == b"12345678" * 10_000
+    assert b"".join(block.cut(0, block.size).pieces) == b"12345678" * 10_000
 
 
 def test_what_was_cut_out_of_a_block_does_not_change_when_it_grows() -> None:
     block = Block("-1", "1", [b"abc"], False, 1.0)
-    pieces = block.cut(0, 3)
+    pieces = block.cut(0, 3).pieces
     block.extend("2", [b"def"])
     assert pieces == [b"abc"]
+
+
+def test_a_cut_tells_what_of_it_the_block_does_not_hold_as_it_is() -> None:
+    block = Block("-1", "1", [b"a" * 20_000, b"b" * 20_000, b"c" * 100], False, 1.0)
+    assert block.cut(0, 40_000).copied == 0
+    assert block.cut(5_000, 40_000).copied == 15_000
+    assert block.cut(5_000, 30_000).copied == 25_000
+    # The last piece is another one as soon as the block grows.
+    assert block.cut(20_000, 40_100).copied == 100
 
 
 def test_a_tail_that_lies_before_the_asked_offset_is_another_streams() -> None:

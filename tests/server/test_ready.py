@@ -1,0 +1,214 @@
+"""Ready answers: what they hold is what they pay for, and what they show is what the stream holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from multidict import CIMultiDict
+
+from gateway.engine.answer import Answer, Parts, Shown
+from gateway.metrics_seam import Silent
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.freshness import Lifetime
+from gateway.protocol.mode import Mode
+from gateway.server.ready import Ready, ReadyAnswers
+from gateway.tape.library import USE_S
+from gateway.tape.stream import End, Stream
+from gateway.tape.tape import Reading
+from tests.engine.test_coding import Bench
+
+NAMES = st.sampled_from(["a", "b", "c"])
+FOR_EVER = Lifetime(None, None)
+
+
+class Kept:
+    """Ready answers and coded bytes over one library, as the engine puts them together."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        self.bench = Bench(cache_bytes, cache_bytes)
+        self.library, self.coder = self.bench.library, self.bench.coder
+        self.answers = ReadyAnswers(self.bench.clock, self.library, Silent(), [()], self.library.touch)
+        self.coder.on_evict = self.answers.forget
+        self.library.on_forget = self._forget
+
+    def _forget(self, stream: Stream) -> None:
+        self.coder.forget(stream)
+        self.answers.forget(stream)
+
+    def stream(self, name: str) -> Stream:
+        stream = self.bench.stream(name)
+        stream.lifetime = FOR_EVER
+        stream.content_type = "text/plain"
+        stream.contacted_at = self.bench.clock.now()
+        return stream
+
+    def append(self, stream: Stream, *pieces: bytes) -> None:
+        start = stream.tape.tail or "-1"
+        end = f"{int(start) + 2:08d}"
+        self.library.lay(stream, start, end, pieces, self.bench.clock.now())
+        stream.tape.reached(end)
+
+    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, Shown]:
+        reading = stream.tape.read(start, limit)
+        return reading, Shown(stream, start, reading.end, stream.forgotten)
+
+    def remember(self, request: bytes, reading: Reading, shown: Shown) -> None:
+        headers = CIMultiDict({"Content-Type": "text/plain"})
+        pieces, copied = reading.pieces, reading.copied
+        self.answers.remember(
+            request,
+            Ready(shown, 60, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, copied, None, "route", None),
+            (),
+        )
+
+
+def request(name: str, start: str, cookie: int = 0, visit: int = 0) -> bytes:
+    lines = [f"GET /{name}?offset={start} HTTP/1.1", "Host: edge", f"Cookie: {visit}{'c' * cookie}", "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def held_beside(ready: Ready) -> int:
+    """Bytes that are there because the answer is: what it holds and the tape does not."""
+    own = {id(piece) for block in ready.stream.tape.blocks() for piece in block.pieces}
+    pieces = {id(piece): len(piece) for piece in (*ready.pieces, ready.joined or b"") if id(piece) not in own}
+    assert ready.key is not None
+    return sum(pieces.values()) + len(ready.key[1]) + sum(map(len, ready.spellings))
+
+
+class WhatIsLent(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept(300_000)
+        self.read_before: list[tuple[bytes, Reading, Shown]] = []
+
+    @rule(name=NAMES, sizes=st.lists(st.sampled_from([1, 700, 9_000, 40_000]), min_size=1, max_size=3))
+    def append(self, name: str, sizes: list[int]) -> None:
+        self.kept.append(self.kept.stream(name), *(b"x" * size for size in sizes))
+
+    @rule(name=NAMES, at=st.integers(0, 5), limit=st.sampled_from([1, 20_000, 100_000]), cookie=st.integers(0, 3_000))
+    def read(self, name: str, at: int, limit: int, cookie: int) -> None:
+        stream = self.kept.stream(name)
+        start = f"{2 * at - 1:08d}" if at else "-1"
+        self.read_before.append((request(name, start, cookie), *self.kept.read(stream, start, limit)))
+
+    @rule(data=st.data())
+    def remember(self, data: st.DataObject) -> None:
+        if self.read_before:
+            at = data.draw(st.integers(0, len(self.read_before) - 1))
+            self.kept.remember(*self.read_before.pop(at))
+
+    @rule(name=NAMES, at=st.integers(0, 5), cookie=st.integers(0, 3_900), times=st.integers(1, 3))
+    def find(self, name: str, at: int, cookie: int, times: int) -> None:
+        start = f"{2 * at - 1:08d}" if at else "-1"
+        for _ in range(times):
+            self.kept.answers.find(request(name, start, cookie, visit=cookie % 7))
+
+    @rule(name=NAMES, at=st.integers(0, 3), coding=st.sampled_from(["gzip", "br"]))
+    def code(self, name: str, at: int, coding: str) -> None:
+        stream = self.kept.stream(name)
+        parts = Parts()
+        parts.add_pieces((b"coded " * 400,))
+        fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
+        shown = Shown(stream, str(at), "9", stream.forgotten)
+        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
+        self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
+
+    @rule(seconds=st.sampled_from([0.5, USE_S, 61.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.kept.bench.clock.advance(seconds)
+
+    @rule(name=NAMES)
+    def forget_bytes(self, name: str) -> None:
+        self.kept.library.forget_bytes(self.kept.stream(name))
+
+    @rule(name=NAMES)
+    def drop(self, name: str) -> None:
+        self.kept.library.drop(self.kept.stream(name), End.DELETED)
+
+    @rule()
+    def begin_anew(self) -> None:
+        self.kept.answers.take([("cookie",)])
+        self.kept.answers.take([()])
+
+    @invariant()
+    def what_is_lent_is_what_is_held(self) -> None:
+        library, answers = self.kept.library, self.kept.answers
+        assert library.lent == answers.cost + self.kept.coder.cost
+        assert answers.cost <= answers.budget_bytes
+        remembered = set(answers.exact.values())
+        assert sum(ready.cost for ready in remembered) <= answers.cost
+        for ready in remembered:
+            assert held_beside(ready) <= ready.cost
+            assert ready.forgotten == ready.stream.forgotten
+            assert ready.stream.ended is None
+
+    def teardown(self) -> None:
+        for stream in list(self.kept.library):
+            self.kept.library.drop(stream, End.PURGED)
+        assert self.kept.library.lent == self.kept.answers.cost == self.kept.coder.cost == 0
+        assert not self.kept.answers.exact
+        assert len(self.kept.answers) == 0
+
+
+def test_what_is_lent_is_what_is_held_in_every_order_of_events() -> None:
+    run_state_machine_as_test(WhatIsLent, settings=settings(max_examples=60, stateful_step_count=30))
+
+
+def cost_of(lay: Callable[[Kept, Stream], str]) -> tuple[int, int]:
+    """What an answer from the offset that `lay` names costs, and what it holds beside the tape."""
+    kept = Kept(10 << 20)
+    stream = kept.stream("s")
+    start = lay(kept, stream)
+    asked = request("s", start)
+    kept.remember(asked, *kept.read(stream, start, 1 << 20))
+    ready = kept.answers.find(asked)
+    assert ready is not None
+    return ready.cost, held_beside(ready)
+
+
+def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
+    def whole(kept: Kept, stream: Stream) -> str:
+        kept.append(stream, *[b"w" * 100_000] * 5)
+        return "-1"
+
+    def from_inside_a_piece(kept: Kept, stream: Stream) -> str:
+        kept.append(stream, *[b"w" * 100_000] * 5)
+        tail = stream.tape.tail
+        assert tail is not None
+        # Another fetch that ends at the same place tells where in the piece its beginning lies.
+        kept.library.lay(stream, "00000000", tail, [b"w" * 480_000], 0.0)
+        return "00000000"
+
+    cost, held = cost_of(whole)
+    assert held < 1_000
+    assert cost < 3_000
+    cost, held = cost_of(from_inside_a_piece)
+    assert 80_000 < held <= cost < 84_000
+
+
+def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
+    kept = Kept(10 << 20)
+    stream = kept.stream("s")
+    kept.append(stream, b"body")
+    short = request("s", "-1")
+    kept.remember(short, *kept.read(stream, "-1", 1 << 20))
+    before = kept.library.lent
+    for visit in range(9):
+        for _ in range(2):
+            assert kept.answers.find(request("s", "-1", 3_900, visit)) is not None
+    # The four that came last.
+    assert 4 * 3_900 < kept.library.lent - before < 5 * 3_900
+
+
+def test_what_was_read_before_bytes_were_forgotten_is_not_remembered_after_it() -> None:
+    kept = Kept(10 << 20)
+    stream = kept.stream("s")
+    kept.append(stream, b"old")
+    old = kept.read(stream, "-1", 1 << 20)
+    kept.library.forget_bytes(stream)
+    kept.remember(request("s", "-1"), *old)
+    assert kept.answers.find(request("s", "-1")) is None
+    assert kept.library.lent == 0
