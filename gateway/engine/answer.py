@@ -14,7 +14,7 @@ from typing import NamedTuple
 from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Outcome
-from gateway.tape.stream import Stream
+from gateway.tape.stream import Edition, Stream
 from gateway.upstream.flight import Flight, Rider
 
 
@@ -24,13 +24,13 @@ class Shown(NamedTuple):
     stream: Stream
     start: str
     end: str
-    forgotten: int
-    """`Stream.forgotten` when the first of it was read."""
+    edition: Edition
+    """That of the stream when the first of it was read."""
 
     @property
     def may_be_kept(self) -> bool:
         """Whether what is made of these bytes may be kept for others: the stream has lost none of its own since."""
-        return self.forgotten == self.stream.forgotten
+        return self.edition == self.stream.edition
 
 
 @dataclass(frozen=True, slots=True)

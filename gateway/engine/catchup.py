@@ -64,7 +64,7 @@ class _Attempt:
         self.parts = Parts()
         self._at = read.start
         self._laid_at = 0.0
-        self._forgotten = stream.forgotten
+        self._edition = stream.edition
         """As it was before anything was read."""
         self._has_ridden = False
         """Whether bytes of another request's flight are among the parts."""
@@ -257,9 +257,9 @@ class _Attempt:
         age_s = self._clock.now() - self._laid_at if outcome is Outcome.HIT and self._laid_at else None
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
-            fwd_status=fwd_status, stored=stored,
+            fwd_status=fwd_status, stored=stored, edition=self._edition,
         )  # fmt: skip
-        shown = Shown(stream, read.start, self._at, self._forgotten)
+        shown = Shown(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, shown=shown)

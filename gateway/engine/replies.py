@@ -22,7 +22,7 @@ from gateway.protocol.names import (
     STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
 )
-from gateway.tape.stream import Stream
+from gateway.tape.stream import Edition, Stream
 from gateway.upstream.flight import Refusal, StreamHead
 
 _IMMUTABLE_S = 60
@@ -58,6 +58,7 @@ def stream_headers(
     cursor: str | None = None,
     fwd_status: int | None = None,
     stored: bool = False,
+    edition: Edition,
 ) -> CIMultiDict[str]:
     """The headers of a 200 that leads from the asked offset to `end`."""
     headers = CIMultiDict(stream.headers)
@@ -69,7 +70,7 @@ def stream_headers(
         headers[STREAM_CLOSED] = "true"
     if cursor is not None and not is_closed:
         headers[STREAM_CURSOR] = cursor
-    headers["ETag"] = mint(stream.tape.incarnation, read.start, end, is_closed)
+    headers["ETag"] = mint(edition.incarnation, read.start, end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
     if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
         headers["Cache-Control"] += ", no-transform"

@@ -29,7 +29,7 @@ from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
 from gateway.protocol.names import SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
 from gateway.protocol.offsets import NOW, is_before
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.tasks import Tasks
 from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
@@ -201,14 +201,14 @@ class Tail:
             if not self._is_settled(stream, topic, reading.end):
                 return Poll.LOOK
             is_current = topic.is_current(reading.end)
-            return self._polled(read, stream, reading, outcome, stream.forgotten, is_current=is_current)
+            return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
         return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
 
     async def poll_looking(self, read: Read, stream: Stream, topic: Topic) -> Answer | Poll:
         """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
-        tape, forgotten = stream.tape, stream.forgotten
+        tape, edition = stream.tape, stream.edition
         reading = tape.read(read.start, self._max_reply_bytes)
         if not reading.size:
             return Poll.LOOK if await self._fill(read.route, read.source, topic, reading.end) else Poll.WAIT
@@ -220,7 +220,7 @@ class Tail:
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
         outcome = Outcome.REVALIDATED if is_current else Outcome.HIT
         is_current = is_current or topic.is_current(reading.end)
-        return self._polled(read, stream, reading, outcome, forgotten, is_current=is_current)
+        return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
 
     @staticmethod
     def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
@@ -229,7 +229,7 @@ class Tail:
         return tape.is_closed_at(end) or topic.is_current(end) or tape.knows_after(end) or tape.is_short(end)
 
     def _polled(
-        self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, forgotten: int, *, is_current: bool
+        self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, edition: Edition, *, is_current: bool
     ) -> Answer:
         end = reading.end
         is_closed = stream.tape.is_closed_at(end)
@@ -241,14 +241,13 @@ class Tail:
             is_closed=is_closed,
             outcome=outcome,
             cursor=next_cursor(self.clock.wall(), read.cursor, self._rng),
+            edition=edition,
         )
         if matches(read.if_none_match, headers["ETag"]):
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
-        return Answer(
-            200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, forgotten)
-        )
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, edition))
 
     def wait(self, place: Waiting, client: Client) -> Waiter:
         """A waiter, to be started."""
@@ -292,7 +291,7 @@ class Tail:
         if reading.size:
             assert isinstance(head, StreamHead)
             is_current = head.up_to_date and head.next_offset == reading.end
-            return self._polled(read, stream, reading, Outcome.MISS, stream.forgotten, is_current=is_current)
+            return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=is_current)
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
             raise Uncacheable(_TOO_LARGE)

@@ -96,7 +96,7 @@ class Ready:
         "copied",
         "cost",
         "doubts",
-        "forgotten",
+        "edition",
         "hits",
         "joined",
         "key",
@@ -126,7 +126,7 @@ class Ready:
         repeated: Repeated | None,
     ) -> None:
         self.stream = shown.stream
-        self.forgotten = shown.forgotten
+        self.edition = shown.edition
         """That of the stream when the body was read."""
         self.route = route
         self.repeated = repeated
@@ -331,7 +331,7 @@ class ReadyAnswers:
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
         key = _reduce(shape, request)
-        if key is None or ready.stream.ended is not None or ready.stream.forgotten != ready.forgotten:
+        if key is None or ready.stream.ended is not None or ready.stream.edition != ready.edition:
             return
         cost = ready.cost_under(key)
         if cost > self.budget_bytes:

@@ -170,6 +170,8 @@ class Library:
             self._charge(stream, -stream.tape.drop_all())
             self._held(stream, 0, -blocks, 0)
             stream.tape.doubt()
+            # Other bytes may follow at the same offsets: they are to have other tags.
+            stream.tape.incarnation = self._mint()
             self.call_back(stream)
 
     def call_back(self, stream: Stream) -> None:

@@ -64,6 +64,13 @@ class End(StrEnum):
         return 410 if self is End.GONE else 404
 
 
+class Edition(NamedTuple):
+    """Which bytes of a stream were read: those held before some were let go are not those held since."""
+
+    incarnation: str
+    forgotten: int
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One incarnation.  Owner: the `Library`; the engine writes what it learns from the origin."""
@@ -107,6 +114,11 @@ class Stream:
     ended: End | None = None
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
+
+    @property
+    def edition(self) -> Edition:
+        """What is read from the tape now, to be taken before the first of it is."""
+        return Edition(self.tape.incarnation, self.forgotten)
 
     @property
     def is_doubted(self) -> bool:

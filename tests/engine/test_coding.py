@@ -83,7 +83,7 @@ class Bench:
         parts = Parts()
         parts.add_pieces((body[1:500], body[500:-1]))
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
-        shown = Shown(stream, "-1", end, stream.forgotten)
+        shown = Shown(stream, "-1", end, stream.edition)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, shown=shown)
 
     async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:
@@ -164,14 +164,14 @@ async def test_those_who_ask_for_the_same_share_one_coding() -> None:
 async def test_what_is_there_is_given_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    shown = Shown(stream, "-1", "9", 0)
+    shown = Shown(stream, "-1", "9", stream.edition)
     assert bench.coder.ready(shown, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
     data = bench.coder.ready(shown, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
     assert bench.coder.ready(shown, Coding.GZIP) is None
-    assert bench.coder.ready(Shown(stream, "-1", "8", 0), Coding.BR) is None
+    assert bench.coder.ready(Shown(stream, "-1", "8", stream.edition), Coding.BR) is None
 
 
 async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
@@ -391,7 +391,7 @@ async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
         assert bench.library.lent == bench.coder.cost
-    assert bench.coder.ready(Shown(hot, "-1", "9", 0), Coding.GZIP) is not None
+    assert bench.coder.ready(Shown(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
     assert bench.evicted
     assert hot not in bench.evicted
 

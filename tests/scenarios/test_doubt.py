@@ -84,9 +84,12 @@ async def test_bytes_that_were_forgotten_under_a_read_are_given_to_that_one_alon
         assert (await edge.send(method, "/s", {"Content-Type": "text/plain"}, b"x")).status == 500
     gate, script.gate = script.gate, None
     gate.set()
-    assert undone(await bounded(early)) == old
+    before = await bounded(early)
+    assert undone(before) == old
     for _ in range(4):
-        assert undone(await edge.get("/s", headers)) == new
+        now = await edge.get("/s", {**headers, "If-None-Match": before.headers["ETag"]})
+        assert (now.status, undone(now)) == (200, new)
+        assert now.headers["ETag"] != before.headers["ETag"]
 
 
 def undone(answer: Answer) -> bytes:

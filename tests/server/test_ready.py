@@ -55,7 +55,7 @@ class Kept:
 
     def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, Shown]:
         reading = stream.tape.read(start, limit)
-        return reading, Shown(stream, start, reading.end, stream.forgotten)
+        return reading, Shown(stream, start, reading.end, stream.edition)
 
     def remember(self, request: bytes, reading: Reading, shown: Shown) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
@@ -126,7 +126,7 @@ class WhatIsLent(RuleBasedStateMachine):
         parts = Parts()
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
-        shown = Shown(stream, start, "9", stream.forgotten)
+        shown = Shown(stream, start, "9", stream.edition)
         answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
@@ -156,7 +156,7 @@ class WhatIsLent(RuleBasedStateMachine):
         assert sum(ready.cost for ready in remembered) <= answers.cost
         for ready in remembered:
             assert held_beside(ready) <= ready.cost
-            assert ready.forgotten == ready.stream.forgotten
+            assert ready.edition == ready.stream.edition
             assert ready.stream.ended is None
 
     def teardown(self) -> None:
