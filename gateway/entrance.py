@@ -52,9 +52,10 @@ class Entrance:
 
     def _make_front(self) -> Handler:
         front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder, self._journal)
-        if self._tracer is not NO_TRACER:
-            front = TracedFront(front, self._tracer)
-        return NotedFront(front, self._journal, self._engine.clock) if self._journal.is_kept else front
+        if self._journal.is_kept:
+            front = NotedFront(front, self._journal, self._engine.clock)
+        # Around the log, whose lines name the trace.
+        return TracedFront(front, self._tracer) if self._tracer is not NO_TRACER else front
 
     def _make_ready(self) -> ReadyAnswers | None:
         if not self._config.server.fast_path:

@@ -176,10 +176,13 @@ class Tail:
             topic = self.attach(read, stream)
             is_waiting = False
             try:
+                outcome = Outcome.HIT
                 while True:
-                    found = self.poll_now(read, stream, topic)
+                    found = self.poll_now(read, stream, topic, outcome)
                     if found is Poll.LOOK:
-                        found = await self.poll_looking(read, stream, topic)
+                        found = await self.poll_looking(read, stream, topic, outcome)
+                        # What is there when it is tried again the look has brought.
+                        outcome = Outcome.MISS
                     if isinstance(found, Answer):
                         return found
                     if found is Poll.WAIT:
@@ -206,7 +209,9 @@ class Tail:
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
         return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
 
-    async def poll_looking(self, read: Read, stream: Stream, topic: Topic) -> Answer | Poll:
+    async def poll_looking(
+        self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
+    ) -> Answer | Poll:
         """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
         tape, edition = stream.tape, stream.edition
         reading = tape.read(read.start, self._max_reply_bytes)
@@ -218,7 +223,8 @@ class Tail:
         # What was read before the look may have been evicted since; it is still true.
         reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
-        outcome = Outcome.REVALIDATED if is_current else Outcome.HIT
+        if outcome is Outcome.HIT and is_current:
+            outcome = Outcome.REVALIDATED
         is_current = is_current or topic.is_current(reading.end)
         return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
 

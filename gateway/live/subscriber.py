@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.clock import Clock
 from gateway.journal import CloseReason
-from gateway.live.topic import BEATS, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
+from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
 from gateway.wheel import TICK_S, Wheel
 
 PART_BYTES = 1 << 17
@@ -26,8 +26,8 @@ class Wire(Protocol):
     is_full: bool
     """Whether the client has left so much unread that nothing more is to be written."""
 
-    def send(self, chunk: bytes) -> None:
-        """Write a part of the body, framed as a chunk (RFC 9112 §7.1)."""
+    def send(self, chunk: bytes, size: int) -> None:
+        """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """The response has ended, in order or in the middle.  Called once."""
@@ -119,8 +119,8 @@ class Subscriber:
             self.at = step.end
             self._is_told = step.is_told
             self._sent_at_beat = topic.beats
-            topic.stream.sent_bytes += len(step.data)
-            wire.send(step.data)
+            topic.stream.sent_bytes += step.size
+            wire.send(step.data, step.size)
             return
         if self._is_filling or topic.stream.ended is not None:
             self._has_missed = True
@@ -151,8 +151,8 @@ class Subscriber:
     def _take(self, step: Step) -> None:
         self._sent_at_beat = self.topic.beats
         self._is_told = step.is_told
-        self.topic.stream.sent_bytes += len(step.data)
-        self._wire.send(step.data)
+        self.topic.stream.sent_bytes += step.size
+        self._wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
 
@@ -161,7 +161,7 @@ class Subscriber:
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
         self.topic.stream.sent_bytes += len(part)
-        self._wire.send(chunk(part))
+        self._wire.send(chunk(part), len(part))
         if self._large_sent == len(large.data):
             self._large = None
             self.at = large.end
@@ -180,7 +180,7 @@ class Subscriber:
         """A sign of life, where nothing was written for the time of a heartbeat."""
         if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self._wire.is_full:
             self._sent_at_beat = self.topic.beats
-            self._wire.send(HEARTBEAT_CHUNK)
+            self._wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
     def leave(self, delay_s: float, within_s: float) -> None:
         """End after `delay_s`, but not so early that the client takes it for a failure, unless time is short: in order

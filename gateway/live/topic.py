@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
+from gateway.clock import NOBODY
 from gateway.errors import GatewayError
 from gateway.live.rounds import Rounds
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
@@ -58,6 +59,7 @@ def chunk(data: bytes) -> bytes:
 
 
 HEARTBEAT_CHUNK: Final = chunk(HEARTBEAT)
+HEARTBEAT_BYTES: Final = len(HEARTBEAT)
 
 
 class Listener(Protocol):
@@ -114,6 +116,8 @@ class Step:
 
     data: bytes
     """Whole frames, as one chunk of a chunked body."""
+    size: int
+    """Bytes of the frames themselves."""
     end: str
     is_told: bool
     """Whether the reader has been told that it is up to date here."""
@@ -173,7 +177,7 @@ class Topic:
 
     def moved(self, position: str, *, is_confirmed: bool) -> None:
         """The follower stands at `position`; everyone who waits looks again."""
-        if position != self.position:
+        if self.position is not None and position != self.position and self.readers_now:
             self._rounds.came()
         self.position = position
         self.is_confirmed = is_confirmed
@@ -203,7 +207,7 @@ class Topic:
         if self.readers_now and not self._is_flushing:
             # Events that arrive in one turn of the loop go out as one write.
             self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush, context=NOBODY)
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -276,17 +280,17 @@ class Topic:
         if reading.size:
             frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
             if isinstance(frame, Large):
-                step = Step(b"", end, is_told, cursor, large=frame)
+                step = Step(b"", 0, end, is_told, cursor, large=frame)
             else:
-                step = Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
+                step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
             if self.answers is not None and cursor == shared:
                 # A large event is not sent from here, only kept: those who take all of it at once hold on to nothing.
                 self.steps[at] = step
             return step
         if is_closed or (is_current and not is_told):
             frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
-            return Step(chunk(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-        return Step(b"", end, is_told, cursor, needs_fill=self.is_missing(end))
+            return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
+        return Step(b"", 0, end, is_told, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
         """Whether what lies after `at` is to be fetched: it is neither the tail nor for the follower to bring."""
@@ -323,7 +327,7 @@ class Topic:
         end, cursor = large.end, max(self.shared_cursor(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)
         frame = self.control(end, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-        return Step(chunk(frame), end, is_current, cursor, is_closed)
+        return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed)
 
     @staticmethod
     def control(at: str, *, is_current: bool, is_closed: bool, cursor: str) -> bytes:

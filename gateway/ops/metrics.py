@@ -142,7 +142,7 @@ class Metrics(Collector):
         end.sent_bytes += sent_bytes
         if trace_id is None and self._trace_now is not None:
             trace_id = self._trace_now()
-        if trace_id is None:
+        if not trace_id:
             end.durations.observe(duration_s)
             if first_byte_s is not None:
                 end.first_bytes.observe(first_byte_s)

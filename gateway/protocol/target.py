@@ -171,3 +171,10 @@ def _decoded(name: str, value: str) -> str:
         return unquote_to_bytes(value.replace("+", " ")).decode("utf-8")
     except UnicodeDecodeError:
         raise BadTarget(f"Parameter {name} is not valid UTF-8") from None
+
+
+def without_authority(target: str) -> str:
+    """A request target as it came, but for scheme and authority, where a password may be (RFC 9112 §3.2.2)."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    return "/" + target.partition("://")[2].partition("/")[2]

@@ -70,7 +70,6 @@ class Door(asyncio.Protocol):
         "_is_chunked",
         "_is_clean",
         "_is_retiring",
-        "_is_slow",
         "_keeper",
         "_keeps",
         "_live",
@@ -84,8 +83,10 @@ class Door(asyncio.Protocol):
         "_strict",
         "_tick",
         "_unsent",
+        "_why_cut",
         "is_full",
         "live_bytes",
+        "live_first_byte_s",
         "transport",
     )
 
@@ -110,6 +111,8 @@ class Door(asyncio.Protocol):
         """Where the live answer is noted, if anywhere."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
+        self.live_first_byte_s = 0.0
+        """How long after the request was read its head was written."""
         self._held = b""
         """What the client sent while it could not be taken yet."""
         self._is_chunked = True
@@ -121,8 +124,8 @@ class Door(asyncio.Protocol):
         """Whether the client has sent anything since the last look at the time."""
         self._quiet_looks = NEVER
         """Looks since then; below zero until the client has sent anything at all."""
-        self._is_slow = False
-        """Whether the connection goes because the client did not keep up."""
+        self._why_cut: CloseReason | None = None
+        """Why the connection is cut from this side, where it is."""
         self._unsent = NOT_SEEN
         """What the client had left unread when that was looked at last."""
         self._is_retiring = False
@@ -321,19 +324,20 @@ class Door(asyncio.Protocol):
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a response."""
+        self.live_first_byte_s = self._now() - self._live_began
         if self.transport is not None:
             self.transport.write(head)
 
-    def send(self, chunk: bytes) -> None:
-        """Write a part of the body, framed as a chunk."""
+    def send(self, chunk: bytes, size: int) -> None:
+        """Write `size` bytes of the body, framed as a chunk."""
         transport = self.transport
         if transport is None:
             return
         if not self._is_chunked:
             chunk = chunk[chunk.index(b"\r\n") + 2 : -2]
         transport.write(chunk)
-        self.live_bytes += len(chunk)
-        self._keeper.sent_bytes += len(chunk)
+        self.live_bytes += size
+        self._keeper.sent_bytes += size
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """The live body is whole; or it is not, and never will be."""
@@ -345,7 +349,7 @@ class Door(asyncio.Protocol):
                 self.transport = None
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        self._over(outcome, CloseReason.SLOW if self._is_slow and reason is CloseReason.LEFT else reason)
+        self._over(outcome, self._why_cut or reason if reason is CloseReason.LEFT else reason)
 
     def reply(self, response: bytes, body_bytes: int, outcome: Outcome, reason: CloseReason) -> None:
         """Write a whole response; nothing of it is written where the client has gone."""
@@ -360,8 +364,8 @@ class Door(asyncio.Protocol):
         recorder, mode, route = self._keeper.recorder, self._live_mode, self._live_route
         recorder.subscribers(mode, -1, route)
         lived_s = self._now() - self._live_began
-        # An SSE response begins at once, a long-poll's when it is over.
-        first_byte_s = 0.0 if mode is Mode.SSE else lived_s
+        # A long-poll's response begins when it is over.
+        first_byte_s = self.live_first_byte_s if mode is Mode.SSE else lived_s
         note, self._live_note = self._live_note, None
         recorder.request(
             mode,
@@ -370,7 +374,8 @@ class Door(asyncio.Protocol):
             route,
             first_byte_s=first_byte_s,
             sent_bytes=self.live_bytes,
-            trace_id=note.trace_id if note is not None else None,
+            # None would mean: that of whoever is being answered here, and that is somebody else.
+            trace_id=(note.trace_id if note is not None else None) or "",
         )
         if note is not None:
             note.end(outcome, reason)
@@ -473,7 +478,7 @@ class Door(asyncio.Protocol):
             self._watch(self._keeper.limits.client_write_timeout_s)
         else:
             self._keeper.recorder.slow_consumer()
-            self._is_slow = True
+            self._why_cut = CloseReason.SLOW
             self.transport.abort()
 
     def _close(self) -> None:
@@ -489,6 +494,8 @@ class Door(asyncio.Protocol):
             self._close()
 
     def abort(self) -> None:
+        """Used when the gateway's time to leave is over."""
+        self._why_cut = CloseReason.DRAINED
         if self.transport is not None:
             self.transport.abort()
 

@@ -100,6 +100,9 @@ class Front:
         except (asyncio.CancelledError, ConnectionError):
             exchange.outcome = Outcome.ABORTED
             raise
+        except Exception:
+            exchange.outcome = Outcome.FAILED
+            raise
         finally:
             if not exchange.is_parked:
                 self._tell(exchange)

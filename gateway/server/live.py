@@ -27,7 +27,7 @@ from gateway.live.subscriber import Subscriber
 from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE, STREAM_NEXT_OFFSET
+from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.connection import ClientConnection
 from gateway.server.door import Door
 from gateway.server.head import date_line, field_lines, status_line
@@ -93,7 +93,7 @@ class LiveAnswers:
         subscriber = subscription.start(door)
 
         def look(into: Record) -> None:
-            into.status, into.first_byte_s = 200, 0.0
+            into.status, into.first_byte_s = 200, door.live_first_byte_s
             into.next_offset, into.sent_bytes = subscriber.at, door.live_bytes
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
@@ -181,7 +181,7 @@ class _Poller:
 
     def reply(self, rendered: Rendered) -> None:
         self.answer = answer = rendered.answer
-        reason = _reason(answer.status, is_draining=self._answers.drain.is_set)
+        reason = _reason(answer, is_draining=self._answers.drain.is_set)
         self._door.reply(rendered.data, rendered.body_bytes, answer.outcome, reason)
 
     def has_gone(self) -> None:
@@ -227,13 +227,15 @@ def _start(reader: Subscriber | Waiter) -> None:
         reader.gone()
 
 
-def _reason(status: int, *, is_draining: bool) -> CloseReason:
+def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
     """Why a long-poll that was answered so has ended."""
-    if status in (200, 304):
+    if answer.status in (200, 304):
         return CloseReason.ANSWERED
-    if status == 204:
+    if answer.status == 204:
+        if is_true(answer.headers.get(STREAM_CLOSED)):
+            return CloseReason.CLOSED
         return CloseReason.DRAINED if is_draining else CloseReason.TIMED_OUT
-    return CloseReason.ENDED if status < 500 else CloseReason.FAILED
+    return CloseReason.ENDED if answer.status < 500 else CloseReason.FAILED
 
 
 def _door(request: web.BaseRequest) -> Door:

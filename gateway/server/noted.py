@@ -7,6 +7,7 @@ and the record is handed over when the answer has ended; that of a live answer b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -17,7 +18,9 @@ from gateway.journal import Journal, Record, record_now
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.names import STREAM_NEXT_OFFSET
+from gateway.protocol.target import without_authority
 from gateway.protocol.trace_context import trace_id_of
+from gateway.tracing import current
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -39,17 +42,22 @@ class NotedFront:
         record = Record(
             method=request.method,
             # Until it is understood; what cannot be is written as it came.
-            stream=request._message.path,
+            stream=without_authority(request._message.path),
             client=request.remote,
             user_agent=headers.get(hdrs.USER_AGENT),
-            trace_id=trace_id_of(traces[0]) if len(traces) == 1 else None,
+            # Where spans are made, a line is found by them; else by what the client sent.
+            trace_id=current().trace_id or (trace_id_of(traces[0]) if len(traces) == 1 else None),
         )
         token = record_now.set(record)
         response: web.StreamResponse | None = None
         try:
             response = await self._front(request)
-        except BaseException:
+        except (asyncio.CancelledError, ConnectionError):
             record.outcome = Outcome.ABORTED
+            raise
+        except BaseException:
+            # aiohttp makes a 500 of it.
+            record.outcome, record.status = Outcome.FAILED, 500
             raise
         finally:
             record_now.reset(token)

@@ -7,10 +7,12 @@ bytes never reach the front: they are told of one by one, by the door.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from gateway.protocol.target import without_authority
 from gateway.tracing import Tracer, request_now
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -24,12 +26,19 @@ class TracedFront:
         self._tracer = tracer
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        span = self._tracer.request(request.method, request._message.path.partition("?")[0], request.headers)
+        span = self._tracer.request(
+            request.method, without_authority(request._message.path).partition("?")[0], request.headers
+        )
         token = request_now.set(span)
         try:
             response = await self._front(request)
-        except BaseException:
+        except (asyncio.CancelledError, ConnectionError):
             span.aborted()
+            span.end()
+            raise
+        except BaseException:
+            # aiohttp makes a 500 of it.
+            span.answered(500)
             span.end()
             raise
         finally:

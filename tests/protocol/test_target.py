@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.target import BadTarget, Target, parse_target, upstream_query
+from gateway.protocol.target import BadTarget, Target, parse_target, upstream_query, without_authority
 
 
 def again(target: Target) -> str:
@@ -215,3 +215,16 @@ def test_no_text_is_another_error(raw: str) -> None:
         except BadTarget as error:
             complaint = str(error)
         assert "\n" not in complaint
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/s?a=http://b@c/", "/s?a=http://b@c/"),
+        ("http://joe:secret@host/s?a", "/s?a"),
+        ("http://host", "/"),
+        ("*", "*"),
+    ],
+)
+def test_no_password_is_left_where_a_target_is_written_down(target: str, path: str) -> None:
+    assert without_authority(target) == path

@@ -110,3 +110,29 @@ async def test_what_a_client_has_not_taken_is_its_lag(edge: Edge) -> None:
     assert figure(edge, "gateway_lag_most_bytes") == figure(edge, "gateway_lag_bytes")
     await wire.closed()
     await eventually(lambda: figure(edge, "gateway_lag_bytes") == 0)
+
+
+async def test_the_delay_of_a_delivery_is_not_the_silence_before_it(edge: Edge, counters: Counters) -> None:
+    await edge.put("/s", b"text")
+    wire = await edge.begin("/s?offset=-1&live=sse")
+    await bounded(wire.head())
+    await bounded(wire.event())
+    await eventually(lambda: counters.parked == 1)
+    topics = edge.gateway.engine.live._topics
+    await eventually(lambda: any(topic.is_confirmed for topic in topics.values()))
+    edge.clock.advance(3)
+    await edge.post("/s", b"more")
+    while (event := await bounded(wire.event())) is not None and event.data != "more":
+        pass
+    await eventually(lambda: figure(edge, "gateway_deliveries_total", route="default") == 1)
+    assert figure(edge, "gateway_delivery_delay_seconds_sum", route="default") < 1
+
+
+async def test_an_error_of_the_gateways_own_is_counted_as_one(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(read: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(edge.gateway.engine, "catch_up", broken)
+    assert (await edge.get("/s?offset=-1")).status == 500
+    labels = {"mode": "catchup", "outcome": "failed", "route": "default"}
+    assert figure(edge, "gateway_requests_total", **labels) == 1
