@@ -226,11 +226,6 @@ class Live:
         topic.doubted_at = self._clock.now()
         self.restart(topic.stream)
 
-    def wake(self) -> None:
-        """Have every live reader look again."""
-        for topic in list(self._topics.values()):
-            topic.wake()
-
     def leave(self, spread_s: float, within_s: float) -> None:
         """Send every live reader off, spread over `spread_s` seconds, the last of them within `within_s`."""
         for topic in list(self._topics.values()):
