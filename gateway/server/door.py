@@ -62,6 +62,7 @@ class Door(asyncio.Protocol):
 
     __slots__ = (
         "_candidate",
+        "_candidate_era",
         "_client",
         "_exact",
         "_held",
@@ -101,6 +102,8 @@ class Door(asyncio.Protocol):
         self._is_busy = False
         """Whether a request may find something before it here: a look is due before it is answered by itself."""
         self._candidate: bytes | None = None
+        self._candidate_era = 0
+        """That of the ready answers when the candidate was read."""
         self._client: str | None = None
         self._live: LiveReader | None = None
         """Who is being answered without the strict protocol."""
@@ -198,6 +201,8 @@ class Door(asyncio.Protocol):
                 return
             if _is_one_plain_get(data):
                 self._candidate = data
+                if ready is not None:
+                    self._candidate_era = ready.era
             else:
                 self._is_clean = False
         else:
@@ -269,9 +274,11 @@ class Door(asyncio.Protocol):
         return self._client
 
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
-        """The strict way has answered the request that came in last; remember it if it was one to remember."""
-        if self._candidate is not None and self._keeper.ready is not None:
-            self._keeper.ready.remember(self._candidate, answer, credential_headers)
+        """The strict way has answered the request that came in last; remember it if it was one to remember, and if
+        what it came by still holds."""
+        candidate, ready = self._candidate, self._keeper.ready
+        if candidate is not None and ready is not None and ready.era == self._candidate_era:
+            ready.remember(candidate, answer, credential_headers)
 
     # -- live answers
 

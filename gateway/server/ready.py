@@ -212,10 +212,14 @@ class ReadyAnswers:
         self._seen: set[int] = set()
         self._served = 0
         self.cost = 0
+        self.era = 0
+        """Counts the beginnings: an answer to a request of an earlier one was led to by other routes, and is not to be
+        remembered."""
         self.take(credential_headers)
 
     def take(self, credential_headers: Iterable[Collection[str]]) -> None:
         """Begin anew, with routes that take these headers for credentials."""
+        self.era += 1
         for ready in list(self._all):
             self._drop(ready)
         by_route = [{name.lower() for name in names} for names in credential_headers]

@@ -137,6 +137,28 @@ async def test_routes_come_and_go_for_the_next_request_on_any_connection(bench: 
         await other.stop(grace_s=0)
 
 
+async def test_an_answer_that_was_under_way_is_not_remembered_for_the_routes_after_it(
+    bench: Bench, file: File, origin: RunningOrigin
+) -> None:
+    other = await start_origin(OriginSettings(), clock=bench.clock)
+    try:
+        await bench.put("/new/here", b"first", is_closed=True)
+        await bench.warm("/new/here?offset=-1")
+        await bench.post("/api/purge", {"stream": "/new/here", "soft": True})
+        look = origin.origin.faults.hold(kind="catchup", times=None)
+        under_way = asyncio.create_task(bench.read("/new/here?offset=-1"))
+        await look.waiting(1)
+        file.write(more=f'[[route]]\nname = "new"\nprefix = "/new"\norigin = "{other.url}"')
+        assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
+        look.release()
+        status, body, how = await under_way
+        assert (status, body) == (200, b"first")
+        assert "; hit" in how
+        assert (await bench.read("/new/here?offset=-1"))[0] == 404
+    finally:
+        await other.stop(grace_s=0)
+
+
 async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_another(
     bench: Bench, file: File, origin: RunningOrigin
 ) -> None:
