@@ -7,6 +7,8 @@ place there is at most one flight on its way and one waiting to be sent, and eve
 
 A flight lays what it brought on the tape of the very stream record it was launched for.  A record that was dropped in
 the meantime (deleted, re-created) takes nothing, so an answer that was in the air across a DELETE cannot come back.
+Nor can one across a purge of a stream that keeps its record, for its readers' sake: a flight that was sent before its
+stream's bytes were forgotten is overtaken.  It is for those who wait for it already, and teaches nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ class FlightDeck:
     def pending(self, stream: Stream, start: str) -> Flight | None:
         """The latest flight for what lies after `start`, if one is not over."""
         flight = self._pending.get((stream, start))
-        return flight if flight is not None and not flight.is_over else None
+        if flight is None or flight.is_over or (flight.is_sent and _is_overtaken(stream, flight)):
+            return None
+        return flight
 
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
         """A flight that has not been sent yet, and whether it was launched now.
@@ -103,6 +107,7 @@ class FlightDeck:
             note_fetch(flight, leads=False)
             return flight, False
         flight = Flight(start, self._keep_bytes)
+        flight.incarnation = stream.tape.incarnation
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
@@ -151,8 +156,15 @@ class FlightDeck:
         """What the origin says at `start` to a request that arrives now; the flight lands before this returns, or has
         proved too large to be laid.
 
-        For those who want the fact or the laid bytes and not the body itself.
+        For those who want the fact or the laid bytes and not the body itself.  One that is overtaken is neither: the
+        origin is asked again, once for each time that the stream's bytes are forgotten meanwhile.
         """
+        while True:
+            found, is_overtaken = await self._fresh_head(stream, start, route, source)
+            if not is_overtaken or stream.ended is not None:
+                return as_seen_by(found, source.headers)
+
+    async def _fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, bool]:
         stale = await self.settle(stream, start, route)
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
             # Its bytes are here: only what has come behind them since is still to be asked for.
@@ -166,7 +178,7 @@ class FlightDeck:
         finally:
             flight.unwatch()
         assert found is not None
-        return as_seen_by(found, source.headers)
+        return found, _is_overtaken(stream, flight)
 
     # -- one flight
 
@@ -196,6 +208,7 @@ class FlightDeck:
         asked_at = self._clock.now()
         has_seen = stream.tape.has_seen(flight.start)
         is_token = flight.start not in (METADATA, NOW, START)
+        flight.incarnation = stream.tape.incarnation
         known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
         name = route.config.name
         self._recorder.upstream_request(mode, name)
@@ -207,12 +220,14 @@ class FlightDeck:
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
                 head = await self._classify(stream, flight, route, source, reply, known)
+                is_current = not _is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
-                if is_token_refused and await self._is_welcome(source, name):
+                if is_token_refused and is_current and await self._is_welcome(source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
-                    self._settle(stream, flight, head)
+                    if is_current:
+                        self._settle(stream, flight, head)
                     flight.announce(head)
                     return None
                 if is_metadata:
@@ -225,7 +240,7 @@ class FlightDeck:
                 await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
-            if self._library.drop(stream, End.RECREATED):
+            if not _is_overtaken(stream, flight) and self._library.drop(stream, End.RECREATED):
                 self._on_end(stream, End.RECREATED)
             flight.fail(error)
             return None
@@ -266,7 +281,7 @@ class FlightDeck:
         if start == NOW:
             if flight.size:
                 raise UpstreamBroken
-        elif flight.is_kept:
+        elif flight.is_kept and not _is_overtaken(stream, flight):
             self._library.lay(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
@@ -302,6 +317,10 @@ class FlightDeck:
         if is_fetch and not known.has_seen and is_before(offset, flight.start):
             # A client's own idea of an offset, beyond the tail: the origin's answer is for that client alone.
             return Foreign("offset beyond the tail", is_lasting=False)
+        if _is_overtaken(stream, flight):
+            if content_type is not None and not stream.learn_type(content_type):
+                raise TailMovedBack
+            return StreamHead(offset, is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE)), is_closed)
         tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if up_to_date and known.tail is not None:
@@ -372,6 +391,11 @@ class FlightDeck:
                 stream.lifetime = lifetime_from_headers({})
             case _:
                 pass
+
+
+def _is_overtaken(stream: Stream, flight: Flight) -> bool:
+    """Whether bytes of the stream were forgotten since the flight was sent, so that it may bring those very ones."""
+    return stream.tape.incarnation != flight.incarnation
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:

@@ -21,6 +21,9 @@ from gateway.tape.tape import TAPE_COST, Tape
 USE_S = 1.0
 """Requests for a stream within this time of its last use are a part of that use."""
 
+MOST_TAGS = 1_024
+"""Groups that one stream may be in."""
+
 _NOBODYS = StreamKey(Group("", ""), "", "")
 """The key of no stream, to spare none."""
 
@@ -83,12 +86,24 @@ class Library:
         return list(self._tagged.get(surrogate_key, ()))
 
     def tag(self, stream: Stream, surrogate_keys: frozenset[str]) -> None:
-        """The origin has named the groups that the stream is in.  A reply that names none takes nothing back: origins
-        say it on some replies only.  Nothing happens on an ended stream."""
-        if not surrogate_keys or stream.ended is not None or stream.surrogate_keys == surrogate_keys:
+        """The origin has named groups that the stream is in, on a reply with a part of it.
+
+        They are those of all its parts together, until its bytes are forgotten: then the next reply begins them anew.
+        A stream that would come to be in more than `MOST_TAGS` loses its bytes for that, so that nothing is held that
+        its key does not lead to.  Nothing happens on an ended stream.
+        """
+        if not surrogate_keys or stream.ended is not None:
             return
+        if stream.tagged_as == stream.tape.incarnation:
+            if surrogate_keys <= stream.surrogate_keys:
+                return
+            if len(stream.surrogate_keys | surrogate_keys) > MOST_TAGS:
+                self.forget_bytes(stream)
+            else:
+                surrogate_keys |= stream.surrogate_keys
         self._untag(stream)
         stream.surrogate_keys = surrogate_keys
+        stream.tagged_as = stream.tape.incarnation
         for key in surrogate_keys:
             self._tagged.setdefault(key, {})[stream] = None
 

@@ -102,6 +102,8 @@ class Stream:
     """How many of these came before the latest look that still found it."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups that the stream is in; set by `Library.tag` alone, which keeps their index."""
+    tagged_as: str = ""
+    """The tape's incarnation that they were named for."""
     reads: int = 0
     """Requests answered as this stream, of all modes that read; a live one counts when it begins."""
     hits: int = 0

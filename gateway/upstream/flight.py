@@ -120,6 +120,8 @@ class Flight:
         self.is_sent = False
         """Whether the request may have reached the origin: who arrives later cannot take it for a fresh look."""
         self.sent_at = 0.0
+        self.incarnation = ""
+        """That of the tape when it was sent."""
         self.head: Head | None = None
         self.error: GatewayError | None = None
         self.has_landed = False

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.metrics_seam import Silent
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.library import Library
+from gateway.tape.library import MOST_TAGS, Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
 
@@ -26,6 +26,8 @@ class Index(RuleBasedStateMachine):
         budget = 4 * TAPE_COST
         self.library = Library(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
         self.expected: dict[Stream, frozenset[str]] = {}
+        self.forgotten: set[Stream] = set()
+        """Those whose next tags begin anew."""
 
     def _open(self, path: str) -> Stream:
         return self.library.open(StreamKey(Group("http://origin", path), "", "default"), 0.0)
@@ -35,7 +37,10 @@ class Index(RuleBasedStateMachine):
         stream = self._open(path)
         self.library.tag(stream, named)
         if named:
-            self.expected[stream] = named
+            self.expected[stream] = (
+                named if stream in self.forgotten else named | self.expected.get(stream, frozenset())
+            )
+            self.forgotten.discard(stream)
 
     @rule(path=st.sampled_from(PATHS), size=st.integers(1, 3_000))
     def lay(self, path: str, size: int) -> None:
@@ -50,7 +55,9 @@ class Index(RuleBasedStateMachine):
 
     @rule(path=st.sampled_from(PATHS))
     def forget_bytes(self, path: str) -> None:
-        self.library.forget_bytes(self._open(path))
+        stream = self._open(path)
+        self.library.forget_bytes(stream)
+        self.forgotten.add(stream)
 
     @rule(budget=st.integers(1, 6))
     def resize(self, budget: int) -> None:
@@ -74,6 +81,21 @@ class Index(RuleBasedStateMachine):
         for path in PATHS:
             self.library.drop(self._open(path), End.DELETED)
         assert not self.library._tagged
+
+
+def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_first_of_them() -> None:
+    numbers = iter(range(10))
+    library = Library(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
+    stream = library.open(StreamKey(Group("http://origin", "/s"), "", "default"), 0.0)
+    for number in range(MOST_TAGS):
+        library.tag(stream, frozenset({f"key-{number}"}))
+    library.lay(stream, "-1", "0001", [b"bytes"], 0.0)
+    library.tag(stream, frozenset({"key-7"}))
+    assert stream.tape.size == 5
+    library.tag(stream, frozenset({"one-more"}))
+    assert stream.tape.size == 0
+    assert library.tagged("key-7") == []
+    assert library.tagged("one-more") == [stream]
 
 
 TestIndex = Index.TestCase

@@ -117,6 +117,31 @@ async def test_live_readers_of_a_purged_stream_go_on_where_they_are(bench: Bench
     reader.close()
 
 
+async def test_what_was_asked_for_before_a_purge_is_not_kept_after_it(bench: Bench, origin: RunningOrigin) -> None:
+    await bench.put("/live", b"old")
+    reader = await bench.follow("/live")
+    await bench.until_readers("/live", 1)
+    await bench.post("/api/purge", {"stream": "/live"})
+    tail = (await bench.stream("/live"))["tail"]
+    fields = {"Content-Type": "text/plain", "Stream-Next-Offset": tail, "Stream-Up-To-Date": "true"}
+    replies = origin.origin.faults.replace(200, fields, b"old", kind="catchup", times=None)
+    on_its_way = origin.origin.faults.hold(kind="catchup", times=1)
+    before = asyncio.create_task(bench.read("/live?offset=-1"))
+    await on_its_way.waiting(1)
+    replies.remove()
+    origin.origin.faults.replace(200, fields, b"new", kind="catchup", times=None)
+    assert await bench.post("/api/purge", {"stream": "/live"}) == {"purged": 1}
+    # Who comes after the purge does not ride with who came before.
+    assert (await bench.read("/live?offset=-1"))[1] == b"new"
+    await bench.post("/api/purge", {"stream": "/live"})
+    on_its_way.release()
+    assert (await before)[:2] == (200, b"old")
+    assert (await bench.stream("/live"))["bytes"] == 0
+    assert (await bench.read("/live?offset=-1"))[1] == b"new"
+    assert not reader.content.at_eof()
+    reader.close()
+
+
 class Tagged:
     """An origin that puts its streams into groups."""
 
@@ -162,8 +187,34 @@ async def test_a_key_that_the_origin_took_back_purges_no_more(start: Start, tagg
     bench = await start(tagged.origin.url)
     await bench.warm("/a?offset=-1")
     tagged.keys["/a"] = {"Surrogate-Key": "small"}
-    await bench.post("/api/purge", {"key": "big", "soft": True})
+    await bench.post("/api/purge", {"key": "big"})
     await bench.read("/a?offset=-1")
     assert (await bench.stream("/a"))["surrogate_keys"] == ["small"]
     assert await bench.post("/api/purge", {"key": "big"}) == {"purged": 0}
     assert await bench.post("/api/purge", {"key": "small"}) == {"purged": 1}
+
+
+async def test_a_stream_fetched_in_parts_is_in_the_groups_of_all_of_them(start: Start) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == "HEAD":
+            writer.write(
+                answer("200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset": "0002", "Content-Length": "9"})
+            )
+        elif "offset=0001" in asked.target:
+            writer.write(part_of_stream(b"late", "0002", **{"Stream-Closed": "true", "Surrogate-Key": "alice"}))
+        else:
+            fields = {"Content-Type": "text/plain", "Stream-Next-Offset": "0001", "Surrogate-Key": "bob"}
+            writer.write(answer("200 OK", fields, b"early"))
+
+    origin = HostileOrigin(script, takes_head=True)
+    await origin.start()
+    try:
+        bench = await start(origin.url)
+        for key in ("alice", "bob"):
+            for offset in ("-1", "0001"):
+                await bench.read(f"/both?offset={offset}")
+            assert (await bench.stream("/both"))["surrogate_keys"] == ["alice", "bob"]
+            assert await bench.post("/api/purge", {"key": key}) == {"purged": 1}
+            assert await held(bench) == []
+    finally:
+        await origin.stop()
