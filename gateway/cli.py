@@ -11,6 +11,7 @@ them, so that `--help` and `check` answer at once.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ from gateway.commands.append import append
 from gateway.commands.bench import bench
 from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
+from gateway.commands.output import CANNOT_WRITE, abandon_stdout
 from gateway.commands.purge import purge
 from gateway.commands.reload import reload
 from gateway.commands.run import allow_many_connections
@@ -85,6 +87,20 @@ _Admin = Annotated[
 
 def main() -> int:
     """Run the command line and give the exit status."""
+    try:
+        status = _exit_status()
+        print(end="", flush=True)  # noqa: T201 - unlike stdout's own flush, it bears that there is no stdout
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        abandon_stdout()
+        if error.errno != errno.EPIPE:
+            _complain(f"cannot write: {os.strerror(error.errno or 0)}")
+        return FAILED
+    return status
+
+
+def _exit_status() -> int:
     try:
         status = app(prog_name=PROGRAM, standalone_mode=False)
     except (TyperException, ConfigError) as error:

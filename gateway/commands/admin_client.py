@@ -73,14 +73,22 @@ def admin_url(text: str) -> str:
 
 @asynccontextmanager
 async def admin_client(url: str) -> AsyncIterator[AdminClient]:
-    """A client of the admin port at `url`, with the environment's token where there is one."""
+    """A client of the admin port at `url`, with the environment's token where there is one.
+
+    Whoever uses it takes the answers apart within: one without what should be in it is another server's, or another
+    version's, and CommandFailed.
+    """
     from gateway.commands.exchange import open_session
 
     token = os.environ.get(TOKEN_VARIABLE)
     if token and not (token.isascii() and token.isprintable()):
         raise CommandFailed(f"{TOKEN_VARIABLE} holds what cannot be sent in a header")
-    async with open_session({"Authorization": f"Bearer {token}"} if token else {}) as session:
-        yield AdminClient(session, url)
+    async with open_session(url, {"Authorization": f"Bearer {token}"} if token else {}) as session:
+        try:
+            yield AdminClient(session, url)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            missing = f" (no {error.args[0]!r})" if isinstance(error, KeyError) else ""
+            raise CommandFailed(f"{url} does not answer as the admin port of this version does{missing}") from None
 
 
 def _answer(status: int, body: bytes, url: str) -> dict[str, Any]:

@@ -89,8 +89,8 @@ async def _append(
     from gateway.commands.producer import Producer
     from gateway.commands.standard_input import StandardInput
 
-    stderr = Console(stderr=True, highlight=False)
-    async with open_session(headers) as session:
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    async with open_session(url, headers) as session:
         content_type = await _created(session, url, create) if create else await _content_type(session, url)
         cutter = _cutter(asked, content_type)
         sent.messages = 0 if cutter.counts_messages else None

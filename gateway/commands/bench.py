@@ -62,7 +62,7 @@ async def _bench(
 
     clock = SystemClock()
     name = f"{base}/durable-gateway-bench-{random.SystemRandom().getrandbits(48):012x}"
-    async with open_session(headers) as session:
+    async with open_session(base, headers) as session:
         with _progress("reading", seconds):
             # Only at the end of a closed stream can a gateway answer every read by itself.
             async with _stream(session, f"{name}-read", "text/plain", b"." * _READ_BYTES, is_closed=True) as stream:
@@ -119,7 +119,7 @@ def _progress(what: str, seconds: float) -> Iterator[None]:
     """Something to look at, where somebody can."""
     from rich.console import Console
 
-    stderr = Console(stderr=True)
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if not stderr.is_terminal:
         yield
         return

@@ -55,7 +55,9 @@ async def _drain(url: str, within_s: float | None, wait: bool) -> None:
         if not wait:
             typer.echo(f"draining {_count(before)}")
             return
-        await _watch(client, before, bound_s + _GRACE_S, Console(stderr=True))
+        await _watch(
+            client, before, bound_s + _GRACE_S, Console(stderr=True, highlight=False, markup=False, emoji=False)
+        )
     typer.echo(f"drained {_count(before)}")
 
 

@@ -37,12 +37,12 @@ def purge(
 async def _purge(url: str, body: dict[str, object]) -> None:
     from rich.console import Console
 
-    stderr = Console(stderr=True)
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     async with admin_client(url) as client:
         if stderr.is_terminal:
             with stderr.status("purging"):
                 answer = await client.post("/api/purge", body)
         else:
             answer = await client.post("/api/purge", body)
-    count = int(answer["purged"])
+        count = int(answer["purged"])
     typer.echo(f"{'doubted' if body['soft'] else 'purged'} {count} stream{'' if count == 1 else 's'}")

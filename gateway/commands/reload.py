@@ -18,9 +18,7 @@ def reload(admin: AdminUrl = DEFAULT_URL) -> None:
 async def _reload(url: str) -> None:
     async with admin_client(url) as client:
         answer = await client.post("/api/reload", {})
-    for name in answer["changed"]:
-        typer.echo(f"changed {name}")
-    for name in answer["needs_restart"]:
-        typer.echo(f"needs a restart: {name}")
-    if not answer["changed"] and not answer["needs_restart"]:
-        typer.echo("nothing changed")
+        lines = [f"changed {name}" for name in answer["changed"]]
+        lines += [f"needs a restart: {name}" for name in answer["needs_restart"]]
+    for line in lines or ["nothing changed"]:
+        typer.echo(line)

@@ -33,15 +33,17 @@ async def _streams(url: str, prefix: str, limit: int, as_json: bool) -> None:
 
     async with admin_client(url) as client:
         found, has_more = await _pages(client, prefix, limit)
+        cells = [] if as_json else [_cells(stream) for stream in found]
+        table = _table(found) if not as_json and sys.stdout.isatty() else None
     if as_json:
         for stream in found:
             typer.echo(orjson.dumps(stream))
-    elif sys.stdout.isatty():
-        Console().print(_table(found))
+    elif table is not None:
+        Console().print(table)
     else:
         typer.echo("\t".join(_COLUMNS))
-        for stream in found:
-            typer.echo("\t".join(_cells(stream)))
+        for row in cells:
+            typer.echo("\t".join(row))
     if has_more:
         typer.echo(f"there are more than {limit}: --limit", err=True)
 

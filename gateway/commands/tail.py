@@ -11,6 +11,7 @@ import typer
 
 from gateway.clock import SystemClock
 from gateway.commands.failure import CommandFailed
+from gateway.commands.output import abandon_stdout
 from gateway.commands.run import run
 from gateway.commands.target import Headers, request_headers, stream_url
 from gateway.protocol import offsets
@@ -45,8 +46,7 @@ def tail(
     try:
         run(_tail(target, offset, "sse" if sse else "long-poll" if long_poll else "by-type", show_offsets, headers))
     except _OutputGone:
-        # Python must not find that out again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_stdout()
 
 
 async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers: dict[str, str]) -> None:
@@ -57,7 +57,7 @@ async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers:
     from gateway.commands.reader import Batch, Follow, StreamReader
 
     terminal = Console() if sys.stdout.isatty() else None
-    stderr = Console(stderr=True, highlight=False)
+    stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
     printer: Printer | None = None
 
     def take(batch: Batch) -> None:
@@ -71,11 +71,12 @@ async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers:
         except BrokenPipeError:
             raise _OutputGone from None
         except OSError as error:
+            abandon_stdout()
             raise CommandFailed(f"cannot write: {os.strerror(error.errno or 0)}") from None
         if show_offsets:
             stderr.print(f"offset {batch.next_offset}", style="dim", soft_wrap=True)
 
-    async with open_session(headers) as session:
+    async with open_session(url, headers) as session:
         reader = StreamReader(
             session,
             url,

@@ -22,7 +22,9 @@ def http_url(text: str, name: str) -> str:
     """`text` as an http(s) URL without fragment; a usage error about `name` where it is none."""
     try:
         parts = urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        host = (parts.hostname or "").removesuffix(".")
+        # What a name cannot be in the DNS (an empty label, one too long) is a ValueError only when it is looked up.
+        is_url = parts.scheme in ("http", "https") and bool(host.encode("idna")) and parts.port != 0
     except ValueError:
         is_url = False
     if not is_url or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in text):

@@ -125,9 +125,13 @@ def shows(text: str) -> Condition:
 
 @asynccontextmanager
 async def running(
-    *arguments: str, on_terminal: bool = False, stdin: int | None = None, environ: dict[str, str] | None = None
+    *arguments: str,
+    on_terminal: bool = False,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    environ: dict[str, str] | None = None,
 ) -> AsyncIterator[Run]:
-    """`durable-gateway` with these arguments; on a terminal of 100 by 30, or with pipes (stdin: or a descriptor)."""
+    """`durable-gateway` with these arguments; on a terminal of 100 by 30, or with pipes (or a descriptor)."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("DURABLE_GATEWAY_")}
     clean = {key: value for key, value in clean.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
     env = {**clean, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **(environ or {})}
@@ -149,7 +153,12 @@ async def running(
     else:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, env=env, stdin=pipe if stdin is None else stdin, stdout=pipe, stderr=pipe
+            *command,
+            cwd=ROOT,
+            env=env,
+            stdin=pipe if stdin is None else stdin,
+            stdout=pipe if stdout is None else stdout,
+            stderr=pipe,
         )
     run = Run(process, terminal)
     try:
