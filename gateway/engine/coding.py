@@ -125,7 +125,7 @@ class Coder:
         self._clock = clock
         self._recorder = recorder
         self._min_bytes = min_bytes
-        self._keep_bytes = min(keep_bytes, library.budget_bytes // _LARGEST_SHARE)
+        self._most_bytes = keep_bytes
         self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
         self._making: dict[_Job, asyncio.Future[Any]] = {}
         self._queued_bytes = 0
@@ -136,6 +136,11 @@ class Coder:
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
+
+    @property
+    def keep_bytes(self) -> int:
+        """Most coded bytes that are kept, of the cache's budget as it is now."""
+        return min(self._most_bytes, self._library.budget_bytes // _LARGEST_SHARE)
 
     @property
     def making(self) -> int:
@@ -274,9 +279,9 @@ class Coder:
         cost = ENTRY_COST + (len(data) if data is not None else 0)
         if self._drop(stream, (start, job.coding)):
             self.on_evict(stream)
-        if cost > self._keep_bytes // _LARGEST_SHARE:
+        if cost > self.keep_bytes // _LARGEST_SHARE:
             return
-        while self.cost + cost > self._keep_bytes:
+        while self.cost + cost > self.keep_bytes:
             self._evict()
         # Making room may have dropped bytes of other streams, never of this one.
         if self._library.lend(cost, stream):

@@ -77,7 +77,7 @@ class Engine:
             self.tasks,
             recorder,
             rng,
-            min(limits.max_flight_bytes, max(1, limits.cache_bytes // 2)),
+            limits.max_flight_bytes,
             self.live.end,
             tracer,
         )

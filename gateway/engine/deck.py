@@ -66,7 +66,7 @@ class FlightDeck:
         tasks: Tasks,
         recorder: Recorder,
         rng: random.Random,
-        keep_bytes: int,
+        max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
         tracer: Tracer = NO_TRACER,
     ) -> None:
@@ -76,13 +76,18 @@ class FlightDeck:
         self._tasks = tasks
         self._recorder = recorder
         self._rng = rng
-        self._keep_bytes = keep_bytes
+        self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
         self._tracer = tracer
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    @property
+    def keep_bytes(self) -> int:
+        """Most bytes that a flight launched now may bring to be kept: never more than half of the cache."""
+        return min(self._max_flight_bytes, max(1, self._library.budget_bytes // 2))
 
     def flights(self) -> Iterator[tuple[Stream, Flight]]:
         """Every flight that is the latest of its place, with the stream that it is for."""
@@ -106,7 +111,7 @@ class FlightDeck:
             flight.span.joined()
             note_fetch(flight, leads=False)
             return flight, False
-        flight = Flight(start, self._keep_bytes)
+        flight = Flight(start, self.keep_bytes)
         flight.incarnation = stream.tape.incarnation
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)

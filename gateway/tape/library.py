@@ -195,11 +195,12 @@ class Library:
         self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
-        """A holder let go: a stream nobody holds and that holds nothing is not worth remembering."""
+        """A holder let go: a stream that nobody holds is not worth remembering where it holds nothing, and either its
+        lifetime is not known or no tail of it, which is how one is left that was refused to its readers."""
         stream.pins -= 1
         if stream.pins or stream.ended is not None:
             return
-        if stream.tape.block_count == 0 and stream.lifetime is None:
+        if stream.tape.block_count == 0 and (stream.lifetime is None or stream.tape.tail is None):
             self.drop(stream, End.EVICTED)
             return
         # It may have lost its place in the order together with its bytes, while it could not be given up.

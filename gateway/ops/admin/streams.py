@@ -220,7 +220,7 @@ class _Shown:
             query=name.query,
             partition=name.partition,
             route=stream.key.route,
-            content_type=stream.content_type,
+            content_type=_legible(stream.content_type) if stream.content_type is not None else None,
             tail=tape.tail,
             is_closed=tape.closed_at is not None,
             is_followed=stream.is_followed,
@@ -243,7 +243,7 @@ class _Shown:
             lifetime=Lifetime(life.ttl_s, life.expires_at) if life is not None else None,
             closed_at=tape.closed_at,
             is_doubted=stream.is_doubted,
-            surrogate_keys=sorted(stream.surrogate_keys),
+            surrogate_keys=sorted(map(_legible, stream.surrogate_keys)),
             tape=[
                 Run(block.start, block.end, block.size, len(block.marks), now - block.laid_at)
                 for block in tape.blocks()
@@ -252,6 +252,11 @@ class _Shown:
                 _reader(reader, now) for reader in islice(topic.readers_now if topic is not None else (), _MOST_READERS)
             ],
         )
+
+
+def _legible(text: str) -> str:
+    """A header's text where bytes that are no UTF-8 show as what they are: as they came, JSON has no way to say them."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _reader(reader: Listener, now: float) -> Reader:

@@ -2,7 +2,7 @@
 
 A tail is what the gateway knows: the furthest offset that the origin has named, current for streams that are followed
 and as of the last contact for others.  Where one path is held more than once (other origins, other readers), the one
-seen last at its origin speaks.
+seen last at its origin speaks, of those that have been told a tail there.
 """
 
 from __future__ import annotations
@@ -84,5 +84,6 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
 
 
 def _latest(streams: Iterable[Stream]) -> Stream:
-    """The one that the origin was asked about last, whose tail is not behind another's of that moment."""
-    return max(streams, key=lambda stream: (stream.contacted_at, stream.tape.tail or ""))
+    """The one that the origin was asked about last, whose tail is not behind another's of that moment.  One without a
+    tail speaks for nobody: its reader may not even be allowed to read."""
+    return max(streams, key=lambda stream: (stream.tape.tail is not None, stream.contacted_at, stream.tape.tail or ""))

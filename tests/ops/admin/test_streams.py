@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
+from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 
 
 async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
@@ -156,3 +158,21 @@ async def test_the_overview_says_what_the_metrics_say(start: Start, origin: Runn
     }
     library = bench.gateway.engine.library
     assert overview["cache"]["bytes"] == library.cost + library.lent > 0
+
+
+async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(start: Start) -> None:
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        reply = part_of_stream(b"x", "0001", "text/plain; x=QQ", **{"Stream-Closed": "true", "Surrogate-Key": "QQ"})
+        writer.write(reply.replace(b"QQ", b"\xff")[: -1 if asked.method == "HEAD" else None])
+
+    origin = HostileOrigin(script, takes_head=True)
+    await origin.start()
+    try:
+        bench = await start(origin.url)
+        assert (await bench.read("/s?offset=-1"))[0] == 200
+        for path in ("/api/streams", "/api/top"):
+            (row,) = (await bench.get(path))["streams"]
+            assert row["content_type"] == "text/plain; x=\\xff"
+        assert (await bench.stream("/s"))["surrogate_keys"] == ["\\xff"]
+    finally:
+        await origin.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.origin.app import RunningOrigin
-from tests.ops.admin.conftest import Bench
+from tests.ops.admin.conftest import BOUND_S, Bench
 
 
 async def append(bench: Bench, path: str, body: bytes) -> str:
@@ -51,6 +53,30 @@ async def test_of_several_partitions_the_one_speaks_that_saw_the_origin_last(
     assert tail != before
     assert (await bench.get("/api/tails?prefix=/both"))["tails"] == {"/both": tail}
     assert (await bench.post("/api/tails", {"streams": ["/both"]}))["tails"] == {"/both": tail}
+
+
+async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothing_behind(
+    bench: Bench, origin: RunningOrigin
+) -> None:
+    await bench.put("/open")
+    await bench.read("/open?offset=-1")
+    told = await bench.get("/api/tails")
+    assert told["tails"]["/open"] is not None
+    bench.clock.advance(1)
+    for kind in ("head", "catchup"):
+        origin.origin.faults.status(401, times=None, kind=kind)
+    held = origin.origin.faults.hold(kind="head")
+    refused = asyncio.create_task(bench.read("/open?offset=-1", Authorization="Bearer x"))
+    await held.waiting(1)
+    assert len((await bench.get("/api/streams"))["streams"]) == 2
+    assert await bench.get("/api/tails") == told
+    assert (await bench.post("/api/tails", {"streams": ["/open"]}))["tails"] == told["tails"]
+    held.release()
+    assert (await refused)[0] == 401
+    async with asyncio.timeout(BOUND_S / 2):
+        while len((await bench.get("/api/streams"))["streams"]) != 1:
+            await asyncio.sleep(0)
+    assert await bench.get("/api/tails") == told
 
 
 @pytest.mark.parametrize(
