@@ -341,6 +341,9 @@ class LogConfig(_Model):
         le=10_000_000,
         description="Most lines that wait for the sink; further ones are dropped and counted.",
     )
+    queue_bytes: Bytes = Field(
+        default=64 * MIB, ge=64 * KIB, le=64 * GIB, description="Most memory of the lines that wait, in the same way."
+    )
     client_address: Literal["full", "masked", "none"] = Field(
         default="masked", description="Clients' addresses: as they are, cut to /24 and /48, or left out."
     )

@@ -111,7 +111,8 @@ async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
         _lines(),
         clock,
         counts,
-        queue_records=len(requests) + 1,
+        queue_records=2 * len(requests) + 2,
+        queue_bytes=1 << 30,
         batch_bytes=256 * 1024,
         batch_s=0.5,
         live_interval_s=0,
@@ -145,7 +146,8 @@ async def _noting_kept(requests: list[bytes]) -> float:
             _lines(),
             clock,
             Silent(),
-            queue_records=_ROUNDS * len(requests) + 1,
+            queue_records=2 * _ROUNDS * len(requests) + 2,
+            queue_bytes=1 << 30,
             batch_bytes=1 << 30,
             batch_s=60.0,
             live_interval_s=0,
@@ -163,12 +165,12 @@ def main() -> int:
     table = Table("what", "ns a request", box=None)
     table.add_row("hit: put into the queue", f"{asyncio.run(_noting_kept(same)):.0f}")
     table.add_row("the same without a log", f"{_noting(Unkept(), same):.0f}")
-    hit = Repeated(_record())
-    for name, requests in (("", same), (", each with a trace of its own", traced)):
-        hits: list[Record | Hit] = [
-            (hit, number / 1e5, "192.0.2.17", bytes(bytearray(request))) for number, request in enumerate(requests)
-        ]
-        table.add_row(f"hit: made a line{name}", f"{_making(hits):.0f}")
+    table.add_row("the same, each with a trace of its own", f"{asyncio.run(_noting_kept(traced)):.0f}")
+    hit, lines = Repeated(_record()), _lines()
+    hits: list[Record | Hit] = [
+        (hit, number / 1e5, "192.0.2.17", lines.ending(request)) for number, request in enumerate(same)
+    ]
+    table.add_row("hit: made a line", f"{_making(hits):.0f}")
     table.add_row("other request: made a line", f"{_making([_record()] * _RECORDS):.0f}")
     with tempfile.TemporaryDirectory() as folder:
         spent, longest = min(asyncio.run(_whole(Path(folder), same * 3)) for _ in range(3))

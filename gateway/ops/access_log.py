@@ -52,7 +52,13 @@ FIELDS: Final = (
     Field("v", "integer", "", f"Version of this schema: {VERSION}.", True),
     Field("node", "string", "", "`server.node_name` of the gateway that wrote the line.", True),
     Field("route", "string", "", "Name of the configured route; absent where none matched."),
-    Field("stream", "string", "", "Path, and other query, that the client asked for, in canonical spelling.", True),
+    Field(
+        "stream",
+        "string",
+        "",
+        "Path, and other query, asked for, in canonical spelling; its first 2,048 characters.",
+        True,
+    ),
     Field(
         "partition",
         "string",
@@ -103,6 +109,7 @@ FIELDS: Final = (
 Masking = Literal["full", "masked", "none"]
 
 _AGENT_CHARS: Final = 256
+_STREAM_CHARS: Final = 2_048
 _REMEMBERED: Final = 4_096
 _MASKS: Final = {4: 24, 6: 48}
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
@@ -112,8 +119,16 @@ _TRACE_LINE: Final = b"\r\ntraceparent:"
 
 
 Hit = tuple[Repeated, float, str | None, bytes]
-"""One more answer by the front door: what it has in common with others, when (monotonic seconds), to whom, and to what
-bytes.  A plain tuple: it is made on the hottest path there is."""
+"""One more answer by the front door: what it has in common with others, when (monotonic seconds), to whom, and the end
+of its line, which `Lines.ending` makes of the request.  A plain tuple: it is made on the hottest path there is."""
+
+
+def cut(record: Record) -> None:
+    """Let go of what a client sent and no line will say, so that a record that waits stays small."""
+    if len(record.stream) > _STREAM_CHARS:
+        record.stream = record.stream[:_STREAM_CHARS]
+    if record.user_agent is not None and len(record.user_agent) > _AGENT_CHARS:
+        record.user_agent = record.user_agent[:_AGENT_CHARS]
 
 
 class Lines:
@@ -125,32 +140,33 @@ class Lines:
         self._partitions = partitions
         self._masked: dict[str, str] = {}
         self._clients: dict[str | None, bytes] = {}
-        self._endings: dict[bytes, bytes] = {}
+        self.endings: dict[bytes, bytes] = {}
+        """What `ending` has made, by the request's bytes: a look here saves the call."""
 
     def written(self, items: Sequence[Record | Hit], wall_lead_s: float) -> bytes:
         """The lines of these, in order.  `wall_lead_s` is how far the wall clock is ahead of the monotonic one."""
         # Grown in place: to keep each line that orjson gives until all are joined takes eight times as long.
         text = bytearray()
-        endings, clients = self._endings, self._clients
+        clients = self._clients
         self._forget()
         stamp, stamped = b"", -1
         for item in items:
             if isinstance(item, Record):
                 text += self.line(item)
                 continue
-            repeated, now, client, request = item
+            repeated, now, client, ending = item
             # Hits of one millisecond share its text: to write a number costs as much as the rest of the line.
             if (millis := int((now + wall_lead_s) * 1_000)) != stamped:
                 stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
             text += stamp
             text += repeated.line or self._prepare(repeated)
             text += clients.get(client) or self._client_piece(client)
-            text += endings.get(request) or self._ending(request)
+            text += ending
         return bytes(text)
 
     def _forget(self) -> None:
         # Plain dictionaries, begun anew when they are full: to keep an order in them costs more than to look again.
-        for remembered in (self._endings, self._clients, self._masked):
+        for remembered in (self._clients, self._masked):
             if len(remembered) > _REMEMBERED:
                 remembered.clear()
 
@@ -167,7 +183,7 @@ class Lines:
         told["node"] = self._node
         if record.route is not None:
             told["route"] = record.route
-        told["stream"] = record.stream
+        told["stream"] = record.stream[:_STREAM_CHARS]
         if record.partition is not None:
             told["partition"] = self._partitions.of(record.partition)
         told["method"] = record.method
@@ -228,12 +244,14 @@ class Lines:
         self._clients[client] = piece
         return piece
 
-    def _ending(self, request: bytes) -> bytes:
+    def ending(self, request: bytes) -> bytes:
         """User agent and trace as the request's bytes have them, and the end of the line."""
+        if len(self.endings) > _REMEMBERED:
+            self.endings.clear()
         lower = request.lower()
         at = lower.find(_TRACE_LINE)
         if at < 0:
-            piece = self._endings[request] = _agent_piece(request)
+            piece = self.endings[request] = _agent_piece(request)
             return piece
         end = lower.find(b"\r\n", at + 2)
         if lower.find(_TRACE_LINE, end) >= 0:
@@ -241,7 +259,7 @@ class Lines:
             return _agent_piece(request)
         # Every request has a trace of its own: the rest of it is what can be remembered.
         rest = request[:at] + request[end:]
-        piece = self._endings.get(rest) or self._ending(rest)
+        piece = self.endings.get(rest) or self.ending(rest)
         match = _TRACE_VALUE.fullmatch(request, at + len(_TRACE_LINE), end)
         return piece if match is None else b',"trace_id":"%b"%b' % (match[1], piece)
 

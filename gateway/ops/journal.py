@@ -26,6 +26,7 @@ def open_journal(
         clock,
         counter,
         queue_records=log.queue_records,
+        queue_bytes=log.queue_bytes,
         batch_bytes=log.batch_bytes,
         batch_s=log.batch_s,
         live_interval_s=log.live_interval_s,

@@ -1,7 +1,8 @@
 """The journal that is kept: a bounded queue, and one task that empties it into a sink.
 
-A request pays for being put into a queue and no more.  Where the queue is full, because the sink does not keep up,
-what comes is dropped and counted; nothing ever waits.  The task takes what has gathered after `batch_s`, or sooner when
+A request pays for being put into a queue and no more.  Where the queue is full, in records or in the bytes that they
+take, because the sink does not keep up, what comes is dropped and counted; nothing ever waits.  Of what a client sent
+only what its line will say waits, so that long requests do not fill the queue.  The task takes what has gathered after `batch_s`, or sooner when
 it is about a batch, makes lines of it a few hundred at a time, with a turn of the loop between, and gives them to the
 sink in batches of at most `batch_bytes`.  Lines are made on the loop, because a thread that makes them would hold the
 interpreter for milliseconds at a stretch, and the loop would wait for that; what may block, the sink does elsewhere.
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from gateway.clock import Clock, Timer
 from gateway.journal import CloseReason, LiveNote, Record, Repeated
-from gateway.ops.access_log import Hit, Lines
+from gateway.ops.access_log import Hit, Lines, cut
 from gateway.ops.log_sinks.sink import Sink
 from gateway.protocol.cache_status import Outcome
 from gateway.tasks import Tasks
@@ -33,6 +34,10 @@ _SLICE = 256
 _LINE_BYTES = 384
 """About a line, for guessing when a batch is full."""
 _NOTED_AT_ONCE = 256
+_RECORD_BYTES = 512
+"""A record's memory without its texts, and its place in the queue."""
+_HIT_BYTES = 160
+"""The same of a hit without the end of its line; what it has in common with others is theirs."""
 
 
 class DropCounter(Protocol):
@@ -55,6 +60,7 @@ class LogWriter:
         counter: DropCounter,
         *,
         queue_records: int,
+        queue_bytes: int,
         batch_bytes: int,
         batch_s: float,
         live_interval_s: float,
@@ -64,11 +70,17 @@ class LogWriter:
         self._clock = clock
         self._counter = counter
         self._queue: deque[Record | Hit] = deque()
+        self._queued_bytes = 0
+        """About what the queue takes of memory; may be one record beyond its bound."""
         self._limit = queue_records
-        self._early = min(queue_records, max(1, batch_bytes // _LINE_BYTES))
+        self._limit_bytes = queue_bytes
+        # Not later than half full: what comes until the task has its turn needs room.
+        self._early = max(1, min(queue_records // 2, batch_bytes // _LINE_BYTES))
+        self._early_bytes = queue_bytes // 2
         self._batch_bytes = batch_bytes
         self._batch_s = batch_s
         self._attention = 0
+        self._attention_bytes = 0
         """At this length of the queue somebody has to look; below it, a request only puts something in."""
         self._unwritten = 0
         """Lines that were taken from the queue and are not yet known to be kept."""
@@ -90,14 +102,19 @@ class LogWriter:
     def record(self, record: Record) -> None:
         if record.fetches:
             record.settle()
-        if len(self._queue) < self._attention or self._admits():
+        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+            cut(record)
+            self._queued_bytes += _weight(record)
             self._queue.append(record)
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        if len(self._queue) < self._attention or self._admits():
-            self._queue.append((hit, now, client, request))
+        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+            ending = self._lines.endings.get(request) or self._lines.ending(request)
+            self._queued_bytes += _HIT_BYTES + len(ending)
+            self._queue.append((hit, now, client, ending))
 
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+        cut(record)
         note = _Live(self, record, began, look)
         if self._live_interval_s:
             note.due_at = began + self._live_interval_s
@@ -107,22 +124,30 @@ class LogWriter:
 
     def _admits(self) -> bool:
         """Whether one more may wait; sees to it that the task is woken."""
-        waiting = len(self._queue)
-        if waiting >= self._limit or self._is_closing:
+        waiting, waiting_bytes = len(self._queue), self._queued_bytes
+        if self._is_closing:
             self._counter.log_drops(1)
             return False
-        if waiting >= self._early:
+        if waiting >= self._early or waiting_bytes >= self._early_bytes:
+            # Also where it is full: else nothing would ever empty it before the timer does.
             self._wake()
         elif self._timer is None:
-            self._timer = self._clock.call_later(self._batch_s, self._wake)
-            self._attention = self._early
+            self._wait()
+        if waiting >= self._limit or waiting_bytes >= self._limit_bytes:
+            self._counter.log_drops(1)
+            return False
         return True
+
+    def _wait(self) -> None:
+        """Have the task look after a while, or when about a batch waits."""
+        self._timer = self._clock.call_later(self._batch_s, self._wake)
+        self._attention, self._attention_bytes = self._early, self._early_bytes
 
     def _wake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._attention = self._limit
+        self._attention, self._attention_bytes = self._limit, self._limit_bytes
         self._due.set()
 
     # -- the task
@@ -141,11 +166,11 @@ class LogWriter:
                     self._unwritten -= count
                     if not is_kept:
                         self._counter.log_drops(count)
-            if self._is_closing or len(self._queue) >= self._early:
+            is_early = len(self._queue) >= self._early or (self._queue and self._queued_bytes >= self._early_bytes)
+            if self._is_closing or is_early:
                 self._due.set()
             elif self._queue:
-                self._timer = self._clock.call_later(self._batch_s, self._wake)
-                self._attention = self._early
+                self._wait()
             else:
                 self._attention = 0
 
@@ -160,6 +185,7 @@ class LogWriter:
             if made:
                 await asyncio.sleep(0)
             taken = [take() for _ in range(min(most - count, _SLICE))]
+            self._queued_bytes -= sum(map(_weight, taken))
             made.append(self._lines.written(taken, wall_lead_s))
             size += len(made[-1])
             count += len(taken)
@@ -182,6 +208,7 @@ class LogWriter:
             self._counter.log_drops(lost)
             _log.warning("access log: %d lines were not written before the end", lost)
             self._queue.clear()
+            self._queued_bytes = 0
         await self._sink.close()
 
     # -- live reads
@@ -250,6 +277,14 @@ class _Live:
         )
         self._sent_bytes, self._fetched_bytes = record.sent_bytes, record.fetched_bytes
         self._log.note(line, self._began)
+
+
+def _weight(item: Record | Hit) -> int:
+    """About the bytes of memory that it takes in the queue."""
+    if isinstance(item, Record):
+        texts = (item.stream, item.user_agent, item.partition, item.start, item.next_offset)
+        return _RECORD_BYTES + sum(len(text) for text in texts if text is not None)
+    return _HIT_BYTES + len(item[3])
 
 
 def _parts(lines: bytes, most: int) -> Iterator[bytes]:

@@ -220,7 +220,7 @@ def request(*headers: bytes) -> bytes:
 
 
 def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
-    hit = (Repeated(READY), 1_000.1239, client, request(*headers))
+    hit = (Repeated(READY), 1_000.1239, client, writer.ending(request(*headers)))
     found = read(writer.written([hit], 1_789_999_000.0))
     assert found == read(writer.written([hit], 1_789_999_000.0)), "what is remembered says something else"
     return found
@@ -266,11 +266,16 @@ def test_what_is_remembered_of_clients_and_agents_is_bounded() -> None:
     hit = Repeated(READY)
     for number in range(40):
         of_some = [
-            (hit, 1.0, f"10.{number}.{n // 256}.{n % 256}", request(b"User-Agent: %d" % (number * 256 + n)))
+            (
+                hit,
+                1.0,
+                f"10.{number}.{n // 256}.{n % 256}",
+                writer.ending(request(b"User-Agent: %d" % (number * 256 + n))),
+            )
             for n in range(256)
         ]
         made = [orjson.loads(line) for line in writer.written(of_some, 0.0).splitlines()]
         assert [int(line["user_agent"]) for line in made] == list(range(number * 256, number * 256 + 256))
         assert [line["client"] for line in made] == [item[2] for item in of_some]
     assert len(writer._clients) < 5_000
-    assert len(writer._endings) < 5_000
+    assert len(writer.endings) < 5_000

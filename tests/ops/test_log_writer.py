@@ -55,7 +55,8 @@ async def open_log(clock: ManualClock, counts: Silent) -> AsyncIterator[Open]:
 
     def open_one(sink: Sink, **settings: Any) -> LogWriter:
         settings = {
-            "queue_records": 1_000, "batch_bytes": 1 << 20, "batch_s": 0.5, "live_interval_s": 300.0, **settings
+            "queue_records": 1_000, "queue_bytes": 64 << 20, "batch_bytes": 1 << 20, "batch_s": 0.5,
+            "live_interval_s": 300.0, **settings
         }  # fmt: skip
         opened.append(LogWriter(sink, Lines("edge", "masked", PartitionIds()), clock, counts, **settings))
         opened[-1].start()
@@ -182,6 +183,91 @@ async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
         await log.close(BOUND_S)
     assert streams(await messages(f"{origin.url}/log")) == list(range(101))
     assert drops(counts) == 199
+
+
+async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
+    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+) -> None:
+    log = open_log(file, queue_records=10_000, queue_bytes=100_000)
+    for number in range(200):
+        # Half of them the way of the front door, each with an agent of its own.
+        if number % 2:
+            log.record(replace(numbered(number), partition="p" * 2_000))
+        else:
+            agent = b"User-Agent: %d%b\r\n\r\n" % (number, b"a" * 2_000)
+            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST[:-2] + agent)
+    dropped = drops(counts)
+    assert 100 < dropped < 160
+    await log.close(BOUND_S)
+    assert streams(noted(tmp_path)) == list(range(200 - dropped))
+
+
+async def test_what_has_been_written_makes_room_for_what_comes(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: Silent
+) -> None:
+    log = open_log(file, queue_bytes=20_000)
+    for number in range(100):
+        log.record(numbered(number))
+        log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
+        clock.advance(0.51)
+        await eventually(lambda: not log._queue)
+    await log.close(BOUND_S)
+    assert drops(counts) == 0
+    assert len(noted(tmp_path)) == 200
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+async def test_a_record_that_waits_keeps_of_a_long_request_only_what_is_written(
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, is_live: bool
+) -> None:
+    log = open_log(file)
+    record = Record(method="GET", stream="/" + "s" * 8_000, user_agent="a" * 8_000)
+    if is_live:
+        note = log.live(record, clock.now(), lambda into: None)
+    else:
+        log.record(record)
+    assert (len(record.stream), len(record.user_agent or "")) == (2_048, 256)
+    if is_live:
+        note.end(Outcome.FOLLOWED, CloseReason.LEFT)
+    await log.close(BOUND_S)
+    assert [(len(line["stream"]), len(line["user_agent"])) for line in noted(tmp_path)] == [(2_048, 256)]
+
+
+async def test_a_hit_that_waits_keeps_nothing_of_its_request_but_what_is_written(
+    open_log: Open, file: FileSink
+) -> None:
+    log = open_log(file)
+    cookie = b"Cookie: " + b"c" * 3_000 + b"\r\n\r\n"
+    for _ in range(100):
+        log.repeat(Repeated(numbered(0)), 1.0, None, REQUEST[:-2] + cookie)
+    kept = {
+        id(part): len(part) for hit in log._queue if isinstance(hit, tuple) for part in hit if isinstance(part, bytes)
+    }
+    assert sum(kept.values()) < 1_000
+
+
+async def test_a_small_queue_is_written_before_it_is_full(
+    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+) -> None:
+    log = open_log(file, queue_records=10)
+    for number in range(100):
+        # As many as fit while the sink is idle; no timer goes off.
+        log.record(numbered(number))
+        if number % 8 == 7:
+            await eventually(lambda: len(log._queue) < 6)
+    await log.close(BOUND_S)
+    assert streams(noted(tmp_path)) == list(range(100))
+    assert drops(counts) == 0
+
+
+async def test_a_queue_that_is_full_is_written_at_once(
+    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+) -> None:
+    log = open_log(file, queue_records=1)
+    log.record(numbered(0))
+    log.record(numbered(1))
+    assert drops(counts) == 1
+    await eventually(lambda: len(noted(tmp_path)) == 1)
 
 
 async def test_what_a_sink_gives_up_is_counted(
