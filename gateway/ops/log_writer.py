@@ -2,7 +2,9 @@
 
 A request pays for being put into a queue and no more.  Where the queue is full, in records or in the bytes that they
 take, because the sink does not keep up, what comes is dropped and counted; nothing ever waits.  Of what a client sent
-only what its line will say waits, so that long requests do not fill the queue.  The task takes what has gathered after `batch_s`, or sooner when
+only what its line will say waits, so that long requests do not fill the queue.
+
+The task takes what has gathered after `batch_s`, or sooner when
 it is about a batch, makes lines of it a few hundred at a time, with a turn of the loop between, and gives them to the
 sink in batches of at most `batch_bytes`.  Lines are made on the loop, because a thread that makes them would hold the
 interpreter for milliseconds at a stretch, and the loop would wait for that; what may block, the sink does elsewhere.

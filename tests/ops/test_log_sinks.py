@@ -84,6 +84,23 @@ async def test_a_full_file_is_set_aside_and_no_line_is_lost_or_cut(open_file: Op
     assert all((tmp_path / name).stat().st_size <= 100 for name in files(tmp_path))
 
 
+async def test_a_file_that_cannot_be_set_aside_is_written_on_and_that_is_said_once(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As long as a name may be: with a date it would be too long.
+    path = tmp_path / ("a" * 255)
+    sink = FileSink(path, clock, rotate_bytes=100, rotate_s=3_600, keep_files=1)
+    for number in range(50):
+        assert await sink.write(numbered([number]))
+        clock.advance(600)
+    await sink.close()
+    assert numbers_in(path.read_bytes()) == list(range(50))
+    assert files(tmp_path) == [path.name]
+    assert [record.message for record in caplog.records] == [
+        f"access log: {path} cannot be set aside: File name too long"
+    ]
+
+
 async def test_a_batch_larger_than_a_file_is_in_one_file_all_the_same(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file(rotate_bytes=10)
     assert await sink.write(numbered(range(10)))

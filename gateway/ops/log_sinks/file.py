@@ -5,7 +5,7 @@ are kept.  Time is cut at multiples of `rotate_s` since 1970 (86,400 s is midnig
 where it was there before, so that restarts neither delay nor repeat it; it is looked at when a batch is written, so a
 gateway without requests makes no empty files.  A batch is in one file, whole.  A file that somebody else has moved or
 removed is begun anew, so `logrotate` needs no signal.  What could be written only in part is cut off again: every line
-in a file is whole.
+in a file is whole.  A file that cannot be set aside is said so of and written on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class FileSink:
         self._rotate_s = rotate_s
         self._keep_files = keep_files
         self._trouble = Trouble(str(path))
+        self._rotation = Trouble(f"{path} cannot be set aside")
         self._descriptor = -1
         self._size = 0
         self._period = 0
@@ -69,11 +70,24 @@ class FileSink:
         is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
         period = self._period_of(wall)
         if self._size and (is_full or period != self._period):
-            self._set_aside(wall)
-            self._shut()
-            self._open()
-            self._remove_old()
+            self._rotate(wall)
         self._period = period
+
+    def _rotate(self, wall: float) -> None:
+        """Begin a new file; where the old one cannot be set aside it stays: large is better than lost."""
+        try:
+            self._set_aside(wall)
+        except OSError as error:
+            self._rotation.is_so(error.strerror or str(error))
+            return
+        self._shut()
+        self._open()
+        try:
+            self._remove_old()
+        except OSError as error:
+            self._rotation.is_so(f"files set aside before stay: {error.strerror or error}")
+            return
+        self._rotation.is_over()
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
