@@ -93,7 +93,7 @@ class Follower:
         self._mode = Mode.SSE
         """How the origin was asked last."""
         self._counted: GatewayError | None = None
-        """The latest failure of a look, which has been counted where it was made."""
+        """The latest failure that has been counted elsewhere: a look's where it was made, a status as a reply."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether nothing was known of the stream before this follower's first connection."""
@@ -313,7 +313,8 @@ class Follower:
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
         self._topic.is_refused = 400 <= status < 500
-        raise UpstreamBroken
+        self._counted = UpstreamBroken()
+        raise self._counted
 
 
 def _offset(value: str | None) -> str:

@@ -9,6 +9,7 @@ import pytest
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
 
 SMALL = 30_000
@@ -89,6 +90,20 @@ async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: 
     assert figure(edge, "gateway_upstream_replies_total", **{"class": "2xx"}, route="default") == 1
     assert figure(edge, "gateway_upstream_requests_total", mode="append", route="default") == 2
     assert figure(edge, "gateway_upstream_first_byte_seconds_count", mode="append", route="default") == 1
+
+
+@pytest.mark.parametrize("kind", ["sse", "head"])
+async def test_a_status_that_a_follower_is_refused_with_is_a_reply_and_no_failure(
+    edge: Edge, faults: Faults, kind: Kind
+) -> None:
+    await edge.put("/s", b"[1]", "application/json")
+    faults.status(500, kind=kind, times=2)
+    wire = await edge.begin("/s?offset=-1&live=sse")
+    async with edge.time_passing():
+        await eventually(lambda: figure(edge, "gateway_reconnects_total", reason="lost", route="default") == 2)
+    await wire.closed()
+    assert figure(edge, "gateway_upstream_replies_total", **{"class": "5xx"}, route="default") == 2
+    assert figure(edge, "gateway_upstream_failures_total", error="UpstreamBroken", route="default") == 0
 
 
 async def test_a_follower_that_comes_back_says_whether_that_was_planned(edge: Edge, faults: Faults) -> None:
