@@ -274,7 +274,8 @@ class Metrics(Collector):
         )
         yield counter(
             "gateway_log_drops",
-            "Records of the access log given up because its queue was full. Excludes what a sink refused for good.",
+            "Records of the access log given up: because its queue was full, because the sink refused them for good, "
+            "or unwritten when the gateway left. Excludes what a sink took and lost.",
             (),
             [((), self.log_drop_count.value)],
         )
