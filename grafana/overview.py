@@ -6,8 +6,11 @@ from typing import Final
 
 from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantile, quantiles, rate, share, total
 
-_WITHOUT_ORIGIN: Final = 'outcome=~"hit|followed|collapsed|stale_if_error"'
-_READS: Final = 'mode=~"catchup|longpoll|sse"'
+_WITHOUT_ORIGIN: Final = 'outcome=~"hit|followed|collapsed"'
+_READS: Final = 'mode=~"catchup|longpoll|sse",outcome!="aborted"'
+"""Every SSE reader that closes its tab is `aborted`: that says nothing of what it cost."""
+_ERRORS: Final = 'outcome=~"refused|failed"'
+_CUT_OFF: Final = 'outcome="aborted",mode!="sse"'
 
 OVERVIEW: Final = Board(
     "overview",
@@ -44,7 +47,7 @@ OVERVIEW: Final = Board(
                 Panel(
                     "Reads without a request of their own",
                     "Share of reads that cost the origin nothing: from the tape, from another's fetch, or from the "
-                    "stream's one live request.",
+                    "stream's one live request. Leaves out those whose client left in the middle.",
                     "percentunit",
                     (Query(share("gateway_requests_total", f"{ROUTE},{_READS}", _WITHOUT_ORIGIN)),),
                     "stat",
@@ -104,13 +107,12 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Errors",
-                    "refused: 4xx by the gateway. failed: 5xx. aborted: connections dropped in the middle of a body.",
+                    "refused: 4xx by the gateway. failed: 5xx. aborted: connections dropped in the middle of a body; "
+                    "without SSE, which clients end so whenever they leave.",
                     "reqps",
                     (
-                        Query(
-                            rate("gateway_requests_total", "outcome", f'{ROUTE},outcome=~"refused|failed|aborted"'),
-                            "{{outcome}}",
-                        ),
+                        Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_ERRORS}"), "{{outcome}}"),
+                        Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_CUT_OFF}"), "{{outcome}}"),
                     ),
                 ),
                 Panel(

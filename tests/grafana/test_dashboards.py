@@ -45,6 +45,17 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
         assert names(asked.query) - existing == set(), asked.where
 
 
+def test_readers_that_leave_are_no_errors_and_lower_no_ratio() -> None:
+    asked = {
+        panel["title"]: [query["expr"] for query in panel["targets"]] for _, panel in panels() if panel.get("targets")
+    }
+    for query in asked["Errors"]:
+        assert "aborted" not in query or 'mode!="sse"' in query
+    (ratio,) = asked["Reads without a request of their own"]
+    assert ratio.count('outcome!="aborted"') == 2
+    assert "stale_if_error" not in ratio, "the origin was asked, and failed"
+
+
 def test_every_panel_says_what_it_shows() -> None:
     for name, panel in panels():
         if panel["type"] != "text":
