@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Self
@@ -21,6 +21,7 @@ from gateway.config import GatewayConfig
 from gateway.config_change import Change
 from gateway.config_change import change as config_change
 from gateway.config_file import ConfigError
+from gateway.config_reader import ConfigReader, Load
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.entrance import Entrance
@@ -39,10 +40,6 @@ from gateway.ops.state import Unsent, look_at
 from gateway.tracing import NO_TRACER, Tracer, current
 
 _BACKLOG = 4_096
-_RELOAD_S = 10.0
-"""A configuration on a disk that does not answer is given up."""
-
-Load = Callable[[], GatewayConfig]
 
 
 class RunningGateway:
@@ -69,7 +66,7 @@ class RunningGateway:
         self.started_at = engine.clock.now()
         self._entrance = entrance
         self._server = entrance.server
-        self._load = load
+        self._reader = ConfigReader(load, engine.clock) if load is not None else None
         self._reloading = asyncio.Lock()
         self._admin: web.AppRunner | None = None
         # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
@@ -140,15 +137,10 @@ class RunningGateway:
 
         ConfigError where it cannot be used, and NothingToRead where there is none: then all stays as it was.
         """
-        if self._load is None:
+        if self._reader is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
         async with self._reloading:
-            try:
-                async with asyncio.timeout(_RELOAD_S):
-                    wanted = await asyncio.to_thread(self._load)
-            except TimeoutError:
-                raise ConfigError(f"the configuration could not be read within {_RELOAD_S:g} s") from None
-            change = config_change(self.config, wanted)
+            change = config_change(self.config, await self._reader.read())
             self._take(change.config)
             return change
 

@@ -276,6 +276,9 @@ async def _reload_when(hung_up: asyncio.Event, gateway: RunningGateway) -> None:
             change = await gateway.reload()
         except ConfigError as error:
             _complain(f"not reloaded, all stays as it was: {error}")
+        except Exception as error:
+            # The next file may do.
+            _complain(f"not reloaded, all stays as it was: {type(error).__name__}: {error}")
         else:
             waiting = f"; needs a restart: {', '.join(change.needs_restart)}" if change.needs_restart else ""
             _complain(f"reloaded: {', '.join(change.changed) or 'nothing has changed'}{waiting}")

@@ -112,11 +112,14 @@ def load_config(
 
     ConfigError for a file that cannot be read, bad TOML, an unknown key, or a bad value.
     """
-    draft = _Draft() if path is None else _Draft.from_file(path)
-    draft.lay_environment(environ or {})
-    for flag in flags:
-        draft.lay_flag(flag)
-    return draft.judged()
+    try:
+        draft = _Draft() if path is None else _Draft.from_file(path)
+        draft.lay_environment(environ or {})
+        for flag in flags:
+            draft.lay_flag(flag)
+        return draft.judged()
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
 
 
 class _Draft:
@@ -143,6 +146,9 @@ class _Draft:
             match = _AT_LINE.search(str(error))
             line = (match and match[1]) or str(text.count("\n") + 1)
             raise ConfigError(f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}") from None
+        except ValueError as error:
+            # A number of more digits than Python reads, or a path that is none.
+            raise ConfigError(f"{path}: cannot be read: {str(error).partition(';')[0]}") from None
         draft.lines = toml_lines.key_lines(text)
         if "routes" in tree:
             line = toml_lines.line_of(draft.lines, ("routes", 0))

@@ -261,6 +261,15 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
     [
         ("[server\n", "gateway.toml:1: is not TOML: Expected ']' at the end of a table declaration"),
         ('[server]\nlisten = ":1', "gateway.toml:2: is not TOML: Unterminated string"),
+        (
+            "[limits]\ncache_bytes = " + "9" * 5_000,
+            (
+                "gateway.toml: cannot be read: "
+                "Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits"
+            ),
+        ),
+        ("a = " + "[" * 5_000, "gateway.toml: is nested too deeply"),
+        (".".join("a" * 5_000) + " = 1", "gateway.toml: is nested too deeply"),
         ("", "gateway.toml: route: at least one is needed, with an origin"),
         ('[server]\nlistn = ":1"\n', "gateway.toml:2: server.listn: unknown key (did you mean 'listen'?)"),
         ("[servr]\n[[route]]\n", "gateway.toml:1: servr: unknown key (did you mean 'server'?) (and 1 more)"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.config_file import load_config
+from gateway.config_reader import READ_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from tests.ops.admin.conftest import Bench, Start
+from tests.ops.admin.conftest import BOUND_S, Bench, Start
 from tests.served import durable_gateway
 
 
@@ -243,6 +246,32 @@ async def test_two_reloads_at_once_are_done_one_after_the_other(bench: Bench, fi
     assert sorted(len(one["changed"]) for one in told) == [0, 0, 1]
 
 
+async def test_a_file_that_does_not_answer_is_given_up_and_read_by_one_thread_only(bench: Bench, file: File) -> None:
+    file.path.unlink()
+    os.mkfifo(file.path)
+    asked = [asyncio.create_task(bench.ask("POST", "/api/reload", {})) for _ in range(2)]
+    # Opens when the other end is being read.
+    writer = await asyncio.to_thread(os.open, file.path, os.O_WRONLY)
+    try:
+        assert "configuration" in {thread.name for thread in threading.enumerate()}
+        bench.clock.advance(READ_S)
+        async with asyncio.timeout(BOUND_S / 2):
+            told = await asyncio.gather(*asked)
+        assert [one.status for one in told] == [422, 422]
+        assert sorted(one.body["error"] for one in told) == [
+            "the configuration could not be read within 10 s",
+            "the configuration is still being read, since an earlier time",
+        ]
+        assert [thread.name for thread in threading.enumerate()].count("configuration") == 1
+        (reading,) = (thread for thread in threading.enumerate() if thread.name == "configuration")
+    finally:
+        os.close(writer)
+    await asyncio.to_thread(reading.join)
+    file.path.unlink()
+    file.write(limits="max_connections = 5")
+    assert (await bench.post("/api/reload", {}))["changed"] == ["limits.max_connections"]
+
+
 class Process:
     """`serve` as a process of its own."""
 
@@ -282,8 +311,23 @@ async def test_sighup_reads_the_file_again_and_says_in_a_line_what_came_of_it(fi
             await running.said()
             == f"durable-gateway: not reloaded, all stays as it was: {file.path}:10: route.default.bogus: unknown key"
         )
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        file.write(limits=f"max_connections = {'9' * 5_000}")
+        process.send_signal(signal.SIGHUP)
+        assert (await running.said()).startswith("durable-gateway: not reloaded, all stays as it was: ")
+        file.write(route="trust_s = 4")
+        process.send_signal(signal.SIGHUP)
+        assert (await running.said()).startswith("durable-gateway: reloaded: route.default.trust_s")
+        # A reload that hangs keeps nobody from leaving.
+        file.path.unlink()
+        os.mkfifo(file.path)
+        process.send_signal(signal.SIGHUP)
+        writer = await asyncio.to_thread(os.open, file.path, os.O_WRONLY)
+        try:
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(BOUND_S / 2):
+                assert await process.wait() == 0
+        finally:
+            os.close(writer)
     finally:
         if process.returncode is None:
             process.kill()

@@ -74,7 +74,7 @@ async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothi
     held.release()
     assert (await refused)[0] == 401
     async with asyncio.timeout(BOUND_S / 2):
-        while len((await bench.get("/api/streams"))["streams"]) != 1:
+        while len((await bench.get("/api/streams"))["streams"]) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert await bench.get("/api/tails") == told
 
