@@ -36,6 +36,8 @@ class StreamRow:
     query: str
     partition: str
     """Who shares it: an id, the access log's own, that does not lead back to what they showed."""
+    is_private: bool
+    """Whether they are not all who read by the route: those with the same credentials, or by the same gateways."""
     route: str
     content_type: str | None
     tail: str | None
@@ -219,6 +221,7 @@ class _Shown:
             path=name.path,
             query=name.query,
             partition=name.partition,
+            is_private=stream.key.partition != stream.key.share,
             route=stream.key.route,
             content_type=_legible(stream.content_type) if stream.content_type is not None else None,
             tail=tape.tail,
@@ -255,7 +258,7 @@ class _Shown:
 
 
 def _legible(text: str) -> str:
-    """A header's text where bytes that are no UTF-8 show as what they are: as they came, JSON has no way to say them."""
+    """A header's text, with bytes that are no UTF-8 as what they are: JSON has no way to say them as they came."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -5,6 +5,10 @@ route's business.  So the admin port asks for it.  What comes back is content th
 origin whose scripts could purge and drain: it is only ever sent as `application/octet-stream`, sandboxed, with the
 stream's own type in a header.  No credential of the page's goes along, so the page sees what the public sees.
 
+A tail in the page is a read that lives, with a connection of its own.  So there is no pool to wait for, but a cap
+beyond which a read is refused at once.  A redirect is refused as well: its Location is for clients of the public port,
+and the page's browser would follow it from here.
+
 Writes are a JSON command, which the admin port's check of state-changing requests covers, and are refused unless
 `server.console_writes` is on.  They go out once and are never repeated.
 """
@@ -18,7 +22,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, hdrs, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, hdrs, web
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from yarl import URL
 
@@ -32,6 +36,8 @@ _HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
 _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
 """The public port says something at least every heartbeat, of which the longest is 300 s."""
 _WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
+_MOST_READS: Final = 128
+"""Reads at a time: far more tails than people watch, and few of the connections that the public port may have."""
 _SEND_BOUND_S: Final = 30.0
 """A page that takes no bytes for so long has its read ended."""
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -43,6 +49,8 @@ _SANDBOXED: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_JSON_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_MOST_LOCATION_CHARS: Final = 500
 RELAYED_TYPE: Final = "Relayed-Content-Type"
 _SHOWN: Final = (
     names.STREAM_NEXT_OFFSET,
@@ -81,6 +89,7 @@ class Relay:
         self._config = config
         self._gateway_url = gateway_url
         self._session: ClientSession | None = None
+        self._reads = 0
 
     def routes(self) -> list[web.RouteDef]:
         """`GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
@@ -93,7 +102,10 @@ class Relay:
     async def running(self, _: web.Application) -> AsyncIterator[None]:
         """Connections of its own while the admin port runs."""
         async with ClientSession(
-            auto_decompress=False, cookie_jar=DummyCookieJar(), skip_auto_headers=("User-Agent", "Content-Type")
+            auto_decompress=False,
+            connector=TCPConnector(limit=0),
+            cookie_jar=DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Content-Type"),
         ) as self._session:
             yield
         self._session = None
@@ -129,11 +141,18 @@ class Relay:
         target, host = request.query.get("target", ""), request.query.get("host", "")
         if re.fullmatch(_TARGET, target) is None or re.fullmatch(f"({_HOST})?", host) is None:
             return _refused(400, "target should be a percent-encoded path and host a host name")
+        if self._reads >= _MOST_READS:
+            return _refused(503, f"The console reads {_MOST_READS} streams already, which is the most at a time")
+        self._reads += 1
         try:
             async with self._ask("GET", target, _headers(host), None, _READ_TIMEOUT) as reply:
+                if 300 <= reply.status < 400:
+                    return _refused(502, f"The stream is elsewhere: {_place(reply)}")
                 return await _pass_on(request, reply)
         except (ClientError, TimeoutError):
             return _refused(502, "The gateway's public port does not answer")
+        finally:
+            self._reads -= 1
 
     async def write(self, request: web.Request) -> web.Response:
         """One write; 200 with the public port's status and words, whatever they are."""
@@ -173,6 +192,13 @@ class Relay:
         )
 
 
+def _place(reply: ClientResponse) -> str:
+    """Where a redirect leads, in words."""
+    location = reply.headers.get(hdrs.LOCATION, "")[:_MOST_LOCATION_CHARS]
+    words = "".join(char if char.isprintable() else "\ufffd" for char in location)
+    return f"{reply.status} {words}".strip()
+
+
 def _headers(host: str) -> dict[str, str]:
     headers: dict[str, str] = {hdrs.ACCEPT_ENCODING: "identity"}
     if host:
@@ -182,7 +208,7 @@ def _headers(host: str) -> dict[str, str]:
 
 async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
     """The reply's status, what its head says of the stream, and its body; cut off here where it is cut off there."""
-    headers = {name: reply.headers[name] for name in _SHOWN if name in reply.headers}
+    headers = {name: reply.headers[name] for name in _SHOWN if name in reply.headers and name != hdrs.LOCATION}
     response = web.StreamResponse(
         status=reply.status,
         headers={**headers, **_SANDBOXED, RELAYED_TYPE: reply.headers.get(hdrs.CONTENT_TYPE, "")},
@@ -202,9 +228,7 @@ async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamRes
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(value), content_type="application/json", headers={"Cache-Control": "no-store"}
-    )
+    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_JSON_HEADERS)
 
 
 def _refused(status: int, text: str) -> web.Response:
@@ -212,5 +236,5 @@ def _refused(status: int, text: str) -> web.Response:
         status=status,
         body=orjson.dumps({"error": text}),
         content_type="application/json",
-        headers={"Cache-Control": "no-store"},
+        headers=_JSON_HEADERS,
     )

@@ -1,15 +1,22 @@
 // Where the public port has a stream that the admin API names by its place at the origin: a route read backwards.
 
-/** `{target, host}` for a stream, or null where no route leads to it; `host` is "" where any will do. */
+/** `{target, host}` for a stream, or null where its route no longer leads to it; `host` is "" where any will do. */
 export function publicAddress(stream, routes) {
-  for (const route of routes) {
-    if (stream.origin !== route.origin || !below(stream.path, route.base)) continue
-    let path = stream.path.slice(route.base.length)
-    if (route.strip_prefix) path = path === "/" && route.prefix ? route.prefix : route.prefix + path
-    if (!below(path, route.prefix)) continue
-    return { target: stream.query ? `${path}?${stream.query}` : path, host: route.host.startsWith("*") ? "" : route.host }
-  }
-  return null
+  const route = routes.find(({ name }) => name === stream.route)
+  if (!route || stream.origin !== route.origin || !below(stream.path, route.base)) return null
+  let path = stream.path.slice(route.base.length)
+  if (route.strip_prefix) path = path === "/" && route.prefix ? route.prefix : route.prefix + path
+  if (!below(path, route.prefix)) return null
+  return { target: stream.query ? `${path}?${stream.query}` : path, host: hostOf(route, routes) }
+}
+
+/** A name that leads to the route: every one below a wildcard does, but for those that other routes take. */
+function hostOf({ host }, routes) {
+  if (!host.startsWith("*.")) return host === "*" ? "" : host
+  const taken = new Set(routes.map((route) => route.host.toLowerCase()))
+  let label = "any"
+  for (let n = 1; taken.has(`${label}${host.slice(1)}`.toLowerCase()); n += 1) label = `any-${n}`
+  return label + host.slice(1)
 }
 
 const below = (path, prefix) => prefix === "" || path === prefix || path.startsWith(`${prefix}/`)

@@ -1,24 +1,33 @@
 // Server-Sent Events from bytes: lines end in CR, LF or CRLF, an event at an empty line; half an event is none.
 
+const LINE_END = /\r\n?|\n/g
+
 export class EventParser {
   #decoder = new TextDecoder()
-  #text = ""
+  /** The beginning of a line, as it came: joined once, at its end, so that a long one is gone through once. */
+  #parts = []
+  #isAfterCr = false
   #name = ""
   #data = []
 
   /** The events that are complete with this chunk: `[{name, data}]`. */
   push(chunk) {
-    this.#text += this.#decoder.decode(chunk, { stream: true })
+    let text = this.#decoder.decode(chunk, { stream: true })
+    if (!text) return []
+    // A CR at the end of a chunk has ended its line already; a LF that follows is the other half of it.
+    if (this.#isAfterCr && text.startsWith("\n")) text = text.slice(1)
     const events = []
-    for (;;) {
-      const end = this.#text.search(/[\r\n]/)
-      // A CR at the very end may be the first half of a CRLF.
-      if (end < 0 || (this.#text[end] === "\r" && end === this.#text.length - 1)) return events
-      const line = this.#text.slice(0, end)
-      this.#text = this.#text.slice(end + (this.#text.startsWith("\r\n", end) ? 2 : 1))
-      const event = this.#take(line)
+    let from = 0
+    for (const { 0: end, index } of text.matchAll(LINE_END)) {
+      this.#parts.push(text.slice(from, index))
+      from = index + end.length
+      const event = this.#take(this.#parts.join(""))
+      this.#parts = []
       if (event) events.push(event)
     }
+    if (from < text.length) this.#parts.push(text.slice(from))
+    this.#isAfterCr = text.endsWith("\r")
+    return events
   }
 
   #take(line) {

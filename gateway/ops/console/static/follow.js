@@ -1,5 +1,9 @@
 // Following a stream as its clients do: catch up, then live by SSE or long-poll, and on from the last offset after
 // every end of a connection.  What came is handed on only when the offset behind it is known, so nothing comes twice.
+//
+// A server that has nothing to say and says so at once is never asked in a tight loop, however it says it: no offset
+// ends the reading, an offset that stays where it was is the tail, and rounds that are short and bring nothing are
+// followed by pauses that double.
 
 import { EventParser } from "./events.js"
 
@@ -7,23 +11,25 @@ const FIRST_PAUSE_MS = 250
 const LONGEST_PAUSE_MS = 8000
 const SHORT_LIFE_MS = 1000
 
-/** The stream's own answer that ends the reading: it is not there, or may not be read. */
+/** A printable token of 256 characters at most, without what the protocol forbids in one (section 6). */
+const OFFSET = /^(?![^]*[,&=?/])[!-~]{1,256}$/
+
+/** The stream's own answer that ends the reading: it is not there, may not be read, or is no stream. */
 export class Ended extends Error {}
 
 const pause = (ms, signal) =>
   new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, ms)
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer)
-      reject(signal.reason)
-    })
+    const left = () => (clearTimeout(timer), reject(signal.reason))
+    if (signal.aborted) left()
+    else signal.addEventListener("abort", left, { once: true })
   })
 
 const media = (type) => (type ?? "").split(";")[0].trim().toLowerCase()
 
 /** The messages of a body: JSON's are the elements of its array, text and bytes are one each. */
 export function messages(kind, body) {
-  if (kind === "json") return JSON.parse(typeof body === "string" ? body : new TextDecoder().decode(body))
+  if (kind === "json") return [JSON.parse(typeof body === "string" ? body : new TextDecoder().decode(body))].flat()
   if (kind === "text") return [typeof body === "string" ? body : new TextDecoder().decode(body)].filter((text) => text)
   return [body].filter((bytes) => bytes.length)
 }
@@ -40,14 +46,15 @@ const fromBase64 = (text) => Uint8Array.from(atob(text.replace(/[\r\n]/g, "")), 
  * upToDate, closed})` hear of what happens.  Throws Ended with what the stream answered.
  */
 export async function follow({ read, target, from, live, on, signal }) {
-  const place = { offset: from, cursor: null, kind: null, upToDate: false, closed: false }
+  const place = { offset: from, cursor: null, kind: null, upToDate: false, closed: false, came: 0 }
   let failures = 0
   while (!place.closed) {
     const began = performance.now()
-    const cameFrom = place.offset
+    const isLive = place.kind !== null && place.upToDate
+    place.came = 0
     let failed = false
     try {
-      if (place.kind === null || !place.upToDate) await catchUp(read, target, place, on, signal)
+      if (!isLive) await catchUp(read, target, place, on, signal)
       else if (live === "sse") await bySse(read, target, place, on, signal)
       else await byLongPoll(read, target, place, on, signal)
     } catch (error) {
@@ -55,8 +62,9 @@ export async function follow({ read, target, from, live, on, signal }) {
       failed = true
       on.state("reconnecting", error.message)
     }
-    const isShort = live === "sse" && place.upToDate && performance.now() - began < SHORT_LIFE_MS
-    failures = place.offset !== cameFrom || !(failed || isShort) ? 0 : failures + 1
+    // The step from catching up to live is the one round that may bring nothing and be followed at once.
+    const isIdle = !(place.came || place.closed) && (isLive || !place.upToDate) && performance.now() - began < SHORT_LIFE_MS
+    failures = !place.came && (failed || isIdle) ? failures + 1 : 0
     if (failures) await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal)
   }
   on.state("closed")
@@ -74,13 +82,34 @@ async function refuse(reply) {
   throw new Ended(`${reply.status} ${text}`)
 }
 
-function arrived(reply, body, place, on) {
-  place.offset = reply.headers.get("stream-next-offset") ?? place.offset
+const rank = (offset) => (offset === "-1" ? "" : offset)
+
+/** The offset that an answer ends at; one without is not a stream's, and its body is left alone. */
+async function endOf(reply) {
+  const offset = reply.headers.get("stream-next-offset") ?? ""
+  if (OFFSET.test(offset)) return offset
+  await reply.body?.cancel()
+  throw new Ended("not a stream: no Stream-Next-Offset in the answer")
+}
+
+/** The one place where the position moves, and never back. */
+function advance(place, offset) {
+  if (place.offset !== "now" && rank(offset) < rank(place.offset)) throw new Ended(`its tail lies before ${place.offset}: it was made anew`)
+  const moved = offset !== place.offset
+  place.offset = offset
+  return moved
+}
+
+function arrived(reply, offset, body, place, on) {
+  const came = reply.status === 204 ? [] : messages(place.kind, body)
+  const moved = advance(place, offset)
   place.cursor = reply.headers.get("stream-cursor") ?? place.cursor
   place.closed = reply.headers.get("stream-closed") === "true"
-  place.upToDate = place.closed || reply.status === 204 || reply.headers.get("stream-up-to-date") === "true"
+  // An answer that brings nothing new and claims nothing would be asked for again at once; live waits for more.
+  place.upToDate = place.closed || !moved || reply.status === 204 || reply.headers.get("stream-up-to-date") === "true"
+  if (moved) place.came += came.length
   on.batch({
-    messages: reply.status === 204 ? [] : messages(place.kind, body),
+    messages: moved ? came : [],
     kind: place.kind,
     offset: place.offset,
     upToDate: place.upToDate,
@@ -92,22 +121,28 @@ async function catchUp(read, target, place, on, signal) {
   on.state("catching up")
   const reply = await read(asked(target, { offset: place.offset }), signal)
   if (reply.status !== 200) await refuse(reply)
+  const offset = await endOf(reply)
   const type = reply.headers.get("relayed-content-type")
   place.kind = kindOf(type)
   on.type(type)
-  arrived(reply, new Uint8Array(await reply.arrayBuffer()), place, on)
+  arrived(reply, offset, new Uint8Array(await reply.arrayBuffer()), place, on)
 }
 
 async function byLongPoll(read, target, place, on, signal) {
   on.state("live by long-poll")
   const reply = await read(asked(target, { cursor: place.cursor, live: "long-poll", offset: place.offset }), signal)
   if (reply.status !== 200 && reply.status !== 204) await refuse(reply)
-  arrived(reply, new Uint8Array(await reply.arrayBuffer()), place, on)
+  const offset = await endOf(reply)
+  arrived(reply, offset, new Uint8Array(await reply.arrayBuffer()), place, on)
 }
 
 async function bySse(read, target, place, on, signal) {
   const reply = await read(asked(target, { cursor: place.cursor, live: "sse", offset: place.offset }), signal)
   if (reply.status !== 200) await refuse(reply)
+  if (media(reply.headers.get("relayed-content-type")) !== "text/event-stream") {
+    await reply.body?.cancel()
+    throw new Ended("asked for SSE and got something else; try long-poll")
+  }
   on.state("live by SSE")
   const isBase64 = reply.headers.get("stream-sse-data-encoding") === "base64"
   const parser = new EventParser()
@@ -120,11 +155,14 @@ async function bySse(read, target, place, on, signal) {
       if (event.name === "data") waiting.push(isBase64 ? fromBase64(event.data) : event.data)
       if (event.name !== "control") continue
       const control = JSON.parse(event.data)
-      place.offset = control.streamNextOffset
+      if (!OFFSET.test(control.streamNextOffset ?? "")) throw new Ended("not a stream: a control event without an offset")
+      const came = waiting.flatMap((body) => messages(place.kind, body))
+      const moved = advance(place, control.streamNextOffset)
+      if (moved) place.came += came.length
       place.cursor = control.streamCursor ?? place.cursor
       place.closed = control.streamClosed === true
       on.batch({
-        messages: waiting.flatMap((body) => messages(place.kind, body)),
+        messages: moved ? came : [],
         kind: place.kind,
         offset: place.offset,
         upToDate: place.closed || control.upToDate === true,

@@ -15,12 +15,10 @@ const PAGE = 50
 export const streamLink = (stream) => `#/streams/${encodeURIComponent(stream.id)}`
 
 function badges(stream) {
-  // A route's name alone is for everybody; behind it stands who showed credentials.
-  const isPrivate = stream.partition.includes(":")
   return [
     stream.readers > 0 && h("span", { class: "badge is-live" }, `${say_.count(stream.readers)} live`),
     stream.is_closed && h("span", { class: "badge" }, "closed"),
-    isPrivate && h("span", { class: "badge", title: stream.partition }, "private"),
+    stream.is_private && h("span", { class: "badge", title: `shared by ${stream.partition}` }, "private"),
   ]
 }
 

@@ -33,7 +33,9 @@ export function tailView(parameters, about) {
   })
 
   let running = null
+  /** What came and is not on the page yet: the last KEPT of it, as it came. */
   let held = []
+  let frame = 0
   let messages = 0
   let bytes = 0
   let type = ""
@@ -110,28 +112,31 @@ export function tailView(parameters, about) {
 
   function take({ messages: came, kind, offset, closed }) {
     const now = new Date()
-    for (const message of came) {
-      messages += 1
-      const text = plain(kind, message)
-      bytes += kind === "bytes" ? message.length : text.length
-      const one = line(kind, message, now, offset)
-      one.dataset.text = text.slice(0, 4000)
-      one.hidden = !fits(one.dataset.text)
-      held.push(one)
-    }
-    held.splice(0, held.length - KEPT)
+    messages += came.length
+    for (const message of came) bytes += kind === "bytes" ? message.length : plain(kind, message).length
+    // A batch may hold a hundred thousand: only what will be seen becomes elements, and once a frame.
+    held.push(...came.slice(-KEPT).map((message) => ({ kind, message, now, offset })))
+    if (held.length > KEPT) held.splice(0, held.length - KEPT)
     say(place, say_.offset(offset, 34))
     place.title = offset
     if (closed) tell("closed")
-    pour()
+    frame ||= requestAnimationFrame(pour)
+  }
+
+  function drawn({ kind, message, now, offset }) {
+    const one = line(kind, message, now, offset)
+    one.dataset.text = plain(kind, message).slice(0, 4000)
+    one.hidden = !fits(one.dataset.text)
+    return one
   }
 
   function pour() {
+    frame = 0
     const isHeld = hold.getAttribute("aria-pressed") === "true"
     say(counted, `${say_.many(messages, "message")}, ${say_.bytes(bytes)}${isHeld && held.length ? `, ${held.length} held` : ""}`)
     if (isHeld || !held.length) return
     const isAtEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 40
-    list.append(...held)
+    list.append(...held.map(drawn))
     held = []
     while (list.childElementCount > KEPT) list.firstChild.remove()
     empty.hidden = true
@@ -143,7 +148,7 @@ export function tailView(parameters, about) {
     pour()
   })
   filter.addEventListener("input", () => {
-    for (const one of [...list.children, ...held]) one.hidden = !fits(one.dataset.text)
+    for (const one of list.children) one.hidden = !fits(one.dataset.text)
   })
 
   if (path.value) queueMicrotask(start)
