@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
-from gateway.journal import Journal
+from gateway.journal import Journal, Record
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -40,9 +40,7 @@ class Entrance:
         self._journal = journal
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._front = self._make_front()
-        self.server = ClientServer(
-            self._answer, config.limits, lambda: recorder.request(Mode.OTHER, Outcome.REFUSED, 0.0)
-        )
+        self.server = ClientServer(self._answer, config.limits, self._note_bad)
         self.doors = Doorkeeper(self.server, config.limits, self._make_ready(), engine.clock, recorder)
         if journal.is_kept or tracer is not NO_TRACER:
             self.doors.on_hit = self._note_hit
@@ -74,6 +72,13 @@ class Entrance:
             self._journal.repeat(answer.repeated, self._engine.clock.now(), client, request)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
+
+    def _note_bad(self, status: int, sent_bytes: int, client: str | None) -> None:
+        """What could not be parsed was refused: nothing is known of what it asked."""
+        self._recorder.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
+        if self._journal.is_kept:
+            ended_at = self._engine.clock.wall()
+            self._journal.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
     def take(self, config: GatewayConfig) -> None:
         """Have every request from here on go by `config`."""

@@ -62,7 +62,7 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     yield counter(
         "gateway_requests",
         "Client requests that have ended, by what was asked and how it was answered. Includes refused and dropped "
-        "ones and, once they end, live reads; excludes requests that could not be parsed and the admin port.",
+        "ones, those that could not be parsed and, once they end, live reads; excludes the admin port.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.requests)

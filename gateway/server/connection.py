@@ -7,6 +7,7 @@ parser saw.  Both are mended here.  The transport, its buffers and the time it m
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -106,18 +107,22 @@ class ClientConnection(RequestHandler):
             raise ConnectionError("the response has begun")
         if status >= 500:
             self.log_exception("unhandled error", exc_info=exc)
-        else:
-            self._server.on_bad_request()
-        response = web.Response(status=status, text=_TEXTS.get(status, "Internal error") + "\n")
+        text = _TEXTS.get(status, "Internal error") + "\n"
+        if status < 500:
+            self._server.on_bad_request(status, len(text), request.remote)
+        response = web.Response(status=status, text=text)
         response.headers["Cache-Control"] = "no-store"
         response.force_close()
         return response
 
 
 class ClientServer(web.Server):
-    """Makes a `ClientConnection` for every client; `on_bad_request` is called for what no handler saw."""
+    """Makes a `ClientConnection` for every client; `on_bad_request` is called for what no handler saw, with the status
+    and the body bytes of the answer, and the client's address."""
 
-    def __init__(self, handler: Any, limits: LimitsConfig, on_bad_request: Any) -> None:
+    def __init__(
+        self, handler: Any, limits: LimitsConfig, on_bad_request: Callable[[int, int, str | None], None]
+    ) -> None:
         super().__init__(handler, handler_cancellation=True)
         self.limits = limits
         self.on_bad_request = on_bad_request
