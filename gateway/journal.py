@@ -51,10 +51,18 @@ class CloseReason(StrEnum):
 class Fetch(Protocol):
     """A fetch that requests share, as far as a record tells of it."""
 
-    size: int
-    """Body bytes that have come so far."""
+    fetched: int
+    """Body bytes that have come from the origin so far, as they came."""
+    accounted: int
+    """How many of them some record has taken for its own."""
+    is_led: bool
+    """Whether the record of who started it is still to settle."""
     sharers: int
     """Requests with a record that have started it or waited for it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
 
 
 @dataclass(slots=True)
@@ -87,8 +95,9 @@ class Record:
     sent_bytes: int = 0
     """Body bytes handed to the client's connection."""
     fetched_bytes: int = 0
-    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
-    a stream's one live request brings is nobody's."""
+    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, what
+    comes after the leader has left is the next one's who ends, and what a stream's one live request brings is nobody's.
+    """
     collapsed: int = 0
     """How many requests shared the flight that this one was answered from, itself included; 0 where there was none."""
     subscribers: int | None = None
@@ -112,15 +121,20 @@ class Record:
         """The request starts a shared fetch, or waits for one that others have started."""
         if all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
+            fetch.is_led |= leads
             self.fetches += ((fetch, leads),)
 
-    def settle(self) -> None:
-        """Take the figures of its fetches as they are now, and let go of them."""
+    def settle(self, *, goes_on: bool = False) -> None:
+        """Take the figures of its fetches as they are now, and let go of them; of a request that goes on, only of those
+        that are over."""
         for fetch, leads in self.fetches:
             self.collapsed = max(self.collapsed, fetch.sharers)
-            if leads:
-                self.fetched_bytes += fetch.size
-        self.fetches = ()
+            if leads or not fetch.is_led:
+                self.fetched_bytes += fetch.fetched - fetch.accounted
+                fetch.accounted = fetch.fetched
+            if leads and not goes_on:
+                fetch.is_led = False
+        self.fetches = tuple(one for one in self.fetches if not one[0].is_over) if goes_on else ()
 
 
 record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)

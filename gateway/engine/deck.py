@@ -273,6 +273,7 @@ class FlightDeck:
         try:
             async for chunk in reply.chunks():
                 self._recorder.upstream_bytes(len(chunk), Mode.CATCHUP, route)
+                flight.fetched += len(chunk)
                 inner = chunk if unwrapper is None else unwrapper.feed(chunk)
                 if inner:
                     stream.tape.check(start, end, has_bytes=True)
@@ -298,7 +299,11 @@ class FlightDeck:
         if reply.status >= 400:
             if flight.start == METADATA and reply.status in _NO_HEAD:
                 return Foreign("no HEAD")
-            return await self._refusal(reply, route, source)
+            refusal = await self._refusal(reply, route, source)
+            mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
+            self._recorder.upstream_bytes(len(refusal.body), mode, route.config.name)
+            flight.fetched += len(refusal.body)
+            return refusal
         if reply.status == 304:
             raise UpstreamBroken
         if reply.status != 200:

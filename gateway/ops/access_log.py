@@ -83,7 +83,7 @@ FIELDS: Final = (
         "fetched_bytes",
         "integer",
         "bytes",
-        "Body bytes that the origin sent because of it: a shared fetch counts at its leader, a live one nowhere.",
+        "Body bytes that the origin sent because of it: a shared fetch counts once, at its leader, a live one nowhere.",
         True,
     ),
     Field(

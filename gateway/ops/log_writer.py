@@ -270,12 +270,13 @@ class _Live:
         """A line on how things stand: bytes are those since the line before."""
         record = self._record
         self._look(record)
-        record.settle()
+        record.settle(goes_on=not self._is_over)
         line = replace(
             record,
             sent_bytes=record.sent_bytes - self._sent_bytes,
             fetched_bytes=record.fetched_bytes - self._fetched_bytes,
             is_final=self._is_over,
+            fetches=(),
         )
         self._sent_bytes, self._fetched_bytes = record.sent_bytes, record.fetched_bytes
         self._log.note(line, self._began)

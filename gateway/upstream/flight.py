@@ -138,8 +138,12 @@ class Flight:
         self.room = Signal()
         self.task: asyncio.Task[None] | None = None
         self.span: FlightSpan = NO_FLIGHT
+        self.fetched = 0
+        """Body bytes as they came from the origin, with what is stripped, of refusals and of tries that failed."""
         self.sharers = 0
-        """Requests that started it or waited for it, where a journal is kept."""
+        """Requests that started it or waited for it, where a journal is kept; the next two are such a journal's."""
+        self.accounted = 0
+        self.is_led = False
         self._riders: set[Rider] = set()
         self._eager = 0
 

@@ -146,16 +146,31 @@ def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who
     follower.share(first, leads=False)
     leader.share(first, leads=False)
     follower.share(second, leads=True)
-    first.add(b"12345")
-    second.add(b"678")
+    first.fetched += 5
+    second.fetched += 3
     for record in (leader, follower, follower):
         record.settle()
     assert (leader.fetched_bytes, leader.collapsed) == (5, 2)
     assert (follower.fetched_bytes, follower.collapsed) == (3, 2)
     # What comes afterwards is not theirs any more.
-    second.add(b"9")
+    second.fetched += 1
     follower.settle()
     assert follower.fetched_bytes == 3
+
+
+def test_what_a_read_that_goes_on_still_fetches_is_counted_when_it_has_come() -> None:
+    flight, record, late = Flight("-1", 1_000), Record(), Record()
+    record.share(flight, leads=True)
+    late.share(flight, leads=False)
+    flight.fetched += 5
+    record.settle(goes_on=True)
+    late.settle()
+    assert (record.fetched_bytes, late.fetched_bytes) == (5, 0)
+    flight.fetched += 3
+    flight.land()
+    record.settle(goes_on=True)
+    assert record.fetched_bytes == 8
+    assert record.fetches == ()
 
 
 def test_a_partition_is_told_apart_and_never_shown() -> None:

@@ -85,6 +85,60 @@ async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_
     assert (await noted(edge, log, 7))[6]["fetched_bytes"] == 0
 
 
+def fetched(edge: Edge) -> float:
+    """Body bytes from the origin, as the series has them."""
+    families = edge.gateway.metrics.registry.collect()
+    (family,) = [family for family in families if family.name == "gateway_upstream_bytes"]
+    return sum(sample.value for sample in family.samples)
+
+
+async def test_bytes_of_a_fetch_whose_leader_has_left_are_those_of_who_stays(
+    edge: Edge, log: Path, origin: RunningOrigin
+) -> None:
+    await edge.put("/s", b"x" * 1_000)
+    gate = origin.origin.faults.hold(kind="catchup")
+    leader = await edge.begin("/s?offset=-1")
+    await gate.waiting(1)
+    reads = [edge.asking("/s?offset=-1") for _ in range(3)]
+    await eventually(edge.riders(4))
+    await leader.closed()
+    await eventually(edge.riders(3))
+    gate.release()
+    for read in reads:
+        assert len((await read).body) == 1_000
+    lines = await noted(edge, log, 5)
+    assert sorted(line["fetched_bytes"] for line in lines) == [0, 0, 0, 0, 1_000]
+    assert fetched(edge) == 1_000
+
+
+async def test_bytes_in_the_lines_add_up_to_what_came_from_the_origin(
+    edge: Edge, log: Path, origin: RunningOrigin
+) -> None:
+    await edge.put("/s", b'[{"a":1},{"a":2}]', "application/json")
+    assert (await edge.get("/s?offset=-1")).body == b'[{"a":1},{"a":2}]'
+    refused = await edge.get("/missing?offset=-1")
+    assert refused.status == 404
+    assert refused.body
+    lines = await noted(edge, log, 3)
+    assert [line["fetched_bytes"] for line in lines[1:]] == [17, len(refused.body)]
+    assert sum(line["fetched_bytes"] for line in lines) == fetched(edge)
+
+
+async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: Edge, log: Path) -> None:
+    wire = await edge.wire()
+    await wire.send(b"GET /s HTTP/1.1\r\nHost: a\r\nno header\r\n\r\n")
+    answer = await wire.answer("GET")
+    assert answer.status == 400
+    (line,) = await noted(edge, log, 1)
+    told = ("method", "stream", "mode", "outcome", "status", "sent_bytes", "client", "is_final")
+    assert [line[name] for name in told] == ["", "", "other", "refused", 400, len(answer.body), "127.0.0.1", True]
+    assert line["time"] == pytest.approx(edge.clock.wall(), abs=5)
+    labels = {"mode": "other", "outcome": "refused", "route": "-"}
+    registry = edge.gateway.metrics.registry
+    assert registry.get_sample_value("gateway_requests_total", labels) == 1
+    assert registry.get_sample_value("gateway_response_bytes_total", labels) == len(answer.body)
+
+
 async def test_an_answer_that_was_cut_off_is_noted_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:
     await edge.put("/s", b"x" * 500_000)
     origin.origin.faults.drop(300_000, kind="catchup", times=None)
