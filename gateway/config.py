@@ -347,6 +347,10 @@ class LogConfig(_Model):
     client_address: Literal["full", "masked", "none"] = Field(
         default="masked", description="Clients' addresses: as they are, cut to /24 and /48, or left out."
     )
+    query: Literal["full", "names", "none"] = Field(
+        default="full",
+        description="Queries, which may carry credentials: as they are, their parameters' names, or left out.",
+    )
     partition_key: PartitionKey = Field(
         default=SecretStr(""),
         description="Secret behind partition ids, to have the same ones after a restart; empty: drawn at start.",

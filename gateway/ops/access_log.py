@@ -56,7 +56,7 @@ FIELDS: Final = (
         "stream",
         "string",
         "",
-        "Path, and other query, asked for, in canonical spelling; its first 2,048 characters.",
+        "Path, and other query by `log.query`, in canonical spelling; 2,048 characters at most.",
         True,
     ),
     Field(
@@ -107,6 +107,7 @@ FIELDS: Final = (
 )
 
 Masking = Literal["full", "masked", "none"]
+Query = Literal["full", "names", "none"]
 
 _AGENT_CHARS: Final = 256
 _STREAM_CHARS: Final = 2_048
@@ -134,9 +135,10 @@ def cut(record: Record) -> None:
 class Lines:
     """Writes records and hits as lines.  Its memory of clients and user agents is bounded and holds nothing else."""
 
-    def __init__(self, node: str, masking: Masking, partitions: PartitionIds) -> None:
+    def __init__(self, node: str, masking: Masking, partitions: PartitionIds, query: Query = "full") -> None:
         self._node = node
         self._masking = masking
+        self._query = query
         self._partitions = partitions
         self._masked: dict[str, str] = {}
         self._clients: dict[str | None, bytes] = {}
@@ -183,7 +185,7 @@ class Lines:
         told["node"] = self._node
         if record.route is not None:
             told["route"] = record.route
-        told["stream"] = record.stream[:_STREAM_CHARS]
+        told["stream"] = self._asked(record.stream)[:_STREAM_CHARS]
         if record.partition is not None:
             told["partition"] = self._partitions.of(record.partition)
         told["method"] = record.method
@@ -217,6 +219,15 @@ class Lines:
             told["user_agent"] = record.user_agent[:_AGENT_CHARS]
         if record.trace_id is not None:
             told["trace_id"] = record.trace_id
+
+    def _asked(self, stream: str) -> str:
+        """What of a stream's spelling may be written: values in a query may be credentials."""
+        if self._query == "full" or "?" not in stream:
+            return stream
+        path, _, query = stream.partition("?")
+        if self._query == "none":
+            return path
+        return f"{path}?{'&'.join(part.partition('=')[0] for part in query.split('&'))}"
 
     def _shown(self, client: str | None) -> str | None:
         """What of an address may be written."""

@@ -22,7 +22,7 @@ def open_journal(
         return None
     return LogWriter(
         sink,
-        Lines(node, log.client_address, partitions),
+        Lines(node, log.client_address, partitions, log.query),
         clock,
         counter,
         queue_records=log.queue_records,

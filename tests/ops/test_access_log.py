@@ -173,6 +173,26 @@ def test_what_a_read_that_goes_on_still_fetches_is_counted_when_it_has_come() ->
     assert record.fetches == ()
 
 
+@pytest.mark.parametrize(
+    ("stream", "names", "none"),
+    [
+        ("/s", "/s", "/s"),
+        ("/s?a=1&token=s3cret&b", "/s?a&token&b", "/s"),
+        ("/s?token=s3=cret?x=y&&=s3cret", "/s?token&&", "/s"),
+        ("/s?", "/s?", "/s"),
+        ("http://a:s3cret@b/s?token=s3cret", "http://a:s3cret@b/s?token", "http://a:s3cret@b/s"),
+        ("/s?token=" + "s3cret" * 1_000, "/s?token", "/s"),
+    ],
+)
+def test_a_query_is_written_whole_by_its_names_or_not_at_all(stream: str, names: str, none: str) -> None:
+    for wanted, expected in (("full", stream[:2_048]), ("names", names), ("none", none)):
+        writer = Lines("edge", "masked", PartitionIds(KEY), query=wanted)  # type: ignore[arg-type]
+        record = replace(READY, stream=stream)
+        hit = (Repeated(record), 1.0, None, writer.ending(request()))
+        assert read(writer.line(record))["stream"] == expected
+        assert read(writer.written([hit], 0.0))["stream"] == expected
+
+
 def test_a_partition_is_told_apart_and_never_shown() -> None:
     shown = written(FULL)["partition"]
     assert shown not in (FULL.partition or "")
