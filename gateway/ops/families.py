@@ -248,7 +248,7 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
     ):
         yield gauge(name, text, (), [((), float(state.is_ready) if name == "gateway_ready" else value)])
     yield from _by_route(
-        sorted({*routes, *state.holdings, *state.flights}),
+        sorted({*routes, *state.routes()}),
         (
             (
                 "gateway_flights",

@@ -77,12 +77,15 @@ class Metrics(Collector):
         self._version = version
         self.routes: dict[str, RouteFigures] = {}
         """What was counted, by route."""
+        self._configured: set[str] = set()
+        self._gone: set[str] = set()
+        """Routes that were configured and are no more."""
         self._wall = wall
         self._trace_now = trace_now
         self.cache_limit_bytes = 0
         self.limits: dict[str, int] = {}
         """Bounds of the configuration, by the name of the figure that they bound (`connections`)."""
-        self.configure([*routes, NO_ROUTE], cache_limit_bytes, limits or {})
+        self.configure(routes, cache_limit_bytes, limits or {})
         self.downstream_count = Count()
         self.slow_consumers = {True: Count(), False: Count()}
         """By whether they were closed."""
@@ -102,9 +105,13 @@ class Metrics(Collector):
         registry.register(self)
 
     def configure(self, routes: Iterable[str], cache_limit_bytes: int, limits: Mapping[str, int]) -> None:
-        """The configuration is this from here on.  What was counted for routes that are no more is still told."""
-        for route in routes:
+        """The configuration is this from here on.  Routes that are no more are told until nothing of them is left."""
+        ordered = [*routes, NO_ROUTE]
+        for route in ordered:
             self._of(route)
+        wanted = set(ordered)
+        self._gone = (self._gone | self._configured) - wanted
+        self._configured = wanted
         self.cache_limit_bytes = cache_limit_bytes
         self.limits = dict(limits)
 
@@ -249,6 +256,15 @@ class Metrics(Collector):
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
         yield build_family(self._version)
+        self._forget(state)
+
+    def _forget(self, state: State) -> None:
+        """Drop the figures of routes that are gone, now that they have been told a last time; what is still counted for
+        one, because it was under way for longer than that, is told once more."""
+        for route in self._gone & self.routes.keys():
+            is_read = any(count.value for count in self.routes[route].subscribers.values())
+            if not is_read and route not in state.routes():
+                del self.routes[route]
 
     def _own(self) -> Iterator[Metric]:
         """What has no route."""

@@ -45,6 +45,11 @@ class State:
     """Connections to origins, by what they are for."""
     background_tasks: int = 0
 
+    def routes(self) -> set[str]:
+        """Those that have something on tapes or in the air."""
+        held = {route for route, holding in self.holdings.items() if holding.tapes}
+        return held | {route for route, flights in self.flights.items() if flights}
+
 
 def look_at(
     engine: Engine, connections: Callable[[], int], unsent: Callable[[], Unsent], is_ready: Callable[[], bool]

@@ -358,3 +358,40 @@ def test_a_configuration_that_is_read_again_brings_routes_and_keeps_what_was_cou
     assert value(metrics, "gateway_upstream_retries_total", route="b") == 0
     assert value(metrics, "gateway_cache_limit_bytes") == 2_000
     assert value(metrics, "gateway_connections_limit") == 9
+
+
+def routes_told(metrics: Metrics) -> set[str]:
+    text, _ = metrics.exposition()
+    families = text_string_to_metric_families(text.decode())
+    return {sample.labels["route"] for family in families for sample in family.samples if "route" in sample.labels}
+
+
+def test_a_route_that_is_no_more_is_told_until_nothing_of_it_is_left_and_once_after_that() -> None:
+    metrics = fresh("a", "b")
+    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, "b")
+    metrics.subscribers(Mode.SSE, 1, "b")
+    metrics.configure(["a"], 1_000, {})
+    for _ in range(3):
+        assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    metrics.subscribers(Mode.SSE, -1, "b")
+    metrics.look = lambda: State(holdings={"b": Holding(1, 1, 1)})
+    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    metrics.look = lambda: State(flights={"b": 1}, holdings={"b": Holding()})
+    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    metrics.look = lambda: State(holdings={"b": Holding()}, flights={"b": 0})
+    assert value(metrics, "gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
+    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_told(metrics) == {"a", NO_ROUTE}
+    # What ends late is still told, once.
+    metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, "b")
+    assert value(metrics, "gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
+    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_told(metrics) == {"a", NO_ROUTE}
+
+
+def test_a_route_that_comes_back_is_told_again_for_good() -> None:
+    metrics = fresh("a", "b")
+    metrics.configure(["a"], 1_000, {})
+    metrics.configure(["a", "b"], 1_000, {})
+    for _ in range(2):
+        assert routes_told(metrics) == {"a", "b", NO_ROUTE}
