@@ -87,6 +87,7 @@ _Admin = Annotated[
 
 def main() -> int:
     """Run the command line and give the exit status."""
+    status = 0
     try:
         status = _exit_status()
         print(end="", flush=True)  # noqa: T201 - unlike stdout's own flush, it bears that there is no stdout
@@ -94,9 +95,9 @@ def main() -> int:
         if error.errno not in CANNOT_WRITE:
             raise
         abandon_stdout()
-        if error.errno != errno.EPIPE:
+        if status == 0 and error.errno != errno.EPIPE:
             _complain(f"cannot write: {os.strerror(error.errno or 0)}")
-        return FAILED
+        return status or FAILED
     return status
 
 

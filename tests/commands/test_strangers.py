@@ -152,6 +152,16 @@ async def test_urls_that_cannot_be_asked_are_one_line(arguments: list[str], stat
     assert got[2].count("\n") == 1
 
 
+async def test_what_failed_before_a_disk_was_full_is_said_and_no_more() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        async with running("streams", "--admin", "127.0.0.1:1", stdout=full) as run:
+            status, _, err = await run.finished()
+    finally:
+        os.close(full)
+    assert (status, err) == (1, "durable-gateway: admin port: cannot connect to 127.0.0.1:1: Connection refused\n")
+
+
 @pytest.mark.parametrize("command", ["tail", "append", "streams", "top", "--help", "--version"])
 async def test_a_disk_that_is_full_is_one_line(client: Client, url: str, admin: str, command: str) -> None:
     await client.put("/s", b"[1]", Stream_Closed="true")
