@@ -133,7 +133,8 @@ class Engine:
         return await self._on_stream(read, subscribe)
 
     async def _on_stream(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        for _ in range(_INCARNATIONS):
+        left = _INCARNATIONS
+        while left:
             stream = self._open(read)
             if stream is None:
                 return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
@@ -145,7 +146,9 @@ class Engine:
                     stream.hits += 1
                 return found
             except TailMovedBack:
-                continue
+                # A purge says nothing of the stream, and an operator may purge as often as he likes.
+                if stream.ended is not End.PURGED:
+                    left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
                     read.route.uncacheable[read.key] = error.why.reason

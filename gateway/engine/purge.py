@@ -29,8 +29,7 @@ class Purge:
         if self._live.find(stream) is not None:
             self._library.forget_bytes(stream)
             return self.doubt(stream)
-        # For readers on their way it is as if it were made anew: they begin again, where an end would be told as 404.
-        return self._library.drop(stream, End.RECREATED)
+        return self._library.drop(stream, End.PURGED)
 
     def doubt(self, stream: Stream) -> bool:
         """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
@@ -45,4 +44,4 @@ class Purge:
         followed stay with their readers, who are the last."""
         for stream in list(self._library):
             if stream.key.share not in shares and self._live.find(stream) is None:
-                self._library.drop(stream, End.RECREATED)
+                self._library.drop(stream, End.PURGED)

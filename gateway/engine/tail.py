@@ -157,7 +157,7 @@ class Tail:
 
     @staticmethod
     def _check_ended(stream: Stream) -> None:
-        if stream.ended is End.RECREATED:
+        if stream.ended in (End.RECREATED, End.PURGED):
             # Whether that concerns the reader depends on when it came.
             raise TailMovedBack
         if stream.ended is not None:

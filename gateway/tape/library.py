@@ -51,6 +51,8 @@ class Library:
         self._mint = mint
         self._recorder = recorder
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
+        self._origins: dict[str, int] = {}
+        """How many groups there are of each origin."""
         self._tagged: dict[str, dict[Stream, None]] = {}
         """Streams by each of their surrogate keys."""
         self._count = 0
@@ -71,6 +73,11 @@ class Library:
         """The stream of `key`, if any is remembered."""
         streams = self._groups.get(key.group)
         return streams.get(key) if streams is not None else None
+
+    @property
+    def origins(self) -> list[str]:
+        """Every origin of which a stream is remembered, those included that no route leads to any more."""
+        return list(self._origins)
 
     def groups(self) -> list[Mapping[StreamKey, Stream]]:
         """Every group that there is now.  Each shows what is in it when it is looked at, so that whoever has many to go
@@ -120,7 +127,11 @@ class Library:
         stream = self.find(key)
         if stream is None:
             stream = Stream(key, Tape(self._mint()), contacted_at=now, used_at=now)
-            self._groups.setdefault(key.group, {})[key] = stream
+            group = self._groups.get(key.group)
+            if group is None:
+                group = self._groups[key.group] = {}
+                self._origins[key.group.origin] = self._origins.get(key.group.origin, 0) + 1
+            group[key] = stream
             self._count += 1
             self._held(stream, 1, 0, 0)
             self._eviction.admit(key)
@@ -166,7 +177,11 @@ class Library:
         streams = self._groups[stream.key.group]
         del streams[stream.key]
         if not streams:
+            origin = stream.key.group.origin
             del self._groups[stream.key.group]
+            self._origins[origin] -= 1
+            if not self._origins[origin]:
+                del self._origins[origin]
         self._count -= 1
         self.cost -= stream.tape.cost
         self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)

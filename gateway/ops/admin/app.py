@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from gateway.ops.admin.controls import controls_endpoints
 from gateway.ops.admin.directory import Directory
-from gateway.ops.admin.endpoint import Endpoint, Refused, json_response, refusal_response
+from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_response, refusal_response
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.openapi import openapi_document
 from gateway.ops.admin.overview import overview_endpoints
@@ -23,19 +23,23 @@ from gateway.ops.admin.tails import tails_endpoints
 from gateway.ops.console.site import is_open
 from gateway.ops.partition_ids import PartitionIds
 
-_BODY_BYTES: Final = 8 << 20
-"""The largest body: ten thousand paths of streams."""
 MOST_LINE_BYTES: Final = 32_768
 """The longest request line: an id is a path and a query, a third longer."""
 
+_QUESTIONS: Final = frozenset({"/api/tails"})
+"""Asked with a body, and changing nothing."""
+
 _log = logging.getLogger("gateway.admin")
+_audit = logging.getLogger("gateway.admin.audit")
+# Whatever the level of everything else, this is told.
+_audit.setLevel(logging.INFO)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
     """`/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
-    directory = Directory(subject.engine, subject.routes, partitions)
+    directory = Directory(subject.engine, partitions)
     endpoints: list[Endpoint] = [
         *overview_endpoints(subject),
         *streams_endpoints(subject, directory),
@@ -66,9 +70,10 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
             if request.match_info.http_exception is None:
                 guard.check_change(request)
             response = await handler(request)
-            if request.method not in ("GET", "HEAD"):
+            path = request.rel_url.raw_path
+            if request.method not in ("GET", "HEAD") and path not in _QUESTIONS:
                 # Who did what to a running gateway is worth a line; what was asked is in its path alone.
-                _log.info("%s %s by %s: %d", request.method, request.path, request.remote, response.status)
+                _audit.info("%s %s by %s: %d", request.method, path, request.remote, response.status)
             return response
         except Refused as error:
             return refusal_response(error)
@@ -78,10 +83,10 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
             allow = {"Allow": error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
             return refusal_response(Refused(error.status, error.reason.lower(), allow))
         except Exception:
-            _log.exception("%s %s failed", request.method, request.path)
+            _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             return refusal_response(Refused(500, "internal error"))
 
-    application = web.Application(middlewares=[guarded], client_max_size=_BODY_BYTES)
+    application = web.Application(middlewares=[guarded], client_max_size=MOST_BODY_BYTES)
     application.add_routes(
         [
             web.get("/healthz", healthz),

@@ -13,21 +13,20 @@ from __future__ import annotations
 import asyncio
 import base64
 from binascii import Error as NotBase64
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Final, NamedTuple
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 import orjson
 from pydantic import Field
 
 from gateway.engine.core import Engine
-from gateway.engine.route import RouteTable
 from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.target import BadTarget, parse_target
 from gateway.tape.stream import Group, Stream
 
 _SLICE: Final = 500
-"""Groups in one turn: 5 ms at most, on a small core."""
+"""Streams in one turn: 5 ms at most, on a small core."""
 
 TargetText = Annotated[
     str,
@@ -38,6 +37,14 @@ TargetText = Annotated[
     ),
 ]
 """A path as the origin is asked for it and, where there is one, a query."""
+
+PrefixText = Annotated[
+    str,
+    Field(max_length=8_192, pattern=r"^(?:/(?:[^\x00-\x20\x7f#%?]|%(?:[2-689A-Fa-f][0-9A-Fa-f]|7[0-9A-Ea-e]))*)?$"),
+]
+"""What a path begins with, in any of its spellings; empty for all."""
+
+T = TypeVar("T")
 
 
 class Name(NamedTuple):
@@ -63,9 +70,8 @@ class Name(NamedTuple):
 class Directory:
     """Finds streams."""
 
-    def __init__(self, engine: Engine, routes: RouteTable, partitions: PartitionIds) -> None:
+    def __init__(self, engine: Engine, partitions: PartitionIds) -> None:
         self._engine = engine
-        self._routes = routes
         self._partitions = partitions
 
     def name(self, stream: Stream) -> Name:
@@ -75,29 +81,45 @@ class Directory:
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
         """Every stream of a path that was held when this began, as long as it is."""
-        groups = self._engine.library.groups()
-        for first in range(0, len(groups), _SLICE):
-            yield [stream for group in groups[first : first + _SLICE] for stream in group.values()]
-            await asyncio.sleep(0)
+        found: list[Stream] = []
+        for group in self._engine.library.groups():
+            for stream in list(group.values()):
+                if stream.ended is None:
+                    found.append(stream)
+                if len(found) == _SLICE:
+                    yield found
+                    found = []
+                    await asyncio.sleep(0)
+        yield found
 
-    def find(self, id_: str) -> Stream:
+    async def find(self, id_: str) -> Stream:
         """The stream of an id; Refused (404) where there is none."""
         name = name_of(id_)
         if name is not None:
-            for stream in self._engine.library.group(Group(name.origin, name.path)):
-                if self.name(stream) == name:
+            async for stream in in_turns(self._engine.library.group(Group(name.origin, name.path))):
+                if stream.key.query == name.query and self.name(stream) == name and stream.ended is None:
                     return stream
         raise Refused(404, "no such stream is held")
 
-    def at(self, target: str) -> list[Stream]:
-        """Every stream of a path and query, of all origins and partitions; Refused (422) where it is none."""
+    def at(self, target: str, origin: str | None = None) -> list[Stream]:
+        """Every stream of a path and query, of all partitions and of all origins or one; Refused (422) where it is
+        none."""
         path, query = read_target(target)
-        return [stream for stream in self.on(path) if stream.key.query == query]
+        return [stream for stream in self.on(path, origin) if stream.key.query == query]
 
-    def on(self, path: str) -> list[Stream]:
-        """Every stream of a path, of all origins, queries and partitions."""
-        origins = {route.authority for route in self._routes.routes}
-        return [stream for origin in origins for stream in self._engine.library.group(Group(origin, path))]
+    def on(self, path: str, origin: str | None = None) -> list[Stream]:
+        """Every stream of a path, of all queries and partitions and of all origins or one."""
+        library = self._engine.library
+        origins = library.origins if origin is None else [origin]
+        return [stream for one in origins for stream in library.group(Group(one, path))]
+
+
+async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, with a turn of the loop for everybody else after so many of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
 
 
 def named_by(cursor: str) -> Name:
@@ -120,6 +142,17 @@ def name_of(id_: str) -> Name | None:
     if isinstance(parts, list) and len(parts) == len(Name._fields) and all(isinstance(part, str) for part in parts):
         return Name(*parts)
     return None
+
+
+def read_prefix(text: str) -> str:
+    """What a path begins with, in the one spelling that keys have; Refused (422) with what is wrong."""
+    if not text:
+        return ""
+    try:
+        # Its last segment may go on: two dots at the end are no segment yet.
+        return parse_target(text + "x").path[:-1]
+    except BadTarget as error:
+        raise Refused(422, str(error)) from None
 
 
 def read_target(text: str) -> tuple[str, str]:

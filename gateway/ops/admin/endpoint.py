@@ -22,6 +22,9 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+MOST_BODY_BYTES: Final = 8 << 20
+"""The largest body of any request: ten thousand paths of streams."""
+_BODY_BYTES: Final = 64 << 10
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
@@ -81,6 +84,8 @@ class Endpoint:
     status: int = 200
     expects: str = ""
     """What the body should be, where it has several forms."""
+    most_bytes: int = _BODY_BYTES
+    """The largest body."""
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Statuses of errors beside those of every endpoint, and when they are given."""
 
@@ -94,7 +99,7 @@ class Endpoint:
         query, body = TypeAdapter(self.query), TypeAdapter(self.body)
 
         async def handle(request: web.Request) -> web.Response:
-            given = await request.read() if self.changes else b"{}"
+            given = await _read(request, self.most_bytes) if self.changes else b"{}"
             asked: Asked[Any, Any] = Asked(
                 _judged(partial(query.validate_strings, _parameters(request)), "query"),
                 # Numbers and the like are read from a parameter's text; a body says what it means.
@@ -115,6 +120,15 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def refusal_response(error: Refused) -> web.Response:
     """The one way in which errors are told."""
     return json_response(Error(str(error)), error.status, error.headers)
+
+
+async def _read(request: web.Request, most_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > most_bytes:
+            raise Refused(413, f"the body is larger than {most_bytes} bytes")
+    return bytes(body)
 
 
 def _parameters(request: web.Request) -> dict[str, str]:

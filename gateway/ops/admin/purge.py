@@ -1,4 +1,4 @@
-"""Purging by stream, by prefix, or by surrogate key; soft keeps the bytes and has the origin looked at first."""
+"""Purging by stream, by prefix, by surrogate key or by id; soft keeps the bytes and has the origin looked at first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.directory import Directory, TargetText, read_target
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 
@@ -20,6 +20,8 @@ class PurgeStream:
 
     stream: TargetText
     """The path as the origin is asked for it; without a query it is every query of it."""
+    origin: Annotated[str, Field(max_length=8_192)] | None = None
+    """Of this origin only, named as `/api/streams` names it."""
     soft: bool = False
     """Keep the bytes, and look at the origin before the next hit."""
 
@@ -29,7 +31,7 @@ class PurgeStream:
 class PurgePrefix:
     """Every path that begins so."""
 
-    prefix: Annotated[str, Field(max_length=8_192, pattern="^/")]
+    prefix: Annotated[PrefixText, Field(min_length=1)]
     """Not only in whole segments."""
     soft: bool = False
     """Keep the bytes, and look at the origin before the next hit."""
@@ -46,7 +48,18 @@ class PurgeKey:
     """Keep the bytes, and look at the origin before the next hit."""
 
 
-PurgeBody = PurgeStream | PurgePrefix | PurgeKey
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PurgeId:
+    """One stream as one partition of readers has it."""
+
+    id: Annotated[str, Field(min_length=1, max_length=32_768)]
+    """Its id in `/api/streams`; there is nothing to purge where no such stream is held."""
+    soft: bool = False
+    """Keep the bytes, and look at the origin before the next hit."""
+
+
+PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId
 
 
 @with_config(SHOWN)
@@ -65,20 +78,25 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         body = asked.body
         act = engine.purge.doubt if body.soft else engine.purge.drop
 
-        def purged(streams: list[Stream]) -> int:
-            return sum([act(stream) for stream in streams])
+        async def purged(streams: list[Stream]) -> Purged:
+            return Purged(sum([act(stream) async for stream in in_turns(streams)]))
 
         match body:
-            case PurgeStream(target):
+            case PurgeStream(target, origin):
                 path, query = read_target(target)
-                return Purged(purged(directory.at(target) if query else directory.on(path)))
+                return await purged(directory.at(target, origin) if query else directory.on(path, origin))
             case PurgePrefix(prefix):
-                count = 0
+                prefix, count = read_prefix(prefix), 0
                 async for streams in directory.slices():
-                    count += purged([one for one in streams if one.key.group.path.startswith(prefix)])
+                    count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
                 return Purged(count)
             case PurgeKey(key):
-                return Purged(purged(engine.library.tagged(key)))
+                return await purged(engine.library.tagged(key))
+            case PurgeId(id_):
+                try:
+                    return await purged([await directory.find(id_)])
+                except Refused:
+                    return Purged(0)
 
     return [
         Endpoint(
@@ -88,6 +106,6 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
             purge,
             Purged,
             body=PurgeBody,
-            expects="one of stream, prefix and key, and soft where that is wanted",
+            expects="one of stream, prefix, key and id, and soft where that is wanted",
         )
     ]

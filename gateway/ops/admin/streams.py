@@ -11,7 +11,7 @@ from pydantic import Field, with_config
 
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Listener
-from gateway.ops.admin.directory import Directory, Name, id_of, named_by
+from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, named_by, read_prefix
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
@@ -19,6 +19,7 @@ from gateway.tape.stream import Stream
 
 MOST_ROWS: Final = 1_000
 _MOST_READERS: Final = 1_000
+_MOST_RUNS: Final = 1_000
 
 By = Literal["requests", "bytes", "subscribers"]
 
@@ -127,6 +128,7 @@ class StreamDetail(StreamRow):
     """Whether the origin is looked at before the next hit."""
     surrogate_keys: list[str]
     tape: list[Run]
+    """The first thousand runs."""
     live_readers: list[Reader]
     """The first thousand."""
 
@@ -136,7 +138,7 @@ class StreamDetail(StreamRow):
 class StreamsQuery:
     """Which page of which streams."""
 
-    prefix: str = ""
+    prefix: PrefixText = ""
     """What the path begins with."""
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100
     after: str = ""
@@ -159,10 +161,10 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     async def page(asked: Asked[StreamsQuery, Nothing]) -> StreamPage:
         subject.metrics.before_collect()
         query = asked.query
-        after = named_by(query.after)
+        prefix, after = read_prefix(query.prefix), named_by(query.after)
         first: list[tuple[Name, Stream]] = []
         async for streams in directory.slices():
-            named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(query.prefix))
+            named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(prefix))
             rest = (pair for pair in named if pair[0] > after)
             first = sorted(chain(first, rest), key=lambda pair: pair[0])[: query.limit + 1]
         last = first[query.limit - 1][0] if len(first) > query.limit else None
@@ -171,7 +173,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
     async def one(asked: Asked[Nothing, Nothing]) -> StreamDetail:
         subject.metrics.before_collect()
-        return shown.detail(directory.find(asked.path["id"]))
+        return shown.detail(await directory.find(asked.path["id"]))
 
     async def top(asked: Asked[TopQuery, Nothing]) -> TopStreams:
         subject.metrics.before_collect()
@@ -249,7 +251,7 @@ class _Shown:
             surrogate_keys=sorted(map(_legible, stream.surrogate_keys)),
             tape=[
                 Run(block.start, block.end, block.size, len(block.marks), now - block.laid_at)
-                for block in tape.blocks()
+                for block in islice(tape.blocks(), _MOST_RUNS)
             ],
             live_readers=[
                 _reader(reader, now) for reader in islice(topic.readers_now if topic is not None else (), _MOST_READERS)

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 from pydantic import Field, with_config
 
-from gateway.ops.admin.directory import Directory, TargetText
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix
+from gateway.ops.admin.endpoint import MOST_BODY_BYTES, SHOWN, Asked, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
@@ -37,7 +37,7 @@ class Tails:
 class TailsQuery:
     """Which page of which streams."""
 
-    prefix: str = ""
+    prefix: PrefixText = ""
     """What the path begins with."""
     limit: Annotated[int, Field(ge=1, le=MOST_TAILS)] = MOST_TAILS
     after: str = ""
@@ -56,12 +56,12 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET` and `POST /api/tails`."""
 
     async def page(asked: Asked[TailsQuery, Nothing]) -> Tails:
-        query = asked.query
+        query, prefix = asked.query, read_prefix(asked.query.prefix)
         found: dict[str, Stream] = {}
         async for streams in directory.slices():
             for stream in streams:
                 name = directory.name(stream).target
-                if name > query.after and name.startswith(query.prefix):
+                if name > query.after and name.startswith(prefix):
                     found[name] = _latest([stream, found[name]]) if name in found else stream
             if len(found) > _KEPT * query.limit:
                 found = {name: found[name] for name in sorted(found)[: query.limit + 1]}
@@ -72,14 +72,22 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
 
     async def named(asked: Asked[Nothing, TailsBody]) -> Tails:
         tails: dict[str, str | None] = {}
-        for target in asked.body.streams:
+        async for target in in_turns(asked.body.streams):
             streams = directory.at(target)
             tails[target] = _latest(streams).tape.tail if streams else None
         return Tails(tails, None)
 
     return [
         Endpoint("GET", "/api/tails", "How far the streams have come", page, Tails, TailsQuery),
-        Endpoint("POST", "/api/tails", "How far these streams have come", named, Tails, body=TailsBody),
+        Endpoint(
+            "POST",
+            "/api/tails",
+            "How far these streams have come",
+            named,
+            Tails,
+            body=TailsBody,
+            most_bytes=MOST_BODY_BYTES,
+        ),
     ]
 
 

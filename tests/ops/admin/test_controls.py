@@ -102,6 +102,6 @@ async def test_who_steered_it_is_logged(bench: Bench, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "gateway.admin"):
         await bench.post("/api/purge", {"key": "k"})
         await bench.get("/api/overview")
-    assert [record.getMessage() for record in caplog.records if record.name == "gateway.admin"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "gateway.admin.audit"] == [
         "POST /api/purge by 127.0.0.1: 200"
     ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from urllib.parse import quote
 
 import pytest
 
-from gateway.origin.app import RunningOrigin
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig, RouteConfig, ServerConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
@@ -58,6 +61,99 @@ async def test_a_prefix_purges_what_begins_with_it(bench: Bench) -> None:
     assert await held(bench) == ["/chatter", "/news"]
     assert await bench.post("/api/purge", {"prefix": "/"}) == {"purged": 2}
     assert await held(bench) == []
+
+
+@pytest.mark.parametrize(
+    ("prefix", "count"),
+    [
+        ("/caf%c3%a9", 2),
+        ("/café/", 1),
+        ("/%7Eu", 1),
+        ("/~u/x/../", 1),
+        # The last segment may go on: it is no step up yet.
+        ("/~u/..", 0),
+        ("/~", 1),
+        ("/caf%C3", 2),
+    ],
+)
+async def test_a_prefix_is_taken_in_any_spelling(bench: Bench, prefix: str, count: int) -> None:
+    for path in ("/caf%C3%A9/x", "/caf%C3%A9s", "/~u/x"):
+        await bench.put(path)
+        await bench.read(f"{path}?offset=-1")
+    quoted = quote(prefix)
+    assert len((await bench.get(f"/api/streams?prefix={quoted}"))["streams"]) == count
+    assert len((await bench.get(f"/api/tails?prefix={quoted}"))["tails"]) == count
+    assert await bench.post("/api/purge", {"prefix": prefix}) == {"purged": count}
+
+
+@pytest.mark.parametrize("prefix", ["/a?b", "/a#", "/a%", "/a%4", "/%zz", "a", "http://elsewhere/a", "/a%0a"])
+async def test_what_no_path_begins_with_is_refused(bench: Bench, prefix: str) -> None:
+    quoted = quote(prefix)
+    for path in ("/api/streams", "/api/tails"):
+        assert (await bench.ask("GET", f"{path}?prefix={quoted}")).status == 422
+    assert (await bench.ask("POST", "/api/purge", {"prefix": prefix})).status == 422
+
+
+async def test_one_of_two_origins_streams_of_a_path_can_be_purged_alone(
+    start: Start, origin: RunningOrigin, clock: ManualClock
+) -> None:
+    other = await start_origin(OriginSettings(), clock=clock)
+    try:
+        routes = tuple(
+            RouteConfig(name=name, prefix=f"/{name}", strip_prefix=True, origin=url)
+            for name, url in (("a", origin.url), ("b", other.url))
+        )
+        server = ServerConfig(listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=0.5)
+        kept: list[GatewayConfig] = [GatewayConfig(server=server, routes=routes)]
+        bench = await start(config=kept[0], load=lambda: kept[-1])
+
+        async def fill() -> None:
+            for path in ("/a/s", "/b/s"):
+                await bench.read(f"{path}?offset=-1")
+
+        for path in ("/a/s", "/b/s"):
+            await bench.put(path)
+        await fill()
+        assert await bench.post("/api/purge", {"stream": "/s", "origin": origin.url}) == {"purged": 1}
+        (row,) = (await bench.get("/api/streams"))["streams"]
+        assert row["origin"] == other.url
+        await fill()
+        assert await bench.post("/api/purge", {"id": row["id"]}) == {"purged": 1}
+        assert await bench.post("/api/purge", {"id": row["id"]}) == {"purged": 0}
+        (row,) = (await bench.get("/api/streams"))["streams"]
+        assert row["origin"] == origin.url
+        # A stream that is followed outlives its route.
+        reader = await bench.follow("/b/s")
+        kept.append(GatewayConfig(server=server, routes=routes[:1]))
+        await bench.post("/api/reload", {})
+        assert (await bench.post("/api/tails", {"streams": ["/s"]}))["tails"]["/s"] is not None
+        assert await bench.post("/api/purge", {"stream": "/s"}) == {"purged": 2}
+        reader.close()
+    finally:
+        await other.stop(grace_s=0)
+
+
+async def test_purges_while_a_read_is_on_its_way_do_not_fail_it(bench: Bench, origin: RunningOrigin) -> None:
+    await bench.put("/slow")
+    held = origin.origin.faults.hold(kind="catchup", times=1)
+    read = asyncio.create_task(bench.read("/slow?offset=-1"))
+    for _ in range(5):
+        await held.waiting(1)
+        assert await bench.post("/api/purge", {"stream": "/slow"}) == {"purged": 1}
+        last, held = held, origin.origin.faults.hold(kind="catchup", times=1)
+        last.release()
+    await held.waiting(1)
+    held.release()
+    assert (await read)[:2] == (200, b"hello")
+
+
+async def test_who_purged_is_told_at_any_level(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    await bench.post("/api/purge", {"prefix": "/"})
+    await bench.post("/api/tails", {"streams": []})
+    await bench.ask("POST", "/api/nothing%0Ahere", {})
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("gateway.admin")] == [
+        "POST /api/purge by 127.0.0.1: 200"
+    ]
 
 
 async def test_a_path_is_every_query_and_every_partition_of_it_and_a_query_only_itself(bench: Bench) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.ops.admin.directory import Directory, in_turns
+from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin
+from gateway.tape.stream import End, Group, StreamKey
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 
@@ -176,3 +179,47 @@ async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(
         assert (await bench.stream("/s"))["surrogate_keys"] == ["\\xff"]
     finally:
         await origin.stop()
+
+
+async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench: Bench) -> None:
+    library = bench.gateway.engine.library
+    group = Group("http://origin", "/room")
+    for number in range(1_203):
+        library.open(StreamKey(group, "", f"default {number:032x}"), 0.0)
+    slices = [len(streams) async for streams in Directory(bench.gateway.engine, PartitionIds()).slices()]
+    assert slices == [500, 500, 203]
+    others_turns = 0
+
+    async def others() -> None:
+        nonlocal others_turns
+        while True:
+            await asyncio.sleep(0)
+            others_turns += 1
+
+    task = asyncio.create_task(others())
+    assert [number async for number in in_turns(range(1_203))] == list(range(1_203))
+    task.cancel()
+    assert others_turns >= 1
+    # Those that end meanwhile are not told of.
+    seen = 0
+    async for streams in Directory(bench.gateway.engine, PartitionIds()).slices():
+        seen += len(streams)
+        library.purge(group, End.DELETED)
+    assert seen == 500
+
+
+async def test_of_a_tape_in_many_pieces_the_first_thousand_are_told(bench: Bench) -> None:
+    library = bench.gateway.engine.library
+    stream = library.open(StreamKey(Group("http://origin", "/torn"), "", "default"), 0.0)
+    for number in range(0, 2_400, 2):
+        library.lay(stream, f"{number:08}", f"{number + 1:08}", [b"x"], 0.0)
+    told = await bench.stream("/torn")
+    assert told["blocks"] == 1_200
+    assert len(told["tape"]) == 1_000
+
+
+async def test_only_lists_of_streams_may_be_long(bench: Bench) -> None:
+    many = [f"/{'x' * 100}/{number}" for number in range(2_000)]
+    assert (await bench.ask("POST", "/api/tails", {"streams": many})).status == 200
+    told = await bench.ask("POST", "/api/purge", {"key": "x" * 100_000})
+    assert (told.status, list(told.body)) == (413, ["error"])
