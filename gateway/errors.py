@@ -59,6 +59,14 @@ class BodyTooLarge(GatewayError):
     text = "Request body too large"
 
 
+class VersionNotSupported(GatewayError):
+    """A major version of HTTP that is not spoken here (RFC 9110 §15.6.6)."""
+
+    status = 505
+    fault = Fault.CLIENT
+    text = "HTTP version not supported"
+
+
 class UnknownTransferCoding(GatewayError):
     """The request body is in a transfer coding beside chunked, which would be lost on the way (RFC 9112 §6.1)."""
 

@@ -68,7 +68,7 @@ class ClientConnection(RequestHandler):
         if request is None or not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
             return
         content = request.content
-        if not content._eof:
+        if not content.is_eof():
             content.set_exception(web.RequestPayloadError("Malformed request body"))
             content.feed_eof()
             # The answer to this request is the last one on this connection.

@@ -20,7 +20,7 @@ from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
-from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute
+from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
 from gateway.journal import Journal, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -163,6 +163,10 @@ class Front:
 
     async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
         request = exchange.request
+        if request._message.version > HttpVersion11:
+            # A response says the version that it is written in (RFC 9112 §2.5), aiohttp's that of the request.
+            request._version = HttpVersion11
+            raise VersionNotSupported
         target = parse_target(request._message.path)
         exchange.mode = _mode(request.method, target)
         route = exchange.route = route_for(self._routes, _host(request, target), target.path)

@@ -247,3 +247,27 @@ async def test_a_body_in_a_transfer_coding_that_is_not_undone_here_is_refused(ed
     )
     assert (await wire.answer()).status == 501
     assert counters.requests[Kind.APPEND] == 0
+
+
+async def test_answers_are_in_a_version_that_is_spoken_here(edge: Edge) -> None:
+    await edge.put("/s", b"abc")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
+    writer.write(b"GET /s?offset=-1 HTTP/2.0\r\nHost: h\r\nConnection: close\r\n\r\n")
+    said = await bounded(reader.read())
+    writer.close()
+    await writer.wait_closed()
+    assert said.startswith(b"HTTP/1.1 505 ")
+
+
+async def test_nonsense_behind_a_read_does_not_take_its_answer_away(edge: Edge, faults: Faults) -> None:
+    await edge.put("/s", b"abc")
+    gate = faults.hold(kind="catchup")
+    wire = await edge.wire()
+    await wire.send(GOOD + b"\r\n")
+    await bounded(gate.waiting(1))
+    await wire.send(b"\x00nonsense\r\n\r\n")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    gate.release()
+    assert (await wire.answer()).body == b"abc"
+    assert (await wire.answer()).status == 400
