@@ -28,6 +28,8 @@ _BODY_BYTES: Final = 64 << 10
 _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
+_MOST_ERRORS: Final = 1_000
+"""Of more than these none is picked: to spell them out would take a second."""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
 SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
@@ -143,6 +145,10 @@ def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
     try:
         return read()
     except ValidationError as error:
+        if error.error_count() > _MOST_ERRORS:
+            raise Refused(
+                422, f"{where}: should be {expects or 'as documented'}, and is wrong in many places"
+            ) from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
         # Of the forms that a body may have, the one meant is the one that has more to it than a wrong set of keys.
         first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])

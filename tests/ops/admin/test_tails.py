@@ -79,6 +79,13 @@ async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothi
     assert await bench.get("/api/tails") == told
 
 
+async def test_what_is_wrong_in_very_many_places_is_refused_in_one_line(bench: Bench) -> None:
+    for body in ({str(number): 1 for number in range(2_000)}, {"streams": [1] * 2_000}):
+        told = await bench.ask("POST", "/api/tails", body)
+        assert told.status == 422
+        assert told.body == {"error": "body: should be as documented, and is wrong in many places"}
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"streams": "/a"}, {"streams": ["a"]}, {"streams": ["/a?live=sse"]}, {"streams": [1]}]
 )
