@@ -43,8 +43,11 @@ class Client(Protocol):
     def render(self, answer: Answer) -> Rendered:
         """The response to such a client."""
 
-    def reply(self, rendered: Rendered) -> None:
-        """Send it."""
+    def send(self, rendered: Rendered) -> None:
+        """Write it."""
+
+    def settle(self, rendered: Rendered) -> None:
+        """It has been written: count it, and let the connection go on."""
 
     def has_gone(self) -> None:
         """It went before it was answered."""
@@ -107,9 +110,9 @@ class Waiter:
         answers = place.topic.answers if self._is_plain else None
         kind = (place.read.start, place.read.wish, self._client.shape) if answers is not None else None
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):
-            self._leave()
-            place.stream.sent_bytes += shared.body_bytes
-            self._client.reply(shared)
+            self._is_over = True
+            self._client.send(shared)
+            place.topic.to_settle.append((self, shared))
             return
         try:
             found = place.tail.poll_now(place.read, place.stream, place.topic, Outcome.FOLLOWED)
@@ -124,6 +127,13 @@ class Waiter:
                 answers[kind] = rendered
         elif found is Poll.LOOK:
             self._ask(place.tail.poll_looking(place.read, place.stream, place.topic))
+
+    def settle(self, sent: object) -> None:
+        """Leave, after what was sent."""
+        assert isinstance(sent, Rendered)
+        self._leave()
+        self._place.stream.sent_bytes += sent.body_bytes
+        self._client.settle(sent)
 
     def beat(self) -> None:
         """A long-poll has no body yet to show a sign of life in."""
@@ -229,7 +239,8 @@ class Waiter:
         rendered = self._client.render(place.tail.code_now(place.read, answer))
         self._leave()
         place.stream.sent_bytes += rendered.body_bytes
-        self._client.reply(rendered)
+        self._client.send(rendered)
+        self._client.settle(rendered)
         return rendered
 
     def _leave(self) -> None:

@@ -176,6 +176,9 @@ class Subscriber:
         elif has_changed or self._has_missed:
             self.pump()
 
+    def settle(self, sent: object) -> None:
+        """Nothing is put off: what comes next is written before the books are looked at."""
+
     def beat(self) -> None:
         """A sign of life, where nothing was written for the time of a heartbeat."""
         if self.topic.beats - self._sent_at_beat >= BEATS and self._large is None and not self._wire.is_full:

@@ -71,6 +71,9 @@ class Listener(Protocol):
     def gone(self) -> None:
         """Its client is no longer there."""
 
+    def settle(self, sent: object) -> None:
+        """Do the books on what was sent while the topic's readers were pumped."""
+
     def beat(self) -> None:
         """Time for a sign of life."""
 
@@ -169,6 +172,8 @@ class Topic:
         """While readers are pumped: what those at a place are sent, made once for all who stand there."""
         self.answers: dict[object, object] | None = None
         """The same for long-polls, by what shapes their answer; None at all other times."""
+        self.to_settle: list[tuple[Listener, object]] = []
+        """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
         self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
@@ -222,7 +227,16 @@ class Topic:
                     _let_go(reader)
         finally:
             self.steps, self.answers = {}, None
+            self._settle()
             self._rounds.handed(len(readers))
+
+    def _settle(self) -> None:
+        answered, self.to_settle = self.to_settle, []
+        for reader, sent in answered:
+            try:
+                reader.settle(sent)
+            except Exception:
+                _let_go(reader)
 
     def beat(self) -> None:
         """A part of the time of a heartbeat has gone by."""

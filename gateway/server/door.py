@@ -293,7 +293,7 @@ class Door(asyncio.Protocol):
         keeps: bool,
         is_chunked: bool,
     ) -> asyncio.Future[None] | None:
-        """Answer without the strict protocol from here on, until `over` or `reply`.
+        """Answer without the strict protocol from here on, until `over` or `answered`.
 
         It is not kept for that long where all that it was given is this one request.  Otherwise it stays as it is, with
         what it has read already, and goes on when the future that is given is done.
@@ -358,12 +358,15 @@ class Door(asyncio.Protocol):
                 self.transport.write(_LAST_CHUNK)
         self._over(outcome, self._why_cut or reason if reason is CloseReason.LEFT else reason)
 
-    def reply(self, response: bytes, body_bytes: int, outcome: Outcome, reason: CloseReason) -> None:
-        """Write a whole response; nothing of it is written where the client has gone."""
+    def write_response(self, response: bytes, body_bytes: int) -> None:
+        """Write a whole response, where the client is still there; `answered` is owed."""
         if self.transport is not None:
             self.transport.write(response)
             self.live_bytes += body_bytes
             self._keeper.sent_bytes += body_bytes
+
+    def answered(self, outcome: Outcome, reason: CloseReason) -> None:
+        """The whole response has been written."""
         self._over(outcome, reason)
 
     def _over(self, outcome: Outcome, reason: CloseReason) -> None:

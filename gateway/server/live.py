@@ -179,10 +179,13 @@ class _Poller:
         head = self._answers.head(answer.status, answer.headers, keeps=self._keeps)
         return Rendered(head + body, len(body), answer)
 
-    def reply(self, rendered: Rendered) -> None:
+    def send(self, rendered: Rendered) -> None:
+        self._door.write_response(rendered.data, rendered.body_bytes)
+
+    def settle(self, rendered: Rendered) -> None:
         self.answer = answer = rendered.answer
         reason = _reason(answer, is_draining=self._answers.drain.is_set)
-        self._door.reply(rendered.data, rendered.body_bytes, answer.outcome, reason)
+        self._door.answered(answer.outcome, reason)
 
     def has_gone(self) -> None:
         self._door.over(CloseReason.LEFT, in_order=False)
