@@ -37,7 +37,8 @@ def _row(row: dict[str, Any]) -> list[str]:
     left = {target["target"]: target["is_reached"] for target in row["targets"]}
     lines: list[str] = []
     for name, peer in (peers or {"": {}}).items():
-        aims = [text for text in left if (text.endswith(name) or f"{name} +" in text if name else True)]
+        # An aim that names no peer stands beside the first.
+        aims = [text for text in left if _is_of(text, name) or not (lines or any(_is_of(text, one) for one in peers))]
         aim = aims[0] if aims else ""
         reached = {True: "yes", False: "**no**", None: ""}[left.pop(aim, None)]
         cells = [
@@ -52,6 +53,10 @@ def _row(row: dict[str, Any]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _is_of(aim: str, peer: str) -> bool:
+    return bool(peer) and (aim.endswith(peer) or f"{peer} +" in aim)
 
 
 def _point(point: dict[str, Any]) -> str:
