@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.journal import CloseReason
 from gateway.metrics_seam import NO_ROUTE
@@ -23,15 +23,12 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.connection import ClientConnection
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
-from gateway.wheel import NEVER
+from gateway.server.timed import NOT_SEEN, TimedConnection
 
 if TYPE_CHECKING:
     from gateway.server.doorkeeper import Doorkeeper
 
 _HEAD_END = b"\r\n\r\n"
-_LOOKS: Final = 4
-"""A connection that may be idle for so long is looked at so often within that time."""
-NOT_SEEN: Final = -1
 _LAST_CHUNK = b"0\r\n\r\n"
 _UNPLAIN = (b"\r\ncontent-length:", b"\r\ntransfer-encoding:", b"\r\nupgrade:", b"\r\nexpect:")
 
@@ -57,8 +54,8 @@ class Note(Protocol):
         """It has ended."""
 
 
-class Door(asyncio.Protocol):
-    """One client's connection.  Owner of its transport and of its one deadline."""
+class Door(TimedConnection):
+    """One client's connection.  Owner of its transport."""
 
     __slots__ = (
         "_candidate",
@@ -66,12 +63,10 @@ class Door(asyncio.Protocol):
         "_client",
         "_exact",
         "_held",
-        "_is_active",
         "_is_busy",
         "_is_chunked",
         "_is_clean",
         "_is_retiring",
-        "_keeper",
         "_keeps",
         "_live",
         "_live_began",
@@ -80,22 +75,15 @@ class Door(asyncio.Protocol):
         "_live_route",
         "_now",
         "_parked",
-        "_quiet_looks",
         "_strict",
-        "_tick",
-        "_unsent",
-        "_why_cut",
-        "is_full",
         "live_bytes",
         "live_first_byte_s",
-        "transport",
     )
 
     def __init__(self, keeper: Doorkeeper) -> None:
-        self._keeper = keeper
+        super().__init__(keeper)
         self._exact = keeper.exact
         self._now = keeper.now
-        self.transport: asyncio.Transport | None = None
         self._strict: ClientConnection | None = None
         self._is_clean = True
         """Whether the strict protocol's parser holds nothing: all it was given were whole requests without bodies."""
@@ -121,25 +109,17 @@ class Door(asyncio.Protocol):
         self._is_chunked = True
         self._keeps = True
         """Whether the connection is kept after the live answer."""
-        self.is_full = False
-        """Whether the client has left so much unread that nothing more is to be written."""
-        self._is_active = False
-        """Whether the client has sent anything since the last look at the time."""
-        self._quiet_looks = NEVER
-        """Looks since then; below zero until the client has sent anything at all."""
-        self._why_cut: CloseReason | None = None
-        """Why the connection is cut from this side, where it is."""
-        self._unsent = NOT_SEEN
-        """What the client had left unread when that was looked at last."""
         self._is_retiring = False
         """Whether the strict protocol is about to be taken down: what comes is for its successor."""
         self._parked: asyncio.Future[None] | None = None
         """What a strict protocol that is kept waits for while a live answer is given."""
-        self._tick = NEVER
+
+    @property
+    def is_live(self) -> bool:
+        return self._live is not None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being answered."""
         return self._live is None and (self._strict is None or self._strict.is_idle)
 
     # -- asyncio's side
@@ -433,81 +413,6 @@ class Door(asyncio.Protocol):
         self._is_busy = True
         if len(self._held) > MAX_REQUEST_BYTES and self.transport is not None:
             self.transport.pause_reading()
-
-    # -- time
-
-    def _unwatch(self) -> None:
-        if self._tick != NEVER:
-            self._keeper.wheel.drop(self, self._tick)
-            self._tick = NEVER
-
-    def _watch(self, delay_s: float) -> None:
-        self._unwatch()
-        self._tick = self._keeper.wheel.add(self, delay_s)
-
-    def _watch_idle(self) -> None:
-        """Look again after a part of the time that a connection may be idle."""
-        self._unsent = NOT_SEEN
-        self._watch(self._keeper.limits.keepalive_timeout_s / _LOOKS)
-
-    def due(self) -> None:
-        """The one deadline: a connection that never spoke, is idle for too long, or does not take its answer, goes."""
-        self._tick = NEVER
-        keeper, transport = self._keeper, self.transport
-        if transport is None:
-            return
-        if transport.is_closing() or (self.is_full and (self._live is not None or self.is_idle)):
-            self._expect_progress()
-        elif self._live is not None:
-            return
-        elif not self.is_idle:
-            # Whoever is answering keeps the time; idleness begins to count when this looks again.
-            self._is_active = True
-            limits = keeper.limits
-            self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
-        elif self._is_active:
-            self._is_active = False
-            self._quiet_looks = 0
-            self._watch_idle()
-        elif self._quiet_looks < 0:
-            transport.abort()
-        else:
-            # An answer from ready bytes leaves no time behind, only that there was one: four quiet looks are enough.
-            self._quiet_looks += 1
-            if self._quiet_looks < _LOOKS:
-                self._watch_idle()
-            else:
-                self._close()
-
-    def _expect_progress(self) -> None:
-        """Look after a while whether the client has taken anything; the second time, let it go if it has not."""
-        if self.transport is None:
-            return
-        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        if unsent < 0 or self._unsent < unsent:
-            self._watch(self._keeper.limits.client_write_timeout_s)
-        else:
-            self._keeper.recorder.slow_consumer()
-            self._why_cut = CloseReason.SLOW
-            self.transport.abort()
-
-    def _close(self) -> None:
-        """End the connection when the client has taken what is written, for which there is a bound as well."""
-        if self.transport is not None:
-            self.transport.close()
-            self._unsent = NOT_SEEN
-            self._expect_progress()
-
-    def close_if_idle(self) -> None:
-        """Used when the gateway leaves: what is being answered is left to end."""
-        if self.is_idle:
-            self._close()
-
-    def abort(self) -> None:
-        """Used when the gateway's time to leave is over."""
-        self._why_cut = CloseReason.DRAINED
-        if self.transport is not None:
-            self.transport.abort()
 
 
 def _is_one_plain_get(data: bytes) -> bool:
