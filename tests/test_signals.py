@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from gateway.clock import ManualClock
 from gateway.signals import Signal
@@ -51,19 +50,3 @@ async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() ->
     signal.fire()
     clock.advance(1)
     assert await second is True
-
-
-async def test_leaving_costs_the_same_however_many_stay() -> None:
-    async def rounds(waiters: int) -> float:
-        signal, clock = Signal(), ManualClock()
-        tasks = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(waiters)]
-        await begun(*tasks)
-        began = time.process_time()
-        clock.advance(15)
-        await asyncio.gather(*tasks)
-        return (time.process_time() - began) / waiters
-
-    few = min([await rounds(500) for _ in range(5)])
-    many = min([await rounds(10_000) for _ in range(2)])
-    # Where each leaver is looked for among all, twenty times as many take twenty times as long each.
-    assert many < 8 * few
