@@ -50,3 +50,18 @@ async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() ->
     signal.fire()
     clock.advance(1)
     assert await second is True
+
+
+async def test_nobody_who_leaves_is_looked_for_among_those_who_stay() -> None:
+    signal, clock = Signal(), ManualClock()
+    staying = [asyncio.create_task(signal.wait_within(clock, 30)) for _ in range(50)]
+    leaving = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(50)]
+    await begun(*staying, *leaving)
+    # One future for each, found by its key: a shared one would hold a callback for everybody.
+    assert [len(gate._callbacks or ()) for gate in signal._waiting] == [1] * 100
+    assert isinstance(signal._waiting, dict)
+    clock.advance(15)
+    assert await asyncio.gather(*leaving) == [False] * 50
+    assert len(signal) == 50
+    signal.fire()
+    assert await asyncio.gather(*staying) == [True] * 50

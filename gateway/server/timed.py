@@ -8,6 +8,7 @@ connection that is closed already.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from gateway.journal import CloseReason
@@ -23,7 +24,7 @@ NOT_SEEN: Final = -1
 """In place of a number of unsent bytes: the next look is the first."""
 
 
-class TimedConnection(asyncio.Protocol):
+class TimedConnection(asyncio.Protocol, ABC):
     """One client's connection and its deadline; whoever answers on it says what it is doing."""
 
     __slots__ = (
@@ -53,14 +54,14 @@ class TimedConnection(asyncio.Protocol):
         self._tick = NEVER
 
     @property
+    @abstractmethod
     def is_live(self) -> bool:
         """Whether a live answer is being given."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_idle(self) -> bool:
         """Whether nothing is being answered."""
-        raise NotImplementedError
 
     def _unwatch(self) -> None:
         if self._tick != NEVER:
