@@ -69,7 +69,7 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes newer releases
 	$(COMPILE) --build-deps-for editable -o requirements/runtime.txt pyproject.toml
-	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry -c requirements/runtime.txt \
+	$(COMPILE) --build-deps-for editable --extra dev --extra opentelemetry --extra pipeline -c requirements/runtime.txt \
 		-o requirements/dev.txt pyproject.toml
 	$(COMPILE) --extra opentelemetry -c requirements/runtime.txt -o requirements/image.txt pyproject.toml
 	$(COMPILE) --only-build-deps --build-deps-for wheel -c requirements/runtime.txt -o requirements/build.txt pyproject.toml
@@ -79,7 +79,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 clean: ## remove everything that make has made, the virtual environment included
 	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway grafana loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest pyspark_durable_streams tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 

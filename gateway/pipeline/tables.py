@@ -1,0 +1,261 @@
+"""Every table that the pipeline writes: its name, its columns with what they mean, and where it lies.
+
+A lake is one folder, on whatever file system Spark is given:
+
+    <lake>/bronze/lines/       events as they came, and `bronze/rejects/` those that are none, with the reason
+    <lake>/silver/requests/    typed, each line once
+    <lake>/silver/sessions/    what one reader did on one stream, over its reconnects
+    <lake>/gold/<table>/       figures
+    <lake>/checkpoints/        how far each step has come
+    <lake>/curve/<table>/      miss-ratio curves
+    <lake>/plan.json
+
+All are Parquet.  Bronze, silver and gold are cut by `day` (UTC, of the event's time), so that what has to be computed
+again is a few folders.  In gold `minute` and `hour` are the beginning of the window, ratios are absent (NULL) where
+there was nothing to divide by, and `route` is `-` where none matched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its Spark SQL type, and what it says with its unit."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: its place under the lake, its columns and those that are its key."""
+
+    place: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The last part of its place."""
+        return self.place.rpartition("/")[2]
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark's schema text."""
+        return ", ".join(f"`{column.name}` {column.type}" for column in self.columns)
+
+
+_DAY: Final = Column("day", "date", "UTC day; the folder.")
+_MINUTE: Final = Column("minute", "timestamp", "Beginning of the minute in which the line was written.")
+_HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
+_ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
+_MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
+
+TRAFFIC: Final = Table(
+    "gold/traffic",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        _MODE,
+        Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`."),
+        Column("requests", "bigint", "Requests that ended: final lines."),
+        Column("sent_bytes", "bigint", "Body bytes to clients, of all lines."),
+        Column("fetched_bytes", "bigint", "Body bytes from the origin, of all lines."),
+        Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
+    ),
+    ("minute", "route", "mode", "outcome"),
+)
+OFFLOAD: Final = Table(
+    "gold/offload",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        Column("requests", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
+        Column("origin_requests", "bigint", "Requests that the origin was asked because of them."),
+        Column("sent_bytes", "bigint", "Body bytes to readers."),
+        Column("fetched_bytes", "bigint", "Body bytes that the origin sent for them."),
+        Column("by_tape", "bigint", "Reads answered from the tape alone (hit, stale_if_error)."),
+        Column("by_collapse", "bigint", "Reads answered from a fetch that another had started (collapsed)."),
+        Column("by_follow", "bigint", "Reads answered from the stream's one live request (followed)."),
+        Column("by_join", "bigint", "Reads answered from the tape behind one probe (joined, revalidated)."),
+        Column("hit_ratio", "double", "by_tape / requests."),
+        Column("collapse_ratio", "double", "(by_collapse + by_follow) / requests."),
+        Column("joined_ratio", "double", "by_join / requests."),
+        Column("request_offload", "double", "1 - origin_requests / requests."),
+        Column("byte_offload", "double", "1 - fetched_bytes / sent_bytes."),
+    ),
+    ("minute", "route"),
+)
+LATENCY: Final = Table(
+    "gold/latency",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        _MODE,
+        Column(
+            "requests", "bigint", "Requests that ended; live reads are not among them, whose duration is their wait."
+        ),
+        Column("duration_sketch", "binary", "KLL sketch (doubles) of seconds; mergeable."),
+        Column("duration_p50_s", "double", "Seconds."),
+        Column("duration_p90_s", "double", "Seconds."),
+        Column("duration_p99_s", "double", "Seconds."),
+        Column("first_byte_sketch", "binary", "KLL sketch (doubles) of seconds; NULL where no answer began."),
+        Column("first_byte_p50_s", "double", "Seconds."),
+        Column("first_byte_p90_s", "double", "Seconds."),
+        Column("first_byte_p99_s", "double", "Seconds."),
+    ),
+    ("minute", "route", "mode"),
+)
+DELIVERY: Final = Table(
+    "gold/delivery",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        Column("deliveries", "bigint", "Long-polls that were woken by an append which the same log has."),
+        Column(
+            "delay_sketch", "binary", "KLL sketch (doubles) of seconds from the append's answer to the long-poll's."
+        ),
+        Column("delay_p50_s", "double", "Seconds."),
+        Column("delay_p90_s", "double", "Seconds."),
+        Column("delay_p99_s", "double", "Seconds."),
+        Column("delay_max_s", "double", "Seconds."),
+    ),
+    ("minute", "route"),
+)
+TOP_STREAMS: Final = Table(
+    "gold/top_streams",
+    (
+        _DAY,
+        _HOUR,
+        Column("by", "string", "`requests` or `bytes`: what the rank goes by."),
+        Column("rank", "int", "1 is the busiest; the first 100 are kept."),
+        _ROUTE,
+        Column("stream", "string", "Path and query."),
+        Column("requests", "bigint", "Requests that ended."),
+        Column("sent_bytes", "bigint", "Body bytes to clients."),
+        Column("fetched_bytes", "bigint", "Body bytes from the origin."),
+        Column("readers", "bigint", "Distinct readers (client and user agent), by a HyperLogLog sketch."),
+        Column("readers_sketch", "binary", "That sketch; mergeable."),
+    ),
+    ("hour", "by", "rank"),
+)
+FAN_OUT: Final = Table(
+    "gold/fan_out",
+    (
+        _DAY,
+        _HOUR,
+        _ROUTE,
+        _MODE,
+        Column("at_least", "bigint", "Lower end of the bucket: 1, 2, 4, 8, … readers who shared."),
+        Column("requests", "bigint", "Live reads by `subscribers`, catch-up reads by `collapsed`."),
+        Column("most", "bigint", "The largest of them."),
+    ),
+    ("hour", "route", "mode", "at_least"),
+)
+RECONNECTS: Final = Table(
+    "gold/reconnects",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        Column("reconnects", "bigint", "Live reads that go on where another of the same reader ended before."),
+        Column("readers", "bigint", "Readers who came back."),
+        Column("usual", "double", "Median reconnects a minute of the route in the hour before; NULL without one."),
+        Column("is_storm", "boolean", "Far more than usual: `gateway.pipeline.gold.reconnects` says how far."),
+    ),
+    ("minute", "route"),
+)
+SLOW_CONSUMERS: Final = Table(
+    "gold/slow_consumers",
+    (
+        _DAY,
+        _HOUR,
+        _ROUTE,
+        Column("stream", "string", "Path and query."),
+        Column("client", "string", "As the log has it; `-` where it has none."),
+        Column("user_agent", "string", "`-` where there was none."),
+        Column("cut_off", "bigint", "Live reads that ended because the client did not keep up."),
+        Column("sent_bytes", "bigint", "What they got before."),
+    ),
+    ("hour", "route", "stream", "client", "user_agent"),
+)
+ERRORS: Final = Table(
+    "gold/errors",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        _MODE,
+        Column("status", "int", "HTTP status; 0 where none was sent."),
+        Column("outcome", "string", "refused, failed or aborted, or what it was with a status of 400 and more."),
+        Column("requests", "bigint", "Requests that ended so."),
+    ),
+    ("minute", "route", "mode", "status", "outcome"),
+)
+CLOSED_LOOPS: Final = Table(
+    "gold/closed_loops",
+    (
+        _DAY,
+        _MINUTE,
+        _ROUTE,
+        Column("stream", "string", "A stream that is closed."),
+        Column("client", "string", "As the log has it; `-` where it has none."),
+        Column("user_agent", "string", "`-` where there was none."),
+        Column("requests", "bigint", "Requests at its end in that minute, when one would have done."),
+    ),
+    ("minute", "route", "stream", "client", "user_agent"),
+)
+ANOMALIES: Final = Table(
+    "gold/anomalies",
+    (
+        _DAY,
+        _HOUR,
+        _ROUTE,
+        Column("measure", "string", "requests, sent_bytes, fetched_bytes, errors, hit_ratio, …"),
+        Column("value", "double", "In this hour."),
+        Column("before", "double", "Median over the same hour of the days before, seven at most."),
+        Column("days", "int", "How many days that is."),
+        Column(
+            "score", "double", "Distance from it in robust standard deviations (1.4826 x median absolute deviation)."
+        ),
+    ),
+    ("hour", "route", "measure"),
+)
+CURVE: Final = Table(
+    "curve/points",
+    (
+        Column("policy", "string", "lru, s3-fifo or sieve."),
+        Column("cache_bytes", "bigint", "`limits.cache_bytes` that the point is for."),
+        Column("miss_ratio", "double", "References that missed, of all."),
+        Column("byte_miss_ratio", "double", "Bytes that missed, of all."),
+        Column(
+            "error", "double", "Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact."
+        ),
+        Column("references", "bigint", "References that were looked at, before sampling."),
+        Column("sampled_keys", "bigint", "Keys that were kept."),
+        Column("rate", "double", "Sampling rate R; 1 is exact."),
+    ),
+    ("policy", "cache_bytes"),
+)
+
+GOLD: Final = (
+    TRAFFIC,
+    OFFLOAD,
+    LATENCY,
+    DELIVERY,
+    TOP_STREAMS,
+    FAN_OUT,
+    RECONNECTS,
+    SLOW_CONSUMERS,
+    ERRORS,
+    CLOSED_LOOPS,
+    ANOMALIES,
+)

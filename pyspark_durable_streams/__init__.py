@@ -1,0 +1,6 @@
+"""Durable Streams as a Spark data source: `spark.read.format("durable_streams")`, and the same for `readStream`,
+`write` and `writeStream`.
+
+Spark finds a top-level package of this kind of name by itself and takes `DefaultSource` from it.  Nothing here knows
+the gateway: any origin or gateway that speaks the protocol will do.
+"""

@@ -1,0 +1,24 @@
+"""The Spark that jobs get."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_times_are_utc_and_workers_run_the_drivers_python(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    rows = spark.sql("select date_format(timestamp_seconds(0), 'yyyy-MM-dd HH:mm') as t").collect()
+    assert rows[0].t == "1970-01-01 00:00"
+
+    def pythons(batches):  # type: ignore[no-untyped-def]
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
+
+    found = spark.range(2).mapInArrow(pythons, "python string").distinct().collect()
+    assert [row.python for row in found] == [sys.executable]
