@@ -55,6 +55,59 @@ _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
 _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
 
+REQUESTS: Final = Table(
+    "silver/requests",
+    (
+        _DAY,
+        Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none."),
+        Column("time", "timestamp", "When the request ended, or the line was written."),
+        Column("node", "string", "Gateway that wrote the line."),
+        _ROUTE,
+        Column("stream", "string", "Path and query."),
+        Column("partition", "string", "Who shares the tape; empty where all of the route do."),
+        Column("method", "string", "HTTP method."),
+        _MODE,
+        Column("status", "int", "HTTP status; 0 where none was sent."),
+        Column("outcome", "string", "`gateway.protocol.cache_status.Outcome`."),
+        Column("duration_s", "double", "Seconds."),
+        Column("first_byte_s", "double", "Seconds; NULL where no answer began."),
+        Column("start", "string", "Offset asked for; NULL where none was."),
+        Column("next_offset", "string", "`Stream-Next-Offset` of the answer, or of the last control event."),
+        Column("sent_bytes", "bigint", "Body bytes to the client."),
+        Column("fetched_bytes", "bigint", "Body bytes from the origin because of it; the sum counts each once."),
+        Column("origin_requests", "bigint", "Requests to the origin because of it; the sum counts each once."),
+        Column("collapsed", "bigint", "How many shared the upstream fetch; NULL where there was none."),
+        Column("subscribers", "bigint", "Live readers of the stream; NULL but for live reads."),
+        Column("coding", "string", "Content coding; NULL where there was none."),
+        Column("client", "string", "Address as the log has it; NULL where it has none."),
+        Column("user_agent", "string", "NULL where there was none."),
+        Column("trace_id", "string", "NULL where there was none."),
+        Column("close_reason", "string", "`gateway.journal.CloseReason`; NULL but for live reads."),
+        Column("is_final", "boolean", "False for a live read that goes on: the line is no request."),
+    ),
+    ("id",),
+)
+SESSIONS: Final = Table(
+    "silver/sessions",
+    (
+        _DAY,
+        Column("began", "timestamp", "When its first read was asked for."),
+        Column("ended", "timestamp", "When its last read ended."),
+        _ROUTE,
+        Column("stream", "string", "Path and query."),
+        Column("partition", "string", "Who shares the tape; empty where all of the route do."),
+        Column("client", "string", "As the log has it; `-` where it has none."),
+        Column("user_agent", "string", "`-` where there was none."),
+        Column("reads", "bigint", "Reads that ended: catch-up, long-poll and SSE."),
+        Column("live_reads", "bigint", "Those of them that were long-polls and SSE."),
+        Column("reconnects", "bigint", "SSE connections after its first."),
+        Column("sent_bytes", "bigint", "Body bytes."),
+        Column("first_offset", "string", "Where it began; NULL where no read named one."),
+        Column("last_offset", "string", "As far as it came."),
+        Column("close_reason", "string", "Why its last live read ended; NULL without one."),
+    ),
+    ("stream", "partition", "client", "user_agent", "began"),
+)
 TRAFFIC: Final = Table(
     "gold/traffic",
     (
