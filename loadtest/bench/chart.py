@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Final
 
 from loadtest.bench.figures import GATEWAY, Growth, GrowthPoint, Row
 from loadtest.bench.report import PEERS
+from loadtest.svg import INK, picture, text
 
 COLOURS: Final = {
     GATEWAY: "#d9480f",
@@ -24,8 +24,6 @@ COLOURS: Final = {
     "bare": "#868e96",
     "direct": "#868e96",
 }
-_FONT: Final = "font-family='system-ui, sans-serif'"
-_INK: Final = "#7a828a"
 _WIDTH: Final = 760
 _LABELS: Final = 110
 _VALUES: Final = 150
@@ -39,25 +37,25 @@ def bars(rows: Sequence[Row]) -> str:
     parts: list[str] = []
     y = 8
     for row in shown:
-        parts.append(_text(0, y + 12, f"{row.title}, {row.unit}", weight="600"))
+        parts.append(text(0, y + 12, f"{row.title}, {row.unit}", weight="600"))
         if not row.is_rate:
-            parts.append(_text(_WIDTH, y + 12, "shorter is better", anchor="end", size=10))
+            parts.append(text(_WIDTH, y + 12, "shorter is better", anchor="end", size=10))
         y += 20
         peers = [peer for peer in (GATEWAY, *PEERS) if peer in row.samples]
         values = {peer: row.median_of(peer) or 0.0 for peer in peers}
         longest = max(values.values()) or 1.0
         for peer, value in values.items():
             width = max(1.0, value / longest * (_WIDTH - _LABELS - _VALUES))
-            parts.append(_text(_LABELS - 8, y + 11, peer, anchor="end"))
+            parts.append(text(_LABELS - 8, y + 11, peer, anchor="end"))
             parts.append(
                 f"<rect x='{_LABELS}' y='{y}' width='{width:.1f}' height='{_BAR - 2}' rx='2' fill='{COLOURS[peer]}'/>"
             )
             ratio = row.ratio_to(peer)
             beside = "" if peer == GATEWAY or ratio is None else f"  (gateway {ratio:.2f} x)"
-            parts.append(_text(_LABELS + width + 6, y + 11, f"{value:,.{row.digits}f}{beside}"))
+            parts.append(text(_LABELS + width + 6, y + 11, f"{value:,.{row.digits}f}{beside}"))
             y += _BAR
         y += _GROUP_GAP
-    return _svg(_WIDTH, y, parts)
+    return picture(_WIDTH, y, parts)
 
 
 def lines(growths: Sequence[Growth]) -> str:
@@ -71,7 +69,7 @@ def lines(growths: Sequence[Growth]) -> str:
         f"<g transform='translate({index % 2 * width},{index // 2 * height})'>{_panel(*panel, width, height)}</g>"
         for index, panel in enumerate(panels)
     ]
-    return _svg(_WIDTH, height * math.ceil(len(panels) / 2), parts)
+    return picture(_WIDTH, height * math.ceil(len(panels) / 2), parts)
 
 
 def _rate(point: GrowthPoint) -> float:
@@ -95,27 +93,12 @@ def _panel(
     ]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     parts = [
-        _text(8, 18, title, weight="600"),
-        f"<line x1='{left}' y1='{bottom}' x2='{right}' y2='{bottom}' stroke='{_INK}' stroke-width='0.5'/>",
+        text(8, 18, title, weight="600"),
+        f"<line x1='{left}' y1='{bottom}' x2='{right}' y2='{bottom}' stroke='{INK}' stroke-width='0.5'/>",
         f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='2'/>",
     ]
     for (x, y), point in zip(at, growth.points, strict=True):
         parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'/>")
-        parts.append(_text(x, y - 8, f"{value(point):,.0f}", anchor="middle", size=10))
-        parts.append(_text(x, bottom + 16, f"{point.count:,}", anchor="middle", size=10))
+        parts.append(text(x, y - 8, f"{value(point):,.0f}", anchor="middle", size=10))
+        parts.append(text(x, bottom + 16, f"{point.count:,}", anchor="middle", size=10))
     return "".join(parts)
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "400", size: int = 11) -> str:
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' font-weight='{weight}' "
-        f"fill='{_INK}'>{escape(text)}</text>"
-    )
-
-
-def _svg(width: int, height: int, parts: Sequence[str]) -> str:
-    body = "\n".join(parts)
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' "
-        f"{_FONT}>\n{body}\n</svg>\n"
-    )
