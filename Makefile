@@ -25,10 +25,10 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test conformance offload bench loadtest dashboards check lint types layers format lock clean node
+.PHONY: help dev test conformance offload bench loadtest pipeline-bench pipeline-demo dashboards check lint types layers format lock clean node
 
 help: ## show the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
@@ -47,6 +47,12 @@ bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)
+
+pipeline-bench: $(INSTALLED) ## the pipeline over 5 M log lines, DuckDB beside it, and how time grows (ARGS="--lines 1M")
+	@$(BIN)/python -m loadtest.pipeline_bench $(ARGS)
+
+pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and after it, in one table and one chart
+	@$(BIN)/python -m loadtest.plan_demo $(ARGS)
 
 dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.pipeline.errors import PipelineFailed
+
 OLDEST: Final = 17
 """The first release of Java that Spark 4 runs on."""
 
@@ -32,7 +34,7 @@ exec "{java}" "$@"
 """
 
 
-class NoJava(RuntimeError):
+class NoJava(PipelineFailed):
     """Spark cannot run here; the text is one line that says what to do."""
 
 
