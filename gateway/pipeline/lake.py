@@ -1,0 +1,188 @@
+"""The lake: one folder that holds every table, on whatever file system Spark is given.
+
+A table is replaced by days: what is written is laid beside it first and then put in the place of the day that was
+there (Spark's dynamic partition overwrite), one rename for each folder.  A reader sees a day as it was or as it is.  A
+writer that is killed between two renames leaves some days new and others old, so a step that writes a table must be
+able to make the same days again from other tables: it is run again, and then they are right.
+
+Tables that grow by what comes in are cut once more within a day, by the `batch` that brought the rows: a batch that is
+run again takes its own place, and touches nothing else.  Who reads a table does not see that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.pipeline.tables import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_DAY: Final = "day"
+_BATCH: Final = "batch"
+_STAGING: Final = ".spark-staging-"
+_COMPRESSION: Final = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`."""
+
+    url: str
+
+    def path(self, table: Table) -> str:
+        """Where the table lies."""
+        return self.place(table.place)
+
+    def place(self, name: str) -> str:
+        """A place in the lake, such as `checkpoints/files`."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+    def read(self, spark: SparkSession, table: Table, days: Collection[date] | None = None) -> DataFrame:
+        """The table with exactly its columns, of these days or of all; no rows where there is none yet."""
+        found = self._stored(spark, table)
+        if found is None:
+            return spark.createDataFrame([], table.ddl)
+        if days is not None:
+            found = found.where(_is_of(days))
+        return found.select([column.name for column in table.columns])
+
+    def read_batches(
+        self, spark: SparkSession, table: Table, *, batch: str | None = None, others_than: str | None = None
+    ) -> DataFrame:
+        """The same with one more column, `batch`: of that one alone, or of all others."""
+        from pyspark.sql import functions as f
+
+        found = self._stored(spark, table)
+        if found is None:
+            return spark.createDataFrame([], f"{table.ddl}, `{_BATCH}` string")
+        if batch is not None:
+            found = found.where(f.col(_BATCH) == batch)
+        if others_than is not None:
+            found = found.where(f.col(_BATCH) != others_than)
+        return found.select([column.name for column in table.columns] + [_BATCH])
+
+    def days(self, spark: SparkSession, table: Table, *, other_batches_than: str | None = None) -> tuple[date, ...]:
+        """The days that the table has, in order; no file is read for it.  `other_batches_than` leaves one batch out."""
+        files = _Files(spark, self.path(table))
+        found = []
+        for name in files.folders():
+            key, _, value = name.partition("=")
+            if key != _DAY or not _is_date(value):
+                continue
+            if other_batches_than is not None and files.folders(name) == [f"{_BATCH}={other_batches_than}"]:
+                continue
+            found.append(date.fromisoformat(value))
+        return tuple(sorted(found))
+
+    def write_days(self, df: DataFrame, table: Table, days: Iterable[date] | None = None) -> None:
+        """Put these rows in the place of the days they are of.  Of `days`, those without rows become empty."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        # What days there are is seen while they are written: to ask for them would compute the rows twice.
+        seen = Observation()
+        fitted = _fitted(df, table).observe(seen, f.collect_set(_DAY).alias(_DAY))
+        _dynamic(fitted, _DAY).parquet(self.path(table))
+        if days is None:
+            return
+        files = _Files(df.sparkSession, self.path(table))
+        for day in set(days) - set(seen.get[_DAY]):
+            files.remove(f"{_DAY}={day.isoformat()}")
+
+    def write_batch(self, df: DataFrame, table: Table, batch: str) -> None:
+        """Put these rows in the place of what the same batch wrote before.
+
+        A batch is run again only with the same rows, so no day of it is left that has none now.
+        """
+        from pyspark.sql import functions as f
+
+        fitted = _fitted(df, table).withColumn(_BATCH, f.lit(batch))
+        _dynamic(fitted, _DAY, _BATCH).parquet(self.path(table))
+
+    def replace(self, df: DataFrame, table: Table) -> None:
+        """Put these rows in the place of the whole table, which is not cut by days."""
+        path, made = self.path(table), f"{self.path(table)}.made"
+        _fitted(df, table).write.mode("overwrite").option("compression", _COMPRESSION).parquet(made)
+        files = _Files(df.sparkSession, self.url)
+        files.remove(table.place)
+        files.rename(f"{table.place}.made", table.place, path)
+
+    def sweep(self, spark: SparkSession, tables: Iterable[Table]) -> None:
+        """Remove what writers that were killed have laid beside these tables.  There must be no other writer."""
+        for table in tables:
+            files = _Files(spark, self.path(table))
+            for name in files.folders():
+                if name.startswith(_STAGING):
+                    files.remove(name)
+
+    def _stored(self, spark: SparkSession, table: Table) -> DataFrame | None:
+        path = self.path(table)
+        if not _Files(spark, path).exists():
+            return None
+        return spark.read.schema(f"{table.ddl}{_batch_ddl(spark, path)}").parquet(path)
+
+
+def _batch_ddl(spark: SparkSession, path: str) -> str:
+    """The column `batch` for a table that is cut by it: Spark would else guess its type from how it looks."""
+    files = _Files(spark, path)
+    for name in files.folders():
+        if name.startswith(f"{_DAY}=") and any(inner.startswith(f"{_BATCH}=") for inner in files.folders(name)):
+            return f", `{_BATCH}` string"
+    return ""
+
+
+def _fitted(df: DataFrame, table: Table) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    return df.select([f.col(column.name).cast(column.type).alias(column.name) for column in table.columns])
+
+
+def _dynamic(df: DataFrame, *by: str) -> Any:
+    writer = df.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+    return writer.option("compression", _COMPRESSION).partitionBy(*by)
+
+
+def _is_of(days: Collection[date]) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col(_DAY).isin([f.lit(day) for day in days]) if days else f.lit(False)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Files:
+    """A folder on the file system that its URL names."""
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._path(url)
+        self._url = url
+        self._system: Any = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+
+    def exists(self) -> bool:
+        return bool(self._system.exists(self._root))
+
+    def folders(self, name: str = "") -> list[str]:
+        """Names of the folders in it, or in one of them."""
+        place = self._path(f"{self._url}/{name}") if name else self._root
+        if not self._system.exists(place):
+            return []
+        return sorted(found.getPath().getName() for found in self._system.listStatus(place) if found.isDirectory())
+
+    def remove(self, name: str) -> None:
+        self._system.delete(self._path(f"{self._url}/{name}"), True)
+
+    def rename(self, name: str, to: str, told: str) -> None:
+        if not self._system.rename(self._path(f"{self._url}/{name}"), self._path(f"{self._url}/{to}")):
+            raise OSError(f"{told}: cannot be put in place")
