@@ -37,3 +37,15 @@ class BadReply(DurableStreamsError):
 
 class DataLost(DurableStreamsError):
     """What was planned to be read is not there any more: deleted, expired, made anew, or cut by retention."""
+
+
+class BadRow(DurableStreamsError, ValueError):
+    """A row that no message can be made of, or that is not where it must be."""
+
+
+class StreamClosed(DurableStreamsError):
+    """There is no writing to a closed stream."""
+
+
+class NotRepeatable(DurableStreamsError):
+    """What is needed to write exactly once is missing: who writes, or an order to write in."""

@@ -1,0 +1,115 @@
+"""The sink's options, with the names and habits of Spark's Kafka sink; an unknown one is an error.
+
+url                 what the streams' names are below
+stream              where all rows go; without it the column `stream` says
+create              content type to create a missing stream with; without it a missing stream is an error
+contentType         the streams' content type, where `create` does not say; without both, each stream is asked once
+orderBy             columns, separated by commas: the order in which a stream's rows of a batch are sent
+maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); a query keeps it, as it keeps its checkpoint
+maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 256 MiB)
+lineSep             put behind each message of a stream that is not JSON (default: a newline for application/ndjson)
+headers.<name>      sent with every request
+writeId             batch only: writes of the same id are one write, however often they are run
+close               batch only: true closes the streams behind the last row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_durable_streams.client import ClientConfig
+from pyspark_durable_streams.errors import BadOption
+
+_HEADERS: Final = "headers."
+_NAMES: Final = (
+    "url",
+    "stream",
+    "create",
+    "contentType",
+    "orderBy",
+    "maxBatchBytes",
+    "maxDriverBytes",
+    "lineSep",
+    "writeId",
+    "close",
+)
+_BATCH_ONLY: Final = ("writeId", "close")
+# Spark's own, which it hands on.
+_SPARKS: Final = ("checkpointLocation", "queryName", "outputMode")
+_ESCAPES: Final = {"\\n": "\n", "\\r\\n": "\r\n", "\\t": "\t"}
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What the user asked for."""
+
+    client: ClientConfig
+    stream: str | None = None
+    create: str | None = None
+    content_type: str | None = None
+    """None: the stream is asked."""
+    order: tuple[str, ...] = ()
+    max_batch_bytes: int = 1 << 20
+    max_driver_bytes: int = 256 << 20
+    separator: bytes | None = None
+    write_id: str | None = None
+    close: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
+        """What `options` say, their names in any case.  Raises BadOption."""
+        given = {name.lower(): value for name, value in options.items()}
+        headers = {name[len(_HEADERS) :]: given.pop(name) for name in tuple(given) if name.startswith(_HEADERS)}
+        known = {name.lower(): name for name in (*_NAMES, *_SPARKS)}
+        for name in given:
+            if name not in known:
+                raise BadOption(f"{name}: no such option; there are {', '.join(_NAMES)} and headers.<name>")
+        for name in _BATCH_ONLY:
+            if is_streaming and name.lower() in given:
+                raise BadOption(f"{name}: for batch writes only")
+        if not given.get("url"):
+            raise BadOption("url: where are the streams?")
+        create = _text(given, "create")
+        content_type = _text(given, "contentType")
+        if create is not None and content_type is not None and create != content_type:
+            raise BadOption("create and contentType name different content types")
+        line_sep = given.get("linesep")
+        return cls(
+            client=ClientConfig(given["url"].rstrip("/"), headers),
+            stream=_text(given, "stream"),
+            create=create,
+            content_type=create or content_type,
+            order=tuple(name.strip() for name in given.get("orderby", "").split(",") if name.strip()),
+            max_batch_bytes=_count(given, "maxBatchBytes", 1 << 20),
+            max_driver_bytes=_count(given, "maxDriverBytes", 256 << 20),
+            separator=None if line_sep is None else _ESCAPES.get(line_sep, line_sep).encode(),
+            write_id=_text(given, "writeId"),
+            close=_truth(given, "close"),
+        )
+
+
+def _text(given: Mapping[str, str], name: str) -> str | None:
+    value = given.get(name.lower())
+    if value is not None and not value.strip():
+        raise BadOption(f"{name}: is empty")
+    return value
+
+
+def _count(given: Mapping[str, str], name: str, default: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if not value.isascii() or not value.isdecimal() or int(value) < 1:
+        raise BadOption(f"{name}: a number of bytes, at least 1, is wanted, not {value!r}")
+    return int(value)
+
+
+def _truth(given: Mapping[str, str], name: str) -> bool:
+    match given.get(name.lower(), "false").lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise BadOption(f"{name}: true or false is wanted, not {given[name.lower()]!r}")
