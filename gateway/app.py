@@ -25,7 +25,7 @@ from gateway.config_reader import ConfigReader, Load
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.entrance import Entrance
-from gateway.journal import Journal, Unkept
+from gateway.journal import UNKEPT, Journal
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.guard import Guard, admin_token
@@ -58,7 +58,7 @@ class RunningGateway:
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.journal: Journal = log or Unkept()
+        self.journal: Journal = log or UNKEPT
         """Where requests are noted."""
         self._log = log
         self.routes = entrance.routes
@@ -205,8 +205,8 @@ async def start_gateway(
     _configure(metrics, config)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
-    engine = Engine(config, clock, metrics, rng, tracer)
-    entrance = Entrance(config, engine, metrics, tracer, log or Unkept())
+    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT)
+    entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
     doors = entrance.doors
     metrics.before_collect = doors.count
     gateway = RunningGateway(config, engine, metrics, entrance, load, log)

@@ -4,6 +4,10 @@ A `Record` is filled in as a request goes on its way and handed over once, when 
 is handed over several times, and only the last of them is final.  Whoever takes records is a `Journal`: every call is
 synchronous, cheap, never fails and never waits.  `Unkept` is the journal of a gateway that keeps none.
 
+Every request to the origin, and every byte of its answer, is taken by one record.  What a request has alone is its own;
+a shared fetch keeps its figures until a record settles it; what nobody has, such as a stream's one live request or a
+fetch that went on after all who waited for it had been noted, is told as `unclaimed`.
+
 What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
 down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
 kept, or a task works for nobody in particular, they say it to nobody.
@@ -18,11 +22,12 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.protocol.target import Target
 
 
 class CloseReason(StrEnum):
@@ -48,6 +53,21 @@ class CloseReason(StrEnum):
     """What lies ahead could not be had from the origin."""
 
 
+class Place(NamedTuple):
+    """What was asked for, as a record names it: route, path and other query, and who shares the tape."""
+
+    route: str | None
+    stream: str
+    partition: str | None
+
+    @classmethod
+    def of(cls, route: str, target: Target, partition: str) -> Place:
+        """The place of this target under a tape's partition."""
+        stream = f"{target.path}?{target.query}" if target.query else target.path
+        # That of all who share without showing anything is no news.
+        return cls(route, stream, partition if partition != route else None)
+
+
 class Fetch(Protocol):
     """A fetch that requests share, as far as a record tells of it."""
 
@@ -55,6 +75,12 @@ class Fetch(Protocol):
     """Body bytes that have come from the origin so far, as they came."""
     accounted: int
     """How many of them some record has taken for its own."""
+    requests: int
+    """Requests that it has sent to the origin so far."""
+    accounted_requests: int
+    """How many of them some record has taken."""
+    holders: int
+    """Records that are still to settle it."""
     is_led: bool
     """Whether the record of who started it is still to settle."""
     sharers: int
@@ -95,9 +121,10 @@ class Record:
     sent_bytes: int = 0
     """Body bytes handed to the client's connection."""
     fetched_bytes: int = 0
-    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, what
-    comes after the leader has left is the next one's who ends, and what a stream's one live request brings is nobody's.
-    """
+    """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
+    comes after the leader has left is the next one's who ends."""
+    origin_requests: int = 0
+    """Requests that the origin was asked because of this one; of a shared flight in the same way."""
     collapsed: int = 0
     """How many requests shared the flight that this one was answered from, itself included; 0 where there was none."""
     subscribers: int | None = None
@@ -116,11 +143,14 @@ class Record:
     """Whether a live answer has taken the record over, and hands it to the journal."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
     """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
+    is_settled: bool = False
+    """Whether it takes no more figures: what is still done on behalf of its request is nobody's."""
 
     def share(self, fetch: Fetch, *, leads: bool) -> None:
         """The request starts a shared fetch, or waits for one that others have started."""
-        if all(known is not fetch for known, _ in self.fetches):
+        if not self.is_settled and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
+            fetch.holders += 1
             fetch.is_led |= leads
             self.fetches += ((fetch, leads),)
 
@@ -131,21 +161,25 @@ class Record:
             self.collapsed = max(self.collapsed, fetch.sharers)
             if leads or not fetch.is_led:
                 self.fetched_bytes += fetch.fetched - fetch.accounted
-                fetch.accounted = fetch.fetched
+                self.origin_requests += fetch.requests - fetch.accounted_requests
+                fetch.accounted, fetch.accounted_requests = fetch.fetched, fetch.requests
             if leads and not goes_on:
                 fetch.is_led = False
+            if fetch.is_over or not goes_on:
+                fetch.holders -= 1
         self.fetches = tuple(one for one in self.fetches if not one[0].is_over) if goes_on else ()
+        self.is_settled = not goes_on
 
 
 record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
 """The record of the request that is being answered here."""
 
 
-def note_asked(mode: Mode, route: str, stream: str, partition: str | None, start: str | None) -> None:
+def note_asked(mode: Mode, place: Place, start: str | None) -> None:
     """What the request that is being answered asks for, once it is understood."""
     if (record := record_now.get()) is not None:
-        record.mode, record.route, record.stream = mode, route, stream
-        record.partition, record.start = partition, start
+        record.mode, record.start = mode, start
+        record.route, record.stream, record.partition = place
 
 
 def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int) -> None:
@@ -165,6 +199,16 @@ def note_fetched(size: int) -> None:
     """Body bytes have come from the origin for the request that is being answered alone."""
     if (record := record_now.get()) is not None:
         record.fetched_bytes += size
+
+
+def note_origin_request() -> bool:
+    """A request is sent to the origin for the one that is being answered alone; False where none is, or not any
+    more."""
+    record = record_now.get()
+    if record is None or record.is_settled:
+        return False
+    record.origin_requests += 1
+    return True
 
 
 def note_parked() -> Record | None:
@@ -241,6 +285,9 @@ class Journal(Protocol):
         """A live read has begun (`began`: monotonic seconds).  `look` is called when a line is to be written, to put
         into `record` how things stand then: offsets, bytes since the start, subscribers."""
 
+    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        """The origin was asked, or sent body bytes, for nobody in particular; `mode` is how it was asked."""
+
 
 class Unkept:
     """The journal of a gateway that keeps none."""
@@ -256,5 +303,11 @@ class Unkept:
     def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
         return self
 
+    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        """Nothing is kept."""
+
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """Nothing is kept."""
+
+
+UNKEPT = Unkept()

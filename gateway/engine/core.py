@@ -21,6 +21,7 @@ from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail, Waiting
 from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.journal import UNKEPT, Journal
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
@@ -49,6 +50,7 @@ class Engine:
         recorder: Recorder,
         rng: random.Random,
         tracer: Tracer = NO_TRACER,
+        journal: Journal = UNKEPT,
     ) -> None:
         limits = config.limits
         self.clock = clock
@@ -69,7 +71,7 @@ class Engine:
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
-        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams)
+        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
         self.deck = FlightDeck(
             self.client,
             self.library,
@@ -80,8 +82,9 @@ class Engine:
             limits.max_flight_bytes,
             self.live.end,
             tracer,
+            journal,
         )
-        self.relay = Relay(self.client, self.library, self.live, clock, recorder)
+        self.relay = Relay(self.client, self.library, self.live, clock, recorder, journal)
         self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
         self._tail = Tail(

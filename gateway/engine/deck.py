@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from gateway.clock import Clock, pause
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
-from gateway.journal import note_fetch
+from gateway.journal import UNKEPT, Journal, Place, note_fetch
 from gateway.metrics_seam import Recorder
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import response_headers_for_client, storable_headers
@@ -69,6 +69,7 @@ class FlightDeck:
         max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
         tracer: Tracer = NO_TRACER,
+        journal: Journal = UNKEPT,
     ) -> None:
         self._client = client
         self._library = library
@@ -79,6 +80,7 @@ class FlightDeck:
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
         self._tracer = tracer
+        self._journal = journal
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -120,16 +122,26 @@ class FlightDeck:
         route.retries.request()
         flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
         # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
-        flight.task.add_done_callback(lambda _: self._ended(stream, flight))
+        flight.task.add_done_callback(lambda _: self._ended(stream, flight, source))
         return flight, True
 
-    def _ended(self, stream: Stream, flight: Flight) -> None:
+    def _ended(self, stream: Stream, flight: Flight, source: Source) -> None:
         if not flight.is_over:
             flight.give_up()
+        self._hand_over(stream, flight, source)
         flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.start)) is flight:
             del self._pending[stream, flight.start]
         self._library.release(stream)
+
+    def _hand_over(self, stream: Stream, flight: Flight, source: Source) -> None:
+        """Tell of what no record is left to take."""
+        requests, fetched = flight.requests - flight.accounted_requests, flight.fetched - flight.accounted
+        if not flight.holders and (requests or fetched):
+            flight.accounted_requests, flight.accounted = flight.requests, flight.fetched
+            place = Place.of(stream.key.route, source.target, stream.key.partition)
+            mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
+            self._journal.unclaimed(place, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None when it hung longer than `patience_s` after it was sent."""
@@ -217,6 +229,7 @@ class FlightDeck:
         known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
         name = route.config.name
         self._recorder.upstream_request(mode, name)
+        flight.requests += 1
         try:
             async with await self._client.send(
                 "HEAD" if is_metadata else "GET", url, source.headers, source.bounds
@@ -227,7 +240,7 @@ class FlightDeck:
                 head = await self._classify(stream, flight, route, source, reply, known)
                 is_current = not _is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
-                if is_token_refused and is_current and await self._is_welcome(source, name):
+                if is_token_refused and is_current and await self._is_welcome(flight, source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
@@ -253,10 +266,11 @@ class FlightDeck:
             self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    async def _is_welcome(self, source: Source, route: str) -> bool:
+    async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
         """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             self._recorder.upstream_request(mode, route)
+            flight.requests += 1
             asked_at = self._clock.now()
             # Only the head is wanted: a body is dropped together with its connection.
             async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:

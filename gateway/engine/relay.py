@@ -16,6 +16,7 @@ from yarl import URL
 from gateway.clock import Clock
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
+from gateway.journal import UNKEPT, Journal, Place, note_origin_request
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
 from gateway.protocol.forwarding import storable_headers
@@ -53,6 +54,8 @@ class Passed:
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | None
+    place: Place
+    """What was asked for, as the log has it: the client may have left, and be noted, by the time this is sent."""
     is_cut_short: Callable[[], bool] = lambda: False
     """Whether the client failed to send the whole body."""
 
@@ -71,12 +74,21 @@ class _Sent:
 class Relay:
     """Relays requests and records what writes change."""
 
-    def __init__(self, client: Client, library: Library, live: Live, clock: Clock, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        client: Client,
+        library: Library,
+        live: Live,
+        clock: Clock,
+        recorder: Recorder,
+        journal: Journal = UNKEPT,
+    ) -> None:
         self._client = client
         self._library = library
         self._live = live
         self._clock = clock
         self._recorder = recorder
+        self._journal = journal
         self._writes: dict[Group, set[_Sent]] = {}
         """Writes that have been sent and not answered."""
 
@@ -93,6 +105,8 @@ class Relay:
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         name, asked_at = route.config.name, self._clock.now()
         self._recorder.upstream_request(passed.mode, name)
+        if not note_origin_request():
+            self._journal.unclaimed(passed.place, passed.mode, requests=1)
         is_write = passed.mode in WRITES
         is_known = False
         write = _Sent(self._library.find(passed.own) if passed.own is not None else None)

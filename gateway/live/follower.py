@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from gateway.clock import Clock, pause
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
-from gateway.journal import note_nothing
+from gateway.journal import UNKEPT, Journal, Place, note_nothing
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
@@ -81,6 +81,7 @@ class Follower:
         clock: Clock,
         recorder: Recorder,
         rng: random.Random,
+        journal: Journal = UNKEPT,
     ) -> None:
         self._topic = topic
         self._stream = topic.stream
@@ -90,6 +91,8 @@ class Follower:
         self._clock = clock
         self._recorder = recorder
         self._rng = rng
+        self._journal = journal
+        self._asked = Place.of(self._route, topic.ways.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
         """How the origin was asked last."""
         self._counted: GatewayError | None = None
@@ -184,7 +187,7 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             async for chunk in reply.chunks():
-                self._recorder.upstream_bytes(len(chunk), Mode.LONGPOLL, self._route)
+                self._came(len(chunk), Mode.LONGPOLL)
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
@@ -239,7 +242,7 @@ class Follower:
         parser = SseParser()
         waiting: list[bytes] = []
         async for chunk in reply.chunks():
-            self._recorder.upstream_bytes(len(chunk), Mode.SSE, self._route)
+            self._came(len(chunk), Mode.SSE)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
@@ -277,6 +280,7 @@ class Follower:
         source = self._topic.ways.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
         self._recorder.upstream_request(self._mode, self._route)
+        self._journal.unclaimed(self._asked, self._mode, requests=1)
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:
@@ -286,6 +290,11 @@ class Follower:
         reply = await self._client.send("GET", source.url(at, live, cursor), headers, bounds, is_live=True)
         self._recorder.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
+
+    def _came(self, size: int, mode: Mode) -> None:
+        """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""
+        self._recorder.upstream_bytes(size, mode, self._route)
+        self._journal.unclaimed(self._asked, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""

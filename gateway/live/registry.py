@@ -12,6 +12,7 @@ import random
 
 from gateway.clock import Clock, Timer
 from gateway.errors import TooManyFollowed
+from gateway.journal import UNKEPT, Journal
 from gateway.live.follower import Follower
 from gateway.live.rounds import Rounds
 from gateway.live.topic import BEATS, Terms, Topic, Ways
@@ -40,8 +41,10 @@ class Live:
         recorder: Recorder,
         rng: random.Random,
         most: int,
+        journal: Journal = UNKEPT,
     ) -> None:
         self._most = most
+        self._journal = journal
         self._client = client
         self._library = library
         self._clock = clock
@@ -148,7 +151,7 @@ class Live:
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
-        follower = Follower(topic, self._client, self._library, self._clock, self._recorder, self._rng)
+        follower = Follower(topic, self._client, self._library, self._clock, self._recorder, self._rng, self._journal)
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
     async def _run(self, topic: Topic, follower: Follower) -> None:

@@ -7,18 +7,26 @@
 - `v` is the schema's version.  It is raised when a field changes its meaning or goes; new fields come without it.
 - A field that has nothing to say is left out, unless it is marked as always there.
 - Seconds are decimal numbers, and bytes are those of bodies: no heads, no chunk sizes.
+- A line that comes twice, because a sink was not sure that it had come, has the same `id`; no two others have.
 - Whoever adds up bytes over all lines counts each byte once.  A long live read writes lines while it goes on
   (`is_final` is false), each with the bytes since the one before; `duration_s` is its age.  Requests are the lines with
   `is_final` true.
+- The sums of `origin_requests` and `fetched_bytes` over all lines, as long as none was dropped, are those of
+  `gateway_upstream_requests_total` and `gateway_upstream_bytes_total`.  What a stream's one live request costs is told
+  by the first line on a live reader of it that is written afterwards.  What belongs to no request (a follower whose
+  readers have left, a stream fetched before anybody asks) has a line of its own, which is no request either: `is_final`
+  is false and it has neither `status` nor `client`.
 
-`Lines` writes them.  What the front door answers over and over is written from a piece made once, and a time, a client
-and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds them together.
+`Lines` writes them.  What the front door answers over and over is written from a piece made once, and a time, an id, a
+client and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds them
+together.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -49,6 +57,7 @@ FIELDS: Final = (
     Field(
         "time", "number", "Unix seconds, to the microsecond", "When the request ended, or the line was written.", True
     ),
+    Field("id", "string", "", "The line's own: no other has it, of no gateway and after no restart.", True),
     Field("v", "integer", "", f"Version of this schema: {VERSION}.", True),
     Field("node", "string", "", "`server.node_name` of the gateway that wrote the line.", True),
     Field("route", "string", "", "Name of the configured route; absent where none matched."),
@@ -83,8 +92,14 @@ FIELDS: Final = (
         "fetched_bytes",
         "integer",
         "bytes",
-        "Body bytes that the origin sent because of it: a shared fetch counts once, at its leader, a live one nowhere.",
+        "Body bytes that the origin sent because of it: of a shared fetch, or a live one, they are in one line.",
         True,
+    ),
+    Field(
+        "origin_requests",
+        "integer",
+        "requests",
+        "How many requests the origin was asked because of it, tries included, each in one line; absent for none.",
     ),
     Field(
         "collapsed",
@@ -103,20 +118,22 @@ FIELDS: Final = (
     Field("user_agent", "string", "", "`User-Agent`, its first 256 characters."),
     Field("trace_id", "string", "32 hexadecimal digits", "Trace that the request belongs to (`traceparent`)."),
     Field("close_reason", "string", "`gateway.journal.CloseReason`", "Why a live read ended; live reads only."),
-    Field("is_final", "boolean", "", "False for a live read that goes on.", True),
+    Field("is_final", "boolean", "", "False for a live read that goes on, and for what is no request.", True),
 )
 
 Masking = Literal["full", "masked", "none"]
 Query = Literal["full", "names", "none"]
 
 _AGENT_CHARS: Final = 256
-_STREAM_CHARS: Final = 2_048
+STREAM_CHARS: Final = 2_048
 _REMEMBERED: Final = 4_096
 _MASKS: Final = {4: 24, 6: 48}
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 _AGENT_LINE: Final = re.compile(rb"\r\nuser-agent:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _TRACE_VALUE: Final = re.compile(rb"[ \t]*" + TRACEPARENT.encode() + rb"[ \t]*")
 _TRACE_LINE: Final = b"\r\ntraceparent:"
+_PROCESS_BYTES: Final = 6
+"""Of an id: among a hundred thousand starts of gateways, two that draw the same are one in fifty thousand."""
 
 
 Hit = tuple[Repeated, float, str | None, bytes]
@@ -126,8 +143,8 @@ of its line, which `Lines.ending` makes of the request.  A plain tuple: it is ma
 
 def cut(record: Record) -> None:
     """Let go of what a client sent and no line will say, so that a record that waits stays small."""
-    if len(record.stream) > _STREAM_CHARS:
-        record.stream = record.stream[:_STREAM_CHARS]
+    if len(record.stream) > STREAM_CHARS:
+        record.stream = record.stream[:STREAM_CHARS]
     if record.user_agent is not None and len(record.user_agent) > _AGENT_CHARS:
         record.user_agent = record.user_agent[:_AGENT_CHARS]
 
@@ -141,6 +158,11 @@ class Lines:
         self._query = query
         self._partitions = partitions
         self._masked: dict[str, str] = {}
+        # Not from the generator that is handed around: gateways that are seeded alike must differ here.
+        self._process = secrets.token_hex(_PROCESS_BYTES)
+        self._batches = 0
+        self._indexes: list[bytes] = []
+        """The ends of ids, by their place in a batch."""
         self._clients: dict[str | None, bytes] = {}
         self.endings: dict[bytes, bytes] = {}
         """What `ending` has made, by the request's bytes: a look here saves the call."""
@@ -151,16 +173,22 @@ class Lines:
         text = bytearray()
         clients = self._clients
         self._forget()
+        batch = self._batch()
+        begin = batch.encode()
+        indexes = self._indexes
+        while len(indexes) < len(items):
+            indexes.append(b'%x"' % len(indexes))
         stamp, stamped = b"", -1
-        for item in items:
+        for index, item in zip(indexes, items, strict=False):
             if isinstance(item, Record):
-                text += self.line(item)
+                text += self._line(item, batch + index[:-1].decode())
                 continue
             repeated, now, client, ending = item
             # Hits of one millisecond share its text: to write a number costs as much as the rest of the line.
             if (millis := int((now + wall_lead_s) * 1_000)) != stamped:
-                stamped, stamp = millis, b'{"time":%d.%03d' % divmod(millis, 1_000)
+                stamped, stamp = millis, b'{"time":%d.%03d,"id":"%b' % (*divmod(millis, 1_000), begin)
             text += stamp
+            text += index
             text += repeated.line or self._prepare(repeated)
             text += clients.get(client) or self._client_piece(client)
             text += ending
@@ -174,7 +202,15 @@ class Lines:
 
     def line(self, record: Record) -> bytes:
         """One record's line."""
-        told: dict[str, Any] = {"time": _micros(record.ended_at)}
+        return self._line(record, self._batch() + "0")
+
+    def _batch(self) -> str:
+        """What the ids of the next lines begin with."""
+        self._batches += 1
+        return f"{self._process}.{self._batches:x}."
+
+    def _line(self, record: Record, id_: str) -> bytes:
+        told: dict[str, Any] = {"time": _micros(record.ended_at), "id": id_}
         self._tell_facts(record, told)
         self._tell_client(record, told)
         return _dumped(told)
@@ -185,7 +221,7 @@ class Lines:
         told["node"] = self._node
         if record.route is not None:
             told["route"] = record.route
-        told["stream"] = self._asked(record.stream)[:_STREAM_CHARS]
+        told["stream"] = self._asked(record.stream)[:STREAM_CHARS]
         if record.partition is not None:
             told["partition"] = self._partitions.of(record.partition)
         told["method"] = record.method
@@ -202,6 +238,8 @@ class Lines:
             told["next_offset"] = record.next_offset
         told["sent_bytes"] = record.sent_bytes
         told["fetched_bytes"] = record.fetched_bytes
+        if record.origin_requests:
+            told["origin_requests"] = record.origin_requests
         if record.collapsed:
             told["collapsed"] = record.collapsed
         if record.subscribers is not None:

@@ -10,7 +10,8 @@ sink in batches of at most `batch_bytes`.  Lines are made on the loop, because a
 interpreter for milliseconds at a stretch, and the loop would wait for that; what may block, the sink does elsewhere.
 
 Live reads that go on are noted every `live_interval_s`.  They are kept in the order in which their next line is due, so
-one timer serves them all, and a crowd that came at once is noted over several turns.
+one timer serves them all, and a crowd that came at once is noted over several turns.  What is told as unclaimed waits
+for the next line on a live reader of its stream, for `live_interval_s` at most.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from gateway.clock import Clock, Timer
-from gateway.journal import CloseReason, LiveNote, Record, Repeated
-from gateway.ops.access_log import Hit, Lines, cut
+from gateway.journal import CloseReason, LiveNote, Place, Record, Repeated
+from gateway.ops.access_log import STREAM_CHARS, Hit, Lines, cut
 from gateway.ops.log_sinks.sink import Sink
+from gateway.ops.unclaimed import LIVE, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
 from gateway.tasks import Tasks
 
 _log = logging.getLogger("gateway.log")
@@ -36,6 +39,7 @@ _SLICE = 256
 _LINE_BYTES = 384
 """About a line, for guessing when a batch is full."""
 _NOTED_AT_ONCE = 256
+_METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
 """A record's memory without its texts, and its place in the queue."""
 _HIT_BYTES = 160
@@ -94,6 +98,8 @@ class LogWriter:
         self._live_interval_s = live_interval_s
         self._live: OrderedDict[_Live, None] = OrderedDict()
         self._live_timer: Timer | None = None
+        self._ledger = Ledger()
+        self._ledger_timer: Timer | None = None
 
     def start(self) -> None:
         """Begin to write."""
@@ -102,10 +108,11 @@ class LogWriter:
     # -- the journal
 
     def record(self, record: Record) -> None:
-        if record.fetches:
-            record.settle()
+        record.settle()
         if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
             cut(record)
+            if self._ledger and record.mode in LIVE:
+                self._claim(record)
             self._queued_bytes += _weight(record)
             self._queue.append(record)
 
@@ -123,6 +130,15 @@ class LogWriter:
             self._live[note] = None
             self._watch_live()
         return note
+
+    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+        if len(place.stream) > STREAM_CHARS:
+            # As the records have it by which it is claimed.
+            place = place._replace(stream=place.stream[:STREAM_CHARS])
+        pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
+        if pushed_out is not None:
+            self._note_unclaimed(pushed_out)
+        self._watch_ledger()
 
     def _admits(self) -> bool:
         """Whether one more may wait; sees to it that the task is woken."""
@@ -196,6 +212,10 @@ class LogWriter:
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`; what is left then is dropped and counted."""
+        for unclaimed in self._ledger.due(self._clock.now()):
+            self._note_unclaimed(unclaimed)
+        if self._ledger_timer is not None:
+            self._ledger_timer.cancel()
         self._is_closing = True
         self._attention = 0
         if self._live_timer is not None:
@@ -212,6 +232,43 @@ class LogWriter:
             self._queue.clear()
             self._queued_bytes = 0
         await self._sink.close()
+
+    # -- what nobody has for his own
+
+    def _claim(self, record: Record) -> None:
+        found = self._ledger.claim(Place(record.route, record.stream, record.partition))
+        if found is not None:
+            record.origin_requests += found.requests
+            record.fetched_bytes += found.fetched_bytes
+
+    def _note_unclaimed(self, found: Unclaimed) -> None:
+        """A line of its own."""
+        route, stream, partition = found.place
+        record = Record(
+            mode=found.mode,
+            outcome=Outcome.FOLLOWED if found.mode in LIVE else Outcome.MISS,
+            method=_METHODS.get(found.mode, "GET"),
+            route=route,
+            stream=stream,
+            partition=partition,
+            fetched_bytes=found.fetched_bytes,
+            origin_requests=found.requests,
+            is_final=False,
+        )
+        self.note(record, found.since)
+
+    def _watch_ledger(self) -> None:
+        if self._ledger_timer is None and self._live_interval_s and not self._is_closing:
+            oldest = self._ledger.oldest
+            if oldest is not None:
+                due_in_s = oldest + self._live_interval_s - self._clock.now()
+                self._ledger_timer = self._clock.call_later(due_in_s, self._look_at_ledger)
+
+    def _look_at_ledger(self) -> None:
+        self._ledger_timer = None
+        for found in self._ledger.due(self._clock.now() - self._live_interval_s):
+            self._note_unclaimed(found)
+        self._watch_ledger()
 
     # -- live reads
 
@@ -246,7 +303,17 @@ class LogWriter:
 class _Live:
     """One live read, from its start to its end."""
 
-    __slots__ = ("_began", "_fetched_bytes", "_is_over", "_log", "_look", "_record", "_sent_bytes", "due_at")
+    __slots__ = (
+        "_began",
+        "_fetched_bytes",
+        "_is_over",
+        "_log",
+        "_look",
+        "_origin_requests",
+        "_record",
+        "_sent_bytes",
+        "due_at",
+    )
 
     def __init__(self, log: LogWriter, record: Record, began: float, look: Callable[[Record], None]) -> None:
         self._log = log
@@ -255,6 +322,7 @@ class _Live:
         self._look = look
         self._sent_bytes = 0
         self._fetched_bytes = 0
+        self._origin_requests = 0
         self._is_over = False
         self.due_at = 0.0
 
@@ -275,10 +343,12 @@ class _Live:
             record,
             sent_bytes=record.sent_bytes - self._sent_bytes,
             fetched_bytes=record.fetched_bytes - self._fetched_bytes,
+            origin_requests=record.origin_requests - self._origin_requests,
             is_final=self._is_over,
             fetches=(),
         )
         self._sent_bytes, self._fetched_bytes = record.sent_bytes, record.fetched_bytes
+        self._origin_requests = record.origin_requests
         self._log.note(line, self._began)
 
 

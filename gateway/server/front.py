@@ -21,7 +21,7 @@ from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
-from gateway.journal import Journal, note_answered, note_asked, note_fetched, note_repeated
+from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import Coding, negotiate
@@ -182,10 +182,7 @@ class Front:
         name = route.config.name
         note_asked(
             exchange.mode,
-            name,
-            f"{target.path}?{target.query}" if target.query else target.path,
-            # That of all who share without showing anything is no news.
-            key.partition if key.partition != name else None,
+            Place.of(name, target, key.partition),
             target.offset,
         )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
@@ -323,6 +320,7 @@ class Front:
             _raw_query(request),
             headers,
             upload.chunks() if upload is not None else None,
+            Place.of(route.config.name, target, key.partition),
             lambda: upload is not None and upload.error is not None,
         )
         try:

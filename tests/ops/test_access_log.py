@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.journal import CloseReason, Record, Repeated
-from gateway.ops.access_log import FIELDS, VERSION, Lines
+from gateway.ops.access_log import FIELDS, VERSION, Hit, Lines
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
@@ -39,6 +40,7 @@ FULL = Record(
     next_offset="0000_0042",
     sent_bytes=4_096,
     fetched_bytes=1_024,
+    origin_requests=2,
     collapsed=50,
     subscribers=1_000,
     coding=Coding.ZSTD,
@@ -94,6 +96,7 @@ def test_the_readme_has_the_schema() -> None:
 def test_a_line_says_what_was_noted() -> None:
     full = written(FULL)
     assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or "")
+    assert full.pop("id").endswith(".1.0")
     assert full == {
         "time": 1_790_000_000.123456,
         "v": VERSION,
@@ -110,6 +113,7 @@ def test_a_line_says_what_was_noted() -> None:
         "next_offset": "0000_0042",
         "sent_bytes": 4_096,
         "fetched_bytes": 1_024,
+        "origin_requests": 2,
         "collapsed": 50,
         "subscribers": 1_000,
         "coding": "zstd",
@@ -133,9 +137,53 @@ def test_every_word_of_the_gateways_own_is_written_as_it_is() -> None:
 def test_no_fact_of_a_record_is_left_unwritten() -> None:
     names = {"ended_at": "time"}
     assert {names.get(field.name, field.name) for field in fields(Record)} == {field.name for field in FIELDS} - {
+        "id",
         "v",
         "node",
-    } | {"fetches", "is_parked"}
+    } | {"fetches", "is_parked", "is_settled"}
+
+
+def test_no_two_lines_have_the_same_id() -> None:
+    # More than are ever made lines at once, and as many of either kind.
+    items: list[Record | Hit] = [(Repeated(READY), 1.0, None, b"}\n"), FULL] * 300
+    written_now = [
+        line for writer in (lines(), lines()) for _ in range(3) for line in _each(writer.written(items, 0.0))
+    ]
+    ids = {line["id"] for line in written_now} | {written(FULL)["id"], read(lines().line(FULL))["id"]}
+    assert len(ids) == 2 * 3 * 600 + 2
+    assert all(re.fullmatch(r"[0-9a-f]{12}\.[0-9a-f]+\.[0-9a-f]+", id_) for id_ in ids)
+
+
+def _each(text: bytes) -> list[dict[str, Any]]:
+    return [read(line + b"\n") for line in text.splitlines()]
+
+
+def test_requests_of_a_shared_fetch_are_in_one_record_and_what_comes_later_in_none() -> None:
+    flight = Flight("-1", 1_000)
+    leader, follower = Record(), Record()
+    leader.share(flight, leads=True)
+    follower.share(flight, leads=False)
+    flight.requests += 2
+    follower.settle()
+    leader.settle()
+    assert (leader.origin_requests, follower.origin_requests) == (2, 0)
+    assert flight.holders == 0
+    # Whose request has been noted holds nothing any more.
+    leader.share(flight, leads=True)
+    assert (flight.holders, leader.fetches) == (0, ())
+
+
+def test_a_shared_fetch_is_held_until_all_who_have_a_part_in_it_are_noted() -> None:
+    flight, leader, live = Flight("-1", 1_000), Record(), Record()
+    leader.share(flight, leads=True)
+    live.share(flight, leads=False)
+    leader.settle()
+    live.settle(goes_on=True)
+    assert flight.holders == 1
+    flight.requests, flight.fetched = 1, 7
+    flight.land()
+    live.settle(goes_on=True)
+    assert (live.origin_requests, live.fetched_bytes, flight.holders) == (1, 7, 0)
 
 
 def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who_began_them() -> None:
@@ -258,8 +306,14 @@ def request(*headers: bytes) -> bytes:
 def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") -> dict[str, Any]:
     hit = (Repeated(READY), 1_000.1239, client, writer.ending(request(*headers)))
     found = read(writer.written([hit], 1_789_999_000.0))
-    assert found == read(writer.written([hit], 1_789_999_000.0)), "what is remembered says something else"
+    again = read(writer.written([hit], 1_789_999_000.0))
+    assert found.pop("id") != again.pop("id")
+    assert found == again, "what is remembered says something else"
     return found
+
+
+def without_id(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "id"}
 
 
 @pytest.mark.parametrize("masking", ["full", "masked", "none"])
@@ -267,9 +321,9 @@ def of_hit(writer: Lines, *headers: bytes, client: str | None = "192.0.2.77") ->
 def test_a_hits_line_says_what_a_records_line_says(masking: Any, client: str | None) -> None:
     headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
     record = replace(READY, client=client, ended_at=1_790_000_000.123)
-    assert of_hit(lines(masking), *headers, client=client) == written(record, masking)
+    assert of_hit(lines(masking), *headers, client=client) == without_id(written(record, masking))
     record = replace(record, user_agent=None, trace_id=None)
-    assert of_hit(lines(masking), client=client) == written(record, masking)
+    assert of_hit(lines(masking), client=client) == without_id(written(record, masking))
 
 
 def test_user_agent_and_trace_are_read_from_the_requests_own_bytes() -> None:

@@ -1,0 +1,189 @@
+"""The access log's sums are the counters': whatever is asked of the origin, exactly one line tells of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app import start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.origin.app import RunningOrigin
+from tests.scenarios import test_noted
+from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.test_noted import lines_of
+from tests.scenarios.test_noted_lives import confirmed
+from tests.scenarios.wire import Dropped
+
+log = test_noted.log
+settings = test_noted.settings
+
+
+def counted(edge: Edge) -> tuple[float, float]:
+    """Requests to the origin and body bytes from it, as the series have them."""
+    families = {family.name: family for family in edge.gateway.metrics.registry.collect()}
+
+    def total(name: str) -> float:
+        return sum(sample.value for sample in families[name].samples if sample.name.endswith("_total"))
+
+    return total("gateway_upstream_requests"), total("gateway_upstream_bytes")
+
+
+def summed(lines: list[dict[str, Any]]) -> tuple[int, int]:
+    return sum(line.get("origin_requests", 0) for line in lines), sum(line["fetched_bytes"] for line in lines)
+
+
+async def all_told(edge: Edge, log: Path) -> list[dict[str, Any]]:
+    """The lines, once nothing is under way any more and every one that is due has been written; their sums are held to
+    be the counters'."""
+    await edge.leave()
+    await edge.until_idle()
+    journal = edge.gateway._log
+    assert journal is not None
+
+    def has_come() -> bool:
+        edge.clock.advance(60)
+        return not journal._ledger and not journal._queue and not journal._unwritten
+
+    await eventually(has_come)
+    lines = lines_of(log)
+    assert summed(lines) == counted(edge)
+    assert len({line["id"] for line in lines}) == len(lines)
+    return lines
+
+
+async def test_reads_of_all_kinds_and_writes(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    tail = (await edge.put("/s", b'[{"a":1},{"a":2}]', "application/json")).headers["Stream-Next-Offset"]
+    for _ in range(3):
+        await edge.get("/s?offset=-1", {"X-Some": "1"})
+    await edge.get("/s?offset=now")
+    await edge.send("HEAD", "/s")
+    await edge.get("/missing?offset=-1")
+    await edge.send("PATCH", "/s", body=b"what")
+    await edge.post("/s", b'[{"a":3}]', "application/json")
+    await edge.get(f"/s?live=long-poll&offset={tail}")
+    await edge.get("/s?offset=-1", {"Authorization": "Bearer a"})
+    await edge.send("DELETE", "/s")
+    lines = await all_told(edge, log)
+    assert counted(edge) == (summed(lines)[0], summed(lines)[1])
+    assert all(line["is_final"] for line in lines if line["method"] in ("PUT", "POST", "PATCH", "DELETE"))
+
+
+async def test_what_a_follower_brings_is_told_by_its_readers_once(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    await edge.put("/s", b"[1]", "application/json")
+    readers = [await edge.begin("/s?live=sse&offset=-1") for _ in range(3)]
+    await confirmed(edge, 3)
+    for number in range(5):
+        await edge.post("/s", b"[%d]" % number, "application/json")
+    await edge.send("POST", "/s", {"Content-Type": "application/json", "Stream-Closed": "true"})
+    for reader in readers:
+        await bounded(reader.answer("GET"))
+    lines = await all_told(edge, log)
+    live = [line for line in lines if line["mode"] == "sse"]
+    assert [line["is_final"] for line in live] == [True] * 3
+    told = sorted(line["fetched_bytes"] for line in live)
+    # What was there before is fetched by the first, and nobody has both.
+    assert told[:2] in ([0, 0], [0, 3])
+    assert told[2] > len(b"[1][0][1][2][3][4]")
+
+
+async def test_what_comes_for_a_follower_that_lingers_has_a_line_of_its_own(
+    start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url, **settings, live_linger_s=200, sse_lifetime_s=600)
+    await edge.put("/s?room=1", b"[1]", "application/json")
+    reader = await edge.begin("/s?room=1&live=sse&offset=-1")
+    await reader.head()
+    await confirmed(edge)
+    await reader.closed()
+
+    def is_noted() -> bool:
+        edge.clock.advance(1.0)
+        return b'"close_reason":"left"' in log.read_bytes()
+
+    await eventually(is_noted)
+    await edge.post("/s?room=1", b"[2]", "application/json")
+    (topic,) = edge.gateway.engine.live._topics.values()
+    tail = topic.stream.acked
+    await eventually(lambda: topic.position == tail)
+    lines = await all_told(edge, log)
+    (own,) = [line for line in lines if not line["is_final"]]
+    told = {name: own.get(name) for name in ("stream", "route", "mode", "outcome", "method", "status", "client")}
+    assert told == {
+        "stream": "/s?room=1", "route": "default", "mode": "sse", "outcome": "followed", "method": "GET",
+        "status": None, "client": None,
+    }  # fmt: skip
+    assert own["fetched_bytes"] > 3
+
+
+async def test_clients_that_leave_and_an_origin_that_is_tried_again(
+    edge: Edge, log: Path, origin: RunningOrigin
+) -> None:
+    await edge.put("/s", b"x" * 1_000)
+    gate = origin.origin.faults.hold(kind="catchup")
+    leader = await edge.begin("/s?offset=-1")
+    await gate.waiting(1)
+    reads = [edge.asking("/s?offset=-1") for _ in range(3)]
+    await eventually(edge.riders(4))
+    await leader.closed()
+    await eventually(edge.riders(3))
+    gate.release()
+    for read in reads:
+        assert (await read).status == 200
+    # Nobody is left to take what a fetch has cost.
+    gate = origin.origin.faults.hold(kind="catchup")
+    alone = await edge.begin("/s?offset=-1&q=2")
+    await gate.waiting(1)
+    await alone.closed()
+    await eventually(lambda: not edge.gateway.engine.deck)
+    gate.release()
+    origin.origin.faults.status(503, kind="catchup", times=1)
+    async with edge.time_passing():
+        assert (await edge.get("/s?offset=-1&q=3")).status in (200, 404)
+    await edge.put("/long", b"y" * 500_000)
+    origin.origin.faults.drop(300_000, kind="catchup", times=None)
+    with pytest.raises(Dropped):
+        await edge.get("/long?offset=-1")
+    await all_told(edge, log)
+
+
+async def test_a_write_whose_client_has_left_is_told_all_the_same(edge: Edge, log: Path, origin: RunningOrigin) -> None:
+    await edge.put("/s", b"x")
+    gate = origin.origin.faults.hold(kind="append")
+    writer = await edge.begin("/s", {"Content-Type": "text/plain"}, method="POST", body=b"abc")
+    await gate.waiting(1)
+    await writer.closed()
+    gate.release()
+    lines = await all_told(edge, log)
+    assert [line["origin_requests"] for line in lines if line["mode"] == "append"] == [1]
+
+
+async def test_a_drain_and_an_end_leave_nothing_untold(
+    log: Path, settings: dict[str, Any], origin: RunningOrigin, clock: ManualClock
+) -> None:
+    config = GatewayConfig.for_origin(
+        origin.url, **settings, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, live_linger_s=60
+    )
+    edge = Edge(await start_gateway(config, clock=clock), clock)
+    try:
+        await edge.put("/s", b"[1]", "application/json")
+        reader = await edge.begin("/s?live=sse&offset=-1")
+        await reader.head()
+        await confirmed(edge)
+        edge.gateway.drain(0.5)
+
+        def has_left() -> bool:
+            edge.clock.advance(0.1)
+            return not any(topic.readers_now for topic in edge.gateway.engine.live._topics.values())
+
+        await eventually(has_left)
+        await edge.post("/s", b"[2]", "application/json")
+    finally:
+        await edge.leave()
+        await edge.gateway.stop()
+    lines = lines_of(log)
+    assert summed(lines) == counted(edge)
+    # What came while the follower lingered is the last.
+    assert [line["is_final"] for line in lines] == [True, True, True, False]
