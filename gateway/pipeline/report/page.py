@@ -1,0 +1,187 @@
+"""Figures as one HTML page that needs nothing else: style and script are inside, pictures are SVG, fonts the reader's.
+
+The page's own policy forbids it everything but that one style and that one script, which are named by their hashes: no
+request leaves it, and markup that came in a stream's name, were it ever let through, could run nothing.  Without a
+script all charts, lists and tables are there; it adds pointing, sorting, and tables as CSV.
+
+The same figures make the same page, byte for byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+
+from gateway.pipeline.report import curve_panels, panels, wording
+from gateway.pipeline.report.figures import Figures
+from gateway.pipeline.report.findings import Finding, findings
+from gateway.pipeline.report.headlines import headlines
+from gateway.pipeline.report.markup import Html, element
+from gateway.pipeline.report.numbers import numbers
+from gateway.pipeline.report.panels import Panel
+
+_PARTS = (
+    ("Offload", (panels.offload, panels.reads, panels.volume, panels.savers)),
+    ("Memory", (curve_panels.bytes_curve, curve_panels.reads_curve, curve_panels.plan)),
+    ("Time", (panels.first_byte, panels.delivery)),
+    (
+        "Who and what",
+        (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes, panels.latency),
+    ),
+)
+
+
+def page(figures: Figures, title: str) -> str:
+    """The whole page."""
+    style, script = _file("report.css"), _file("report.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+    )
+    found = findings(figures)
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", title),
+        element("style", Html(style)),
+    )
+    body = element(
+        "body",
+        element(
+            "header",
+            element("h1", title),
+            element("p", _reach(figures), class_="reach-of"),
+            element("button", "Show all numbers", type="button", id="all-numbers", hidden=True),
+        ),
+        element(
+            "main", _headlines(figures), _contents(found), [_part(figures, *part) for part in _PARTS], _wrong(found)
+        ),
+        element("footer", element("p", "Made by durable-gateway from its own access log. Times are UTC.")),
+        element("script", Html(script)),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _reach(figures: Figures) -> str:
+    if figures.first is None or figures.last is None:
+        return "There are no figures of any time."
+    return (
+        f"{wording.moment(figures.first)} to {wording.moment(figures.last + 60)} UTC, "
+        f"{wording.many(figures.requests, 'request')} on {wording.many(len(figures.routes), 'route')}"
+    )
+
+
+def _headlines(figures: Figures) -> Html:
+    said = headlines(figures)
+    if not said:
+        return element(
+            "p",
+            "Nothing to show: no access log was taken in and aggregated, so there is nothing to count. "
+            "Run `durable-gateway pipeline ingest`, then `aggregate`, then this again.",
+            class_="nothing headline-nothing",
+        )
+    return element(
+        "section",
+        [
+            element(
+                "div",
+                element("strong", one.figure),
+                element("span", one.says),
+                element("small", one.made_of),
+                class_="headline",
+            )
+            for one in said
+        ],
+        class_="headlines",
+        aria_label="Headline figures",
+    )
+
+
+def _contents(found: list[Finding]) -> Html | None:
+    wrong = [one for one in found if one.total]
+    if not wrong:
+        return None
+    links = [
+        element("li", element("a", f"{one.title} ({wording.count(one.total)})", href=f"#{one.name}")) for one in wrong
+    ]
+    return element(
+        "nav", element("span", "To look at:"), element("ul", links), class_="look-at", aria_label="To look at"
+    )
+
+
+def _part(figures: Figures, title: str, makers: tuple[object, ...]) -> Html:
+    cards = [_card(make(figures)) for make in makers if callable(make)]
+    return element("section", element("h2", title), element("div", cards, class_="cards"), class_="part")
+
+
+def _card(panel: Panel) -> Html:
+    # What can be pointed at is a chart; a list of bars says everything as it is.
+    points = panel.numbers is not None and bool(panel.numbers.places)
+    body: Html | None = panel.body
+    if body is not None and points:
+        body = element(
+            "div",
+            body,
+            element("div", class_="tip", hidden=True, aria_live="polite"),
+            class_="frame",
+            tabindex="0",
+            role="group",
+            aria_label=f"{panel.title}: arrow keys go through its points",
+        )
+    return element(
+        "article",
+        element("h3", panel.title),
+        element("p", panel.about, class_="about"),
+        panel.legend,
+        element("p", panel.nothing, class_="nothing") if body is None else body,
+        element("p", panel.note, class_="note") if panel.note else None,
+        numbers(panel.numbers) if panel.numbers is not None else None,
+        class_="card wide" if panel.is_wide else "card",
+        id=panel.name,
+    )
+
+
+def _wrong(found: list[Finding]) -> Html:
+    return element(
+        "section",
+        element("h2", "What to look at"),
+        element("div", [_finding(one) for one in found], class_="cards"),
+        class_="part",
+    )
+
+
+def _finding(finding: Finding) -> Html:
+    if not finding.items:
+        return element(
+            "article",
+            element("h3", finding.title),
+            element("p", finding.about, class_="about"),
+            element("p", finding.nothing, class_="nothing"),
+            class_="card",
+            id=finding.name,
+        )
+    more = finding.total - len(finding.items)
+    return element(
+        "article",
+        element("h3", finding.title, " ", element("span", wording.count(finding.total), class_="badge")),
+        element("p", finding.about, class_="about"),
+        element("ul", [element("li", item) for item in finding.items], class_="items"),
+        element("p", f"And {wording.count(more)} more.", class_="note") if more > 0 else None,
+        element("div", element("h4", "What to do"), [element("p", one) for one in finding.advice], class_="advice"),
+        numbers(finding.numbers),
+        class_="card wide",
+        id=finding.name,
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("gateway.pipeline.report") / name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,91 @@
+"""Numbers as people read them, in the words of the console: a count, a size, a share, a span of seconds, a time.
+
+Everything takes None for "not known" and says `–`.  A share is never rounded up to 100 %, nor down to 0 %: what is
+almost all is not all.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Final
+
+NONE: Final = "–"
+_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def count(value: float | None) -> str:
+    """A count: `1,204`, from a million on `3.42 M`; what is below ten and not whole has a digit more."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    for least, unit in ((1e9, "G"), (1e6, "M")):
+        # What would be rounded up to the unit has it.
+        if abs(value) >= least * 0.9999995:
+            return f"{_three(value / least)} {unit}"
+    if abs(value) < 10 and value != round(value):
+        return f"{value:.1f}"
+    return f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in powers of 1024, as the configuration spells them."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    at = 0
+    while at < len(_SIZES) - 1 and abs(value) >= (1023.5 if at == 0 else 1023.95):
+        value /= 1024
+        at += 1
+    whole = at == 0 or abs(value) >= 99.95 or value == round(value)
+    return f"{value:,.0f} {_SIZES[at]}" if whole else f"{value:.1f} {_SIZES[at]}"
+
+
+def share(value: float | None) -> str:
+    """A share of 1 as a percentage."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    percent = value * 100
+    if 99.95 <= percent < 100:
+        return ">99.9 %"
+    if 0 < percent < 0.05:
+        return "<0.1 %"
+    return f"{percent:,.0f} %" if percent == round(percent) or abs(percent) >= 1000 else f"{percent:,.1f} %"
+
+
+def span(seconds: float | None) -> str:
+    """Seconds, from microseconds to days, with two or three digits that mean something."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0:
+        return f"−{span(-seconds)}"
+    for least, unit, unit_s in ((0.9995, "s", 1.0), (0.9995e-3, "ms", 1e-3), (0.0, "µs", 1e-6)):
+        if seconds >= least and seconds < 120:
+            return f"{_three(max(seconds / unit_s, 0.01))} {unit}"
+    for most, unit, unit_s in ((7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < most:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def times(ratio: float | None) -> str:
+    """How many times: `1.08`, `14.2`, `5,012`."""
+    if ratio is None or not math.isfinite(ratio):
+        return NONE
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def moment(at: int) -> str:
+    """A time (Unix seconds) to the minute, in UTC: `2026-11-21 14:05`."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
+
+
+def many(number: int, one: str, more: str | None = None) -> str:
+    """`1 stream`, `3 streams`."""
+    return f"{count(number)} {one if number == 1 else more or one + 's'}"
+
+
+def _three(value: float) -> str:
+    """Three digits that mean something, without zeros that mean nothing."""
+    text = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,267 @@
+"""A lake that a morning of traffic might have left: made, the same every time, with what a report has to cope with.
+
+Rows are plain values, which tests add up by themselves; Spark makes only the sketches.  The morning has a quiet start
+(tapes are filled, and the origin sends more than readers get), a rush, a gap of 20 minutes without a request, an origin
+that fails for a while, and names written by somebody who means harm.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from gateway.pipeline import tables
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import Table
+
+BEGAN: Final = datetime(2026, 11, 20, 22, 30, tzinfo=UTC)
+MINUTES: Final = 420
+GAP: Final = range(200, 220)
+FAILING: Final = range(300, 312)
+ROUTES: Final = ("default", "orders", "chat-<b>x</b>")
+EVIL: Final = "/v1/stream/</script><img src=x onerror=window.ran=1>"
+EVIL_AGENT: Final = '=HYPERLINK("http://evil.example","x")"\'><script>window.ran=2</script>\u202eexe.gpj'
+LONG: Final = "/v1/stream/" + "a-very-long-name-without-a-place-to-break-it/" * 5 + "end"
+_READ_OUTCOMES: Final = ("hit", "stale_if_error", "collapsed", "followed", "joined", "revalidated", "miss", "pass")
+
+Row = tuple[Any, ...]
+
+
+def day(at: datetime) -> Any:
+    return at.date()
+
+
+def minute(nth: int) -> datetime:
+    return BEGAN + timedelta(minutes=nth)
+
+
+def traffic() -> list[Row]:
+    """Rows of `tables.TRAFFIC`."""
+    rng = random.Random(1)
+    rows: list[Row] = []
+    for nth in range(MINUTES):
+        if nth in GAP:
+            continue
+        at = minute(nth)
+        rush = 30 + 400 * math.exp(-(((nth - 150) / 60) ** 2)) + 150 * math.exp(-(((nth - 340) / 30) ** 2))
+        for route, weight in zip(ROUTES, (1.0, 0.4, 0.12), strict=True):
+            for mode, outcome, part, asked in (
+                ("catchup", "hit", 0.50, 0.0),
+                ("catchup", "collapsed", 0.08, 0.0),
+                ("catchup", "joined", 0.06, 0.4),
+                ("catchup", "revalidated", 0.03, 0.4),
+                ("catchup", "miss", 0.05, 1.0),
+                ("longpoll", "followed", 0.18, 0.02),
+                ("sse", "followed", 0.06, 0.01),
+                ("catchup", "pass", 0.01, 1.0),
+                ("append", "pass", 0.05, 1.0),
+            ):
+                if nth < 8 and outcome == "hit":
+                    continue
+                requests = int(rush * weight * part * rng.uniform(0.8, 1.2))
+                if not requests:
+                    continue
+                sent = requests * rng.randrange(2_000, 60_000) if mode != "append" else 0
+                fetched = int(sent * asked * (4 if nth < 8 else 1))
+                rows.append((day(at), at, route, mode, outcome, requests, sent, fetched, int(requests * asked)))
+            if nth in FAILING:
+                rows.append((day(at), at, route, "catchup", "failed", int(rush * weight * 0.1) + 1, 900, 0, 20))
+                rows.append(
+                    (day(at), at, route, "catchup", "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0)
+                )
+    return rows
+
+
+def samples(name: str) -> list[tuple[datetime, str, str, float]]:
+    """Minute, route, mode and seconds of single requests, of which the sketches are made; `name` seeds them."""
+    rng = random.Random(name)
+    return [
+        (minute(nth), route, mode, rng.lognormvariate(middle + (1.5 if nth in FAILING else 0.0), 1.1))
+        for nth in range(MINUTES)
+        if nth not in GAP
+        for route in ROUTES
+        for mode, middle in (("catchup", -6.0), ("append", -4.5))
+        for _ in range(12)
+    ]
+
+
+def errors() -> list[Row]:
+    rows: list[Row] = []
+    for nth in FAILING:
+        rows.append((day(minute(nth)), minute(nth), "default", "catchup", 502, "failed", 40 + nth))
+        rows.append((day(minute(nth)), minute(nth), "orders", "catchup", 504, "failed", 5))
+    for nth in range(0, 180, 9):
+        rows.append((day(minute(nth)), minute(nth), "-", "other", 404, "refused", 3))
+        rows.append((day(minute(nth)), minute(nth), ROUTES[2], "catchup", 410, "pass", 2))
+    rows.append((day(minute(77)), minute(77), "default", "sse", 0, "aborted", 7))
+    return rows
+
+
+def reconnects() -> list[Row]:
+    return [
+        (day(minute(nth)), minute(nth), "default", 900 if nth == 312 else 4, 850 if nth == 312 else 4, 4.0, nth == 312)
+        for nth in range(0, MINUTES, 2)
+        if nth not in GAP
+    ]
+
+
+def streams() -> list[tuple[datetime, str, str, int, int, int, int]]:
+    """Hour, route, stream, requests, bytes sent and fetched, and how many readers there were."""
+    names = [EVIL, LONG, *(f"/v1/stream/room-{nth}" for nth in range(30)), "/v1/stream/\u202egnp.exe"]
+    return [
+        (
+            BEGAN.replace(minute=0) + timedelta(hours=hour),
+            ROUTES[nth % 3],
+            stream,
+            9_000 // (nth + 1) + hour,
+            40_000_000 // (nth + 1),
+            2_000_000 // (nth + 1),
+            50 + nth,
+        )
+        for hour in range(7)
+        for nth, stream in enumerate(names)
+    ]
+
+
+def fan_out() -> list[Row]:
+    hour = BEGAN.replace(minute=0)
+    rows = []
+    for route in ROUTES[:2]:
+        for mode, last in (("longpoll", 10), ("sse", 12), ("catchup", 5)):
+            for power in range(last + 1):
+                if power == 3:
+                    continue
+                at_least = 2**power
+                number = int(5_000 * math.exp(-((power - 6) ** 2) / 9)) if mode != "catchup" else 4_000 >> power * 2
+                rows.append((day(hour), hour, route, mode, at_least, number + 1, at_least + at_least // 2))
+    return rows
+
+
+def slow_consumers() -> list[Row]:
+    hour = BEGAN.replace(minute=0)
+    return [
+        (day(hour), hour, "default", EVIL, f"10.0.0.{nth}", EVIL_AGENT, 20 - nth, 1_000_000 * nth) for nth in range(14)
+    ]
+
+
+def closed_loops() -> list[Row]:
+    return [(day(minute(nth)), minute(nth), "orders", LONG, "10.9.9.9", EVIL_AGENT, 118) for nth in range(40)]
+
+
+def anomalies() -> list[Row]:
+    hour = BEGAN.replace(minute=0) + timedelta(hours=4)
+    return [
+        (day(hour), hour, "default", "hit_ratio", 0.31, 0.94, 6, -9.5),
+        (day(hour), hour, "default", "fetched_bytes", 8.0e9, 2.0e8, 6, 21.0),
+        (day(hour), hour, ROUTES[2], "requests", 91_000.0, 30_000.0, 7, 4.2),
+    ]
+
+
+def curve() -> list[Row]:
+    rows: list[Row] = []
+    for policy, bend, error in (("lru", 1.0, 0.012), ("s3-fifo", 0.86, 0.02), ("sieve", 0.9, None)):
+        for nth in range(24):
+            cache_bytes = int(2**20 * 2 ** (nth / 2))
+            left = 0.06 + 0.9 * bend * math.exp(-nth / 7)
+            rows.append((policy, cache_bytes, left * 0.9, left, error, 4_812_334, 61_200, 0.1))
+    return rows
+
+
+PLAN: Final = {
+    "version": 1,
+    "made_at": "2026-11-21T06:00:00Z",
+    "made_from": {
+        "first": "2026-11-20T22:30:00Z",
+        "last": "2026-11-21T05:29:59Z",
+        "lines": 512334,
+        "nodes": ["edge-a"],
+    },
+    "target_hit_ratio": 0.9,
+    "memory": {
+        "cache_bytes": 201326592,
+        "policy": "s3-fifo",
+        "expected_hit_ratio": 0.813,
+        "expected_byte_hit_ratio": 0.788,
+        "error": 0.02,
+    },
+    "pin": [
+        {
+            "route": "default",
+            "stream": f"/v1/stream/room-{nth}",
+            "bytes": 1 << 20,
+            "reason": f"{31 - nth} % of all reads.",
+        }
+        for nth in range(7)
+    ],
+    "do_not_store": [
+        {
+            "route": "default",
+            "stream": "/v1/stream/<img%20onerror=1>",
+            "bytes": 70 << 20,
+            "reason": "Read once: <script>window.ran=3</script> of 70 MiB.",
+        }
+    ],
+}
+
+
+def write(spark: SparkSession, lake: Lake) -> None:
+    """Every table, laid into the lake."""
+    for table, rows in (
+        (tables.TRAFFIC, traffic()),
+        (tables.ERRORS, errors()),
+        (tables.RECONNECTS, reconnects()),
+        (tables.FAN_OUT, fan_out()),
+        (tables.SLOW_CONSUMERS, slow_consumers()),
+        (tables.CLOSED_LOOPS, closed_loops()),
+        (tables.ANOMALIES, anomalies()),
+    ):
+        lake.write_days(_frame(spark, table, rows), table)
+    lake.replace(_frame(spark, tables.CURVE, curve()), tables.CURVE)
+    _write_waits(spark, lake)
+    _write_streams(spark, lake)
+
+
+def _write_waits(spark: SparkSession, lake: Lake) -> None:
+    schema = "minute timestamp, route string, mode string, seconds double"
+    taken = spark.createDataFrame(samples("duration"), schema)
+    sketched = taken.groupBy("minute", "route", "mode").agg(
+        f.count("*").alias("requests"),
+        f.kll_sketch_agg_double("seconds").alias("duration_sketch"),
+        f.kll_sketch_agg_double(f.col("seconds") / 2).alias("first_byte_sketch"),
+    )
+    lake.write_days(_widened(sketched, tables.LATENCY), tables.LATENCY)
+    delivered = spark.createDataFrame(samples("delay"), schema).where("mode = 'catchup'")
+    delays = delivered.groupBy("minute", "route").agg(
+        f.count("*").alias("deliveries"),
+        f.kll_sketch_agg_double("seconds").alias("delay_sketch"),
+        f.max("seconds").alias("delay_max_s"),
+    )
+    lake.write_days(_widened(delays, tables.DELIVERY), tables.DELIVERY)
+
+
+def _write_streams(spark: SparkSession, lake: Lake) -> None:
+    schema = "hour timestamp, route string, stream string, requests long, sent_bytes long, fetched_bytes long, n long"
+    found = spark.createDataFrame(streams(), schema).withColumn("reader", f.explode(f.sequence(f.lit(1), "n")))
+    sketched = found.groupBy("hour", "route", "stream", "requests", "sent_bytes", "fetched_bytes").agg(
+        f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch")
+    )
+    for_both = sketched.withColumn("by", f.explode(f.array(f.lit("requests"), f.lit("bytes"))))
+    lake.write_days(_widened(for_both, tables.TOP_STREAMS), tables.TOP_STREAMS)
+
+
+def _widened(frame: Any, table: Table) -> Any:
+    """With its day, and NULL for columns that a report does not look at."""
+    begins = "minute" if "minute" in frame.columns else "hour"
+    frame = frame.withColumn("day", f.to_date(begins))
+    missing = [column for column in table.columns if column.name not in frame.columns]
+    return frame.withColumns({column.name: f.lit(None).cast(column.type) for column in missing})
+
+
+def _frame(spark: SparkSession, table: Table, rows: Iterable[Sequence[Any]]) -> Any:
+    return spark.createDataFrame(list(rows), table.ddl)
