@@ -1,0 +1,210 @@
+"""Gold computed: which days, from what, in which order, so that a run may die anywhere and be repeated.
+
+A day is computed again where its silver has changed since it was computed last (`gateway.pipeline.gold.books`), and
+what looks back on a changed day is computed again with it: the day after for tables that look an hour back, seven
+days for anomalies.  Each table's days are replaced, never added to.  The books are closed when all tables are
+written; a run that is killed before leaves them open, and the next run does the same days again.  So gold is a
+function of silver, whichever way it came about, but for what `gateway.pipeline.gold.sketches` says of large sketches.
+
+The cost of a call goes by the lines of the days it computes, not by those of the lake; where nothing has changed it is
+that of listing silver's files.  `gateway.pipeline.ingest` calls it after each batch of a stream.
+
+A day that silver has no more keeps its gold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from gateway.pipeline import tables
+from gateway.pipeline.gold.anomalies import DAYS, anomalies
+from gateway.pipeline.gold.books import Books
+from gateway.pipeline.gold.closed_loops import closed_loops
+from gateway.pipeline.gold.delivery import delivery
+from gateway.pipeline.gold.fan_out import fan_out
+from gateway.pipeline.gold.latency import latency
+from gateway.pipeline.gold.reconnects import reconnects
+from gateway.pipeline.gold.slow_consumers import slow_consumers
+from gateway.pipeline.gold.top_streams import top_streams
+from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import Table
+
+WATERMARK: Final = timedelta(days=3)
+"""How much older than the newest a line may be and still be taken in."""
+_DAY: Final = timedelta(days=1)
+# Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A day
+# has 1,440 minutes; 20,000 sketches take about 100 MB.
+_GROUPS: Final = ("spark.sql.objectHashAggregate.sortBased.fallbackThreshold", "20000")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """What a run has done."""
+
+    days: tuple[date, ...]
+    """Days whose lines had changed, and whose figures were computed."""
+    followed: tuple[date, ...]
+    """Days computed again, in part, because they look back on those."""
+    newest: datetime | None
+    """Time of silver's newest line (UTC, without a zone); None where there is none."""
+    final_before: datetime | None
+    """Windows that end at this time or before will not change any more: no line of theirs will be taken in."""
+
+    def __str__(self) -> str:
+        if self.newest is None:
+            return "gold: no lines yet"
+        done = "nothing has changed" if not self.days else f"{_told(self.days)} computed"
+        again = f", {_told(self.followed)} looked at again" if self.followed else ""
+        return f"gold: {done}{again}; windows before {self.final_before:%Y-%m-%d %H:%M} are final"
+
+
+def aggregate(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    since: date | None = None,
+    watermark: timedelta = WATERMARK,
+    progress: Callable[[str], None],
+) -> Aggregated:
+    """Compute the gold tables of every day whose silver has changed, and of those that look back on it.
+
+    With `since`, days from that one on are computed whether they have changed or not, and days before it are left as
+    they are.  `watermark` is ingest's, and says which windows are final.
+    """
+    stored = lake.days(spark, tables.REQUESTS)
+    if not stored:
+        for table in tables.GOLD:
+            progress(table.place)
+            lake.write_days(spark.createDataFrame([], table.ddl), table)
+        return Aggregated((), (), None, None)
+    newest = _newest(lake.read(spark, tables.REQUESTS, stored[-1:]))
+    books = Books(spark, lake)
+    asked = [day for day in stored if since is None or day >= since]
+    sources = books.sources(asked)
+    made = {} if since is not None else books.made()
+    changed = tuple(day for day in asked if made.get(day) != sources[day])
+    followed: tuple[date, ...] = ()
+    if changed:
+        progress(f"gold: {len(changed)} of {len(stored)} days have changed ({_told(changed)})")
+        books.begin(changed)
+        with _many_groups(spark):
+            followed = _compute(spark, lake, changed, stored, newest, progress)
+        books.finish({day: sources[day] for day in changed})
+    return Aggregated(changed, followed, newest, newest - watermark)
+
+
+def _compute(
+    spark: SparkSession,
+    lake: Lake,
+    changed: Sequence[date],
+    stored: Sequence[date],
+    newest: datetime,
+    progress: Callable[[str], None],
+) -> tuple[date, ...]:
+    """Write all tables; the days beside `changed` that were computed for some of them."""
+    there = set(stored)
+
+    def write(frame: DataFrame, table: Table, days: Collection[date]) -> None:
+        progress(f"{table.place}: {_told(sorted(days))}")
+        lake.write_days(_one_file_a_day(frame.where(_is_of(days)), table), table, days)
+
+    lines = lake.read(spark, tables.REQUESTS, changed)
+    summed = sums(lines).persist()
+    try:
+        write(traffic(summed), tables.TRAFFIC, changed)
+        write(offload(summed), tables.OFFLOAD, changed)
+        write(errors(summed), tables.ERRORS, changed)
+    finally:
+        summed.unpersist()
+    write(latency(lines), tables.LATENCY, changed)
+    write(top_streams(lines), tables.TOP_STREAMS, changed)
+    write(fan_out(lines), tables.FAN_OUT, changed)
+    write(slow_consumers(lines), tables.SLOW_CONSUMERS, changed)
+
+    after = _with_followers(changed, 1) & there
+    before = {day - _DAY for day in after} - after
+    behind = _and_the_hour_before(spark, lake, after, before & there)
+    write(delivery(behind), tables.DELIVERY, after)
+    write(closed_loops(behind), tables.CLOSED_LOOPS, after)
+    write(reconnects(behind, lake.read(spark, tables.RECONNECTS, before)), tables.RECONNECTS, after)
+
+    # A day's last hours are over when there is a day after it.
+    compared = (_with_followers(changed, DAYS) | {_day_before(day, stored) for day in changed}) & there
+    read = {day - step * _DAY for day in compared for step in range(DAYS + 1)}
+    found = anomalies(
+        lake.read(spark, tables.TRAFFIC, read),
+        lake.read(spark, tables.OFFLOAD, read),
+        lake.read(spark, tables.ERRORS, read),
+        compared,
+        newest.replace(minute=0, second=0, microsecond=0),
+    )
+    write(found, tables.ANOMALIES, compared)
+    return tuple(sorted((after | compared) - set(changed)))
+
+
+def _and_the_hour_before(
+    spark: SparkSession, lake: Lake, days: Collection[date], before: Collection[date]
+) -> DataFrame:
+    """Lines of these days, and those of the last hour of `before`."""
+    lines = lake.read(spark, tables.REQUESTS, days)
+    if not before:
+        return lines
+    # As a range of times, which Parquet can tell by its own figures of each piece of a file.
+    hours = [
+        (f.col("time") >= f.lit(f"{day} 23:00:00").cast("timestamp"))
+        & (f.col("time") < f.lit(f"{day + _DAY} 00:00:00").cast("timestamp"))
+        for day in sorted(before)
+    ]
+    last = lake.read(spark, tables.REQUESTS, before).where(reduce(lambda one, other: one | other, hours))
+    return lines.unionByName(last)
+
+
+def _newest(lines: DataFrame) -> datetime:
+    found = lines.agg(f.date_format(f.max("time"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")).first()
+    assert found is not None
+    return datetime.fromisoformat(found[0])
+
+
+def _with_followers(days: Collection[date], count: int) -> set[date]:
+    return {day + step * _DAY for day in days for step in range(count + 1)}
+
+
+def _day_before(day: date, stored: Sequence[date]) -> date:
+    """The day before it that has lines; itself where there is none."""
+    return max((other for other in stored if other < day), default=day)
+
+
+def _one_file_a_day(frame: DataFrame, table: Table) -> DataFrame:
+    return frame.repartition("day").sortWithinPartitions("day", *table.key)
+
+
+def _is_of(days: Collection[date]) -> Column:
+    return f.col("day").isin([f.lit(day) for day in sorted(days)])
+
+
+def _told(days: Sequence[date]) -> str:
+    if len(days) <= 3:
+        return ", ".join(day.isoformat() for day in days)
+    return f"{len(days)} days from {days[0]} to {days[-1]}"
+
+
+@contextmanager
+def _many_groups(spark: SparkSession) -> Iterator[None]:
+    """Aggregations in memory, for as long as this takes."""
+    name, value = _GROUPS
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(name, before)

@@ -1,0 +1,62 @@
+"""Readers that go on asking for more of a stream that is closed and that they have all of.
+
+A closed stream never has more, so one answer that says so would have done.  The log shows two kinds of requests there:
+
+- live reads that end with the reason `closed`: there was nothing, and there will be nothing;
+- catch-up reads answered from the tape whose answer ends where they began, at the very offset at which a live read of
+  the same stream had ended with `closed` before (an hour back at most: a catch-up read alone does not say that).
+
+A reader that has done so `LEAST` times in a minute is listed: many clients ask a second time, and several readers
+behind one address (or one network, where `log.client_address` masks) look like one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from gateway.journal import CloseReason
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import MINUTE, is_live, known, of_its_day, shaped, window, with_the_hour_before
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+
+LEAST: Final = 10
+"""Requests a minute."""
+_END: Final = ("route", "stream", "next_offset")
+
+
+def closed_loops(requests: DataFrame) -> DataFrame:
+    """`tables.CLOSED_LOOPS`, from `tables.REQUESTS` with the hour before."""
+    looked_at = with_the_hour_before(requests.where(f.col("is_final"))).select(
+        "of", "day", "time", *_END, "client", "user_agent", "start", "mode", "status", "outcome", "close_reason"
+    )
+    told = looked_at.where(is_live() & (f.col("close_reason") == CloseReason.CLOSED.value))
+    ends = told.where(f.col("next_offset").isNotNull()).select("of", *_END).distinct()
+    again = looked_at.where(
+        (f.col("mode") == Mode.CATCHUP.value)
+        & (f.col("outcome") == Outcome.HIT.value)
+        & f.col("status").isin(200, 304)
+        & (f.col("start") == f.col("next_offset"))
+    ).join(f.broadcast(ends), ["of", *_END], "left_semi")
+    onward = Window.partitionBy("of", *_END).orderBy("time", f.desc("is_told"))
+    found = (
+        told.withColumn("is_told", f.lit(True))
+        .unionByName(again.withColumn("is_told", f.lit(False)))
+        .withColumn(
+            "told_at",
+            f.last(f.when(f.col("is_told"), f.col("time")), ignorenulls=True).over(
+                onward.rowsBetween(Window.unboundedPreceding, 0)
+            ),
+        )
+        .where(f.col("is_told") | (f.col("time") <= f.expr("told_at + INTERVAL 1 HOUR")))
+    )
+    figures = (
+        found.where(of_its_day())
+        .groupBy("day", window(MINUTE), "route", "stream", known("client"), known("user_agent"))
+        .agg(f.count("*").alias("requests"))
+        .where(f.col("requests") >= LEAST)
+    )
+    return shaped(figures, tables.CLOSED_LOOPS)

@@ -1,0 +1,103 @@
+"""How long what was appended takes to reach who waited for it: long-polls, each with the append that woke it.
+
+The append that wakes a long-poll is the one of its stream with the smallest `Stream-Next-Offset` beyond the offset that
+the long-poll waits at, as strings are ordered; a stream that was deleted or created anew between the two begins again
+from its first offset and is another stream here.  It counts only where the long-poll was there before the append had
+ended and was answered after the append had begun: else it had its bytes from the tape at once.
+
+The delay is from the end of the append's answer to the end of the long-poll's.  Origins may wake readers before they
+answer the writer; that is a delay of 0, none is negative.  Both lines must be of one gateway: the clocks of two
+differ by more than deliveries take.  Reads that follow by SSE have no line for each delivery, and a long-poll
+`offset=now` names no offset: neither is among these.
+
+The gateway's own `gateway_delivery_delay_seconds` is another thing: from laying what its follower has brought on the
+tape until the last live reader was handed it, once for a round.  This one has the origin and the way to it in it, and
+counts each reader.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from gateway.journal import CloseReason
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import (
+    MINUTE,
+    began_us,
+    ended_us,
+    of_its_day,
+    shaped,
+    window,
+    with_the_hour_before,
+)
+from gateway.pipeline.gold.sketches import quantiles, sketch_of
+from gateway.protocol.mode import Mode
+
+_STREAM: Final = ("of", "route", "stream")
+
+
+def delivery(requests: DataFrame) -> DataFrame:
+    """`tables.DELIVERY`, from `tables.REQUESTS` with the hour before."""
+    figures = (
+        delays(requests)
+        .groupBy("day", window(MINUTE), "route")
+        .agg(
+            f.count("*").alias("deliveries"),
+            sketch_of(f.col("delay_s")).alias("delay_sketch"),
+            f.max("delay_s").alias("delay_max_s"),
+        )
+    )
+    return shaped(quantiles(figures, "delay_sketch", "delay"), tables.DELIVERY)
+
+
+def delays(requests: DataFrame) -> DataFrame:
+    """A row for each long-poll that was woken: `day`, `time` of its end, `route`, `stream` and `delay_s`."""
+    mode, status = f.col("mode"), f.col("status")
+    is_new = ((mode == Mode.CREATE.value) & (status == 201)) | ((mode == Mode.DELETE.value) & status.between(200, 299))
+    is_append = (mode == Mode.APPEND.value) & status.between(200, 299) & f.col("next_offset").isNotNull()
+    is_answered = (
+        (mode == Mode.LONGPOLL.value)
+        & (status == 200)
+        & (f.col("close_reason") == CloseReason.ANSWERED.value)
+        & f.col("start").isNotNull()
+        & (f.col("start") != "now")
+    )
+    found = with_the_hour_before(requests.where(f.col("is_final") & (is_new | is_append | is_answered))).select(
+        "day",
+        "time",
+        "node",
+        *_STREAM,
+        ended_us().alias("ended"),
+        began_us().alias("began"),
+        is_new.alias("is_new"),
+        is_append.alias("is_append"),
+        f.when(is_append, f.col("next_offset")).when(is_answered, f.col("start")).alias("offset"),
+    )
+    # A long-poll belongs to the stream that was there when it began to wait.
+    at = f.when(found["is_append"] | found["is_new"], found["ended"]).otherwise(found["began"])
+    lives = Window.partitionBy(*_STREAM).orderBy("at", f.desc("is_new")).rowsBetween(Window.unboundedPreceding, 0)
+    found = found.withColumn("at", at).withColumn("life", f.sum(f.col("is_new").cast("int")).over(lives))
+    # From the largest offset down: at each long-poll, the append met last is the one with the smallest beyond.  Of one
+    # that was sent twice (an idempotent producer's), the first.
+    onward = (
+        Window.partitionBy(*_STREAM, "life")
+        .orderBy(f.desc("offset"), f.asc("is_append"), f.desc("ended"))
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
+    append = f.when(f.col("is_append"), f.struct("node", "began", "ended"))
+    woken = (
+        found.where(~f.col("is_new"))
+        .withColumn("by", f.last(append, ignorenulls=True).over(onward))
+        .where(
+            ~f.col("is_append")
+            & of_its_day()
+            & (f.col("by.node") == f.col("node"))
+            & (f.col("by.ended") >= f.col("began"))
+            & (f.col("by.began") <= f.col("ended"))
+        )
+    )
+    delay_us = f.greatest(f.col("ended") - f.col("by.ended"), f.lit(0))
+    return woken.select("day", "time", "route", "stream", (delay_us / 1_000_000).alias("delay_s"))

@@ -1,0 +1,32 @@
+"""How long answers took, by minute, route and mode.
+
+Long-polls and SSE connections are left out: how long they last is how long they waited.  What becomes of them is told
+by `delivery`.  An answer that the front door had ready takes 0 s, which is what it takes to the microsecond's
+fraction that the log leaves out.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import MINUTE, is_live, shaped, window
+from gateway.pipeline.gold.sketches import filled, quantiles, sketch_of
+
+
+def latency(requests: DataFrame) -> DataFrame:
+    """`tables.LATENCY`, from `tables.REQUESTS`."""
+    figures = (
+        requests.where(f.col("is_final") & ~is_live())
+        .groupBy("day", window(MINUTE), "route", "mode")
+        .agg(
+            f.count("*").alias("requests"),
+            sketch_of(f.col("duration_s")).alias("duration_sketch"),
+            sketch_of(f.col("first_byte_s")).alias("first_byte_sketch"),
+        )
+        .withColumn("duration_sketch", filled(f.col("duration_sketch")))
+        .withColumn("first_byte_sketch", filled(f.col("first_byte_sketch")))
+    )
+    figures = quantiles(figures, "duration_sketch", "duration")
+    return shaped(quantiles(figures, "first_byte_sketch", "first_byte"), tables.LATENCY)

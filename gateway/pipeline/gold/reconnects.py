@@ -1,0 +1,100 @@
+"""Readers who come back, and minutes in which far more of them do than usual.
+
+A live read is a reconnect where another of the same reader (route, stream, partition, client, user agent) had ended at
+most `RETURN_S` before it began, for a reason other than a long-poll's ordinary turn (`answered`, `timed_out`) and the
+end of a closed stream, after which there is nothing to come back for (`closed_loops` has who does).  An SSE connection
+that reached its planned age and is asked for again is one: what is usual has those in it.
+
+A read is known when it has ended, and is told in that minute.  There is a row for each minute in which live reads of a
+route ended, so `reconnects` may be 0.
+
+A minute is a storm where its reconnects
+
+- are `LEAST` or more: three readers who come back are no storm, however quiet it was before;
+- are at least twice what is usual: the median of the rows of the hour before, of which there must be `MINUTES`;
+- and lie `FAR` robust standard deviations above it: 1.4826 times the median absolute deviation, though never less than
+  the square root of what is usual, which is how much independent comings spread by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from gateway.journal import CloseReason
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import (
+    MINUTE,
+    began_us,
+    ended_us,
+    is_live,
+    known,
+    of_its_day,
+    shaped,
+    window,
+    with_the_hour_before,
+)
+from gateway.pipeline.gold.spread import deviation, median
+
+RETURN_S: Final = 300
+LEAST: Final = 20
+MINUTES: Final = 5
+FAR: Final = 5.0
+
+_IN_ORDER: Final = (CloseReason.ANSWERED.value, CloseReason.TIMED_OUT.value, CloseReason.CLOSED.value)
+_READER: Final = ("route", "stream", "partition", "client", "user_agent")
+
+
+def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
+    """`tables.RECONNECTS`, from `tables.REQUESTS` with the hour before, and this table's own rows `before` them."""
+    rows = returns(requests)
+    known_rows = before.select("day", "minute", "route", "reconnects", "readers", f.lit(False).alias("is_new"))
+    seconds = f.unix_seconds("minute")
+    hour = Window.partitionBy("route").orderBy(seconds).rangeBetween(-3_600, -60)
+    figures = (
+        rows.withColumn("is_new", f.lit(True))
+        .unionByName(known_rows)
+        .withColumn("hour", f.collect_list(f.col("reconnects").cast("double")).over(hour))
+        .where(f.col("is_new"))
+        .withColumn("usual", f.when(f.size("hour") >= MINUTES, median(f.col("hour"))))
+    )
+    usual, now = f.col("usual"), f.col("reconnects")
+    spread = f.greatest(deviation(f.col("hour"), usual), f.sqrt(usual), f.lit(1.0))
+    is_storm = (now >= LEAST) & (now >= 2 * usual) & (now - usual >= FAR * spread)
+    return shaped(figures.withColumn("is_storm", f.coalesce(is_storm, f.lit(False))), tables.RECONNECTS)
+
+
+def returns(requests: DataFrame) -> DataFrame:
+    """The table without what is usual: `day`, `minute`, `route`, `reconnects` and `readers`."""
+    reads = with_the_hour_before(requests.where(f.col("is_final") & is_live())).select(
+        "of",
+        "day",
+        "time",
+        "route",
+        "stream",
+        "partition",
+        known("client"),
+        known("user_agent"),
+        began_us().alias("began"),
+        ended_us().alias("ended"),
+        (f.col("close_reason").isNotNull() & ~f.col("close_reason").isin(*_IN_ORDER)).alias("is_broken"),
+    )
+    # Each read is there where it began, and where it ended if that was no ordinary end.
+    begins = f.struct(f.col("began").alias("at"), f.lit(False).alias("is_end"))
+    ends = f.struct(f.col("ended").alias("at"), f.lit(True).alias("is_end"))
+    onward = Window.partitionBy("of", *_READER).orderBy("at", "is_end").rowsBetween(Window.unboundedPreceding, 0)
+    ended_at = f.last(f.when(f.col("is_end"), f.col("at")), ignorenulls=True).over(onward)
+    found = (
+        reads.select("*", f.inline(f.when(f.col("is_broken"), f.array(begins, ends)).otherwise(f.array(begins))))
+        .withColumn("ended_at", ended_at)
+        .where(~f.col("is_end") & of_its_day())
+        .withColumn("is_back", f.coalesce(f.col("at") - f.col("ended_at") <= RETURN_S * 1_000_000, f.lit(False)))
+    )
+    return (
+        found.groupBy("day", window(MINUTE), "route", "client", "user_agent")
+        .agg(f.count(f.when(f.col("is_back"), 1)).alias("times"))
+        .groupBy("day", "minute", "route")
+        .agg(f.sum("times").alias("reconnects"), f.count(f.when(f.col("times") > 0, 1)).alias("readers"))
+    )

@@ -1,0 +1,20 @@
+"""Readers that were cut off because they did not keep up with what was sent to them."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from gateway.journal import CloseReason
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import HOUR, known, shaped, total, window
+
+
+def slow_consumers(requests: DataFrame) -> DataFrame:
+    """`tables.SLOW_CONSUMERS`, from `tables.REQUESTS`."""
+    figures = (
+        requests.where(f.col("is_final") & (f.col("close_reason") == CloseReason.SLOW.value))
+        .groupBy("day", window(HOUR), "route", "stream", known("client"), known("user_agent"))
+        .agg(f.count("*").alias("cut_off"), total("sent_bytes"))
+    )
+    return shaped(figures, tables.SLOW_CONSUMERS)

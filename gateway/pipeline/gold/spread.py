@@ -1,0 +1,26 @@
+"""What is usual, and how far from it: the median and the median absolute deviation, in expressions of Spark's.
+
+Both bear nearly half of the values being anything: a storm among the minutes before does not make the next one usual.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+
+NORMAL = 1.4826
+"""Median absolute deviations in a standard deviation of what is normally distributed."""
+
+
+def median(values: Column) -> Column:
+    """The median of an array without NULLs; NULL of an empty one."""
+    ordered = f.array_sort(values)
+    size = f.size(values)
+    low = f.get(ordered, f.floor((size - 1) / 2).cast("int"))
+    high = f.get(ordered, f.floor(size / 2).cast("int"))
+    return f.when(size > 0, (low + high) / 2)
+
+
+def deviation(values: Column, middle: Column) -> Column:
+    """The robust standard deviation of an array around `middle`, its median."""
+    return NORMAL * median(f.transform(values, lambda value: f.abs(value - middle)))

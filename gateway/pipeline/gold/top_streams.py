@@ -1,0 +1,53 @@
+"""The busiest streams of each hour: by requests, and by bytes.
+
+Lines are added up by stream first, which is cheap however many streams there are; distinct readers are counted in a
+second look at the lines of the streams that made it, because a sketch for each stream of a large log would not fit.
+Streams with the same figure are ranked by name, so that the same lines give the same ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+
+from gateway.pipeline import tables
+from gateway.pipeline.gold.lines import HOUR, count_of, is_read, known, shaped, total, window
+from gateway.pipeline.gold.sketches import readers_in, readers_of
+
+KEPT: Final = 100
+"""Ranks for each hour and each of `by`."""
+_STREAM: Final = ("hour", "route", "stream")
+
+
+def top_streams(requests: DataFrame) -> DataFrame:
+    """`tables.TOP_STREAMS`, from `tables.REQUESTS`."""
+    ranked = ranks(requests)
+    chosen = ranked.select(*_STREAM).distinct()
+    readers = (
+        requests.where(is_read())
+        .select(window(HOUR), "route", "stream", known("client"), known("user_agent"))
+        .join(f.broadcast(chosen), list(_STREAM))
+        .groupBy(*_STREAM)
+        .agg(readers_of(f.col("client"), f.col("user_agent"), f.lit(True)).alias("readers_sketch"))
+    )
+    figures = ranked.join(readers, list(_STREAM), "left").withColumn("readers", readers_in(f.col("readers_sketch")))
+    return shaped(figures, tables.TOP_STREAMS)
+
+
+def ranks(requests: DataFrame) -> DataFrame:
+    """The table without its readers."""
+    figures = requests.groupBy("day", window(HOUR), "route", "stream").agg(
+        count_of(f.col("is_final")).alias("requests"), total("sent_bytes"), total("fetched_bytes")
+    )
+    weights = f.explode(f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), f.col("sent_bytes"))).alias(
+        "by", "weight"
+    )
+    order = Window.partitionBy("hour", "by").orderBy(f.desc("weight"), "route", "stream")
+    return (
+        figures.select("*", weights)
+        .where(f.col("weight") > 0)
+        .withColumn("rank", f.row_number().over(order))
+        .where(f.col("rank") <= KEPT)
+    )

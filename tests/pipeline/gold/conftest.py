@@ -1,0 +1,45 @@
+"""A lake for gold: silver written as ingest writes it, gold read back as plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import REQUESTS, Table
+from tests.pipeline.gold.exact import columns
+from tests.pipeline.gold.silver_log import Line, arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class GoldLake:
+    """One lake and the Spark on it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.lake = Lake(str(folder))
+        self._batches = 0
+
+    def take_in(self, lines: Sequence[Line]) -> None:
+        """Lines that come into silver."""
+        self._batches += 1
+        frame = self.spark.createDataFrame(arrow(lines)).repartition("day")
+        self.lake.write_batch(frame, REQUESTS, f"batch-{self._batches}")
+
+    def rows(self, table: Table) -> list[tuple[Any, ...]]:
+        """The table's rows, in the order of its key, without sketches; days and times as text."""
+        frame = self.lake.read(self.spark, table).orderBy(*table.key)
+        text = {"day", "minute", "hour"}
+        chosen = [frame[name].cast("string") if name in text else frame[name] for name in columns(table)]
+        return [tuple(row) for row in frame.select(*chosen).collect()]
+
+
+@pytest.fixture
+def gold(spark: SparkSession, tmp_path: Path) -> GoldLake:
+    return GoldLake(spark, tmp_path / "lake")
