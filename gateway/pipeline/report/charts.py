@@ -22,6 +22,8 @@ UNIT: Final = 1000
 """Width and height of the inner picture."""
 _MOST_BAR: Final = 0.76
 """Share of a column's place that its bars take."""
+_MOST_LABELS: Final = 12
+_MOST_NARROW: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Layer:
     label: str
     colour: str
     values: Sequence[float]
+    whole: str = ""
+    """What they come to in all, for the legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,11 @@ def areas(x: Axis, y: Axis, edges: Sequence[float], layers: Sequence[Layer], *, 
 def columns(labels: Sequence[str], y: Axis, groups: Sequence[Layer], *, says: str) -> Html:
     """A group of bars for each label."""
     number = max(len(labels), 1)
-    stride = max(-(-number // 5), 1)
-    ticks = tuple(Tick((at + 0.5) / number, label, is_roomy=at % stride != 0) for at, label in enumerate(labels))
+    every = max(-(-number // _MOST_LABELS), 1)
+    stride = every * max(-(-number // (_MOST_NARROW * every)), 1)
+    ticks = tuple(
+        Tick((at + 0.5) / number, labels[at], is_roomy=at % stride != 0) for at in range(0, len(labels), every)
+    )
     inner = []
     width = _MOST_BAR / number / max(len(groups), 1)
     for nth, group in enumerate(groups):
@@ -154,7 +161,8 @@ def legend(series: Iterable[Line | Layer]) -> Html:
             sample = element("line", class_=f"line {one.colour} {one.dash}".rstrip(), x1="1", x2="23", y1="6", y2="6")
         else:
             sample = element("rect", class_=f"column {one.colour}", x="6", y="0", width="12", height="12", rx="3")
-        keys.append(element("li", element("svg", sample, class_="swatch", aria_hidden="true"), one.label))
+        whole = element("b", one.whole) if isinstance(one, Layer) and one.whole else None
+        keys.append(element("li", element("svg", sample, class_="swatch", aria_hidden="true"), one.label, whole))
     return element("ul", keys, class_="legend")
 
 
@@ -186,10 +194,11 @@ def _mark(x: Axis, y: Axis, mark: Mark) -> Html:
     place = x.place(mark.x)
     left = _percent(place)
     across = [_percent(1 - y.place(value)) for value in (mark.low, mark.high)]
-    # The words stand on the side that has room for them, above the curve, which falls.
-    anchor, shift = ("end", "-10") if place > 0.5 else ("start", "10")
+    # The words stand at the top, where a curve that falls is not; on the side that has room for them.
+    anchor, shift = ("end", "-8") if place > 0.45 else ("start", "8")
     return element(
         "g",
+        element("line", class_="leader", x1=left, x2=left, y1="0", y2="100%"),
         element("line", class_=f"reach {mark.colour}", x1=left, x2=left, y1=across[0], y2=across[1]),
         element("circle", class_=f"point {mark.colour}", cx=left, cy=_percent(1 - y.place(mark.y)), r="6"),
         element(
@@ -197,9 +206,9 @@ def _mark(x: Axis, y: Axis, mark: Mark) -> Html:
             mark.label,
             class_="point-label",
             x=left,
-            y=_percent(1 - y.place(mark.y)),
+            y="0",
             dx=shift,
-            dy="-12",
+            dy="10",
             text_anchor=anchor,
         ),
     )

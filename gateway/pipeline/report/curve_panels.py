@@ -73,7 +73,7 @@ def plan(figures: Figures) -> Panel:
         f" for tapes with {made.policy}: {wording.share(made.expected_hit_ratio)} of catch-up reads",
         f" and {wording.share(made.expected_byte_hit_ratio)} of their bytes without the origin,",
         f" give or take {wording.share(made.error)}. Asked for were {wording.share(made.target_hit_ratio)}",
-        "." if reached else ", which no memory reaches with this traffic.",
+        "." if reached else ", but nothing better was found.",
     ]
     rows = [
         element(

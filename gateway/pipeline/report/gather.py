@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 MOST_STREAMS: Final = 12
-MOST_FOUND: Final = 10
+MOST_FOUND: Final = 50
 MOST_ROUTES: Final = 50
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 SAVED_BY: Final = {

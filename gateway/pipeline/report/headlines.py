@@ -70,7 +70,7 @@ def _shared(figures: Figures) -> Headline | None:
         return None
     return Headline(
         wording.count(figures.most_shared),
-        "readers at once lived on one stream",
+        "readers followed one stream at once",
         "for one request to the origin at a time",
     )
 

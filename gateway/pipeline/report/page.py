@@ -24,12 +24,15 @@ from gateway.pipeline.report.panels import Panel
 _PARTS = (
     ("Offload", (panels.offload, panels.reads, panels.volume, panels.savers)),
     ("Memory", (curve_panels.bytes_curve, curve_panels.reads_curve, curve_panels.plan)),
-    ("Time", (panels.first_byte, panels.delivery)),
+    ("Time", (panels.first_byte, panels.delivery, panels.latency)),
     (
         "Who and what",
-        (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes, panels.latency),
+        (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes),
     ),
 )
+
+_MOST_ITEMS = 5
+"""Sentences of one list; the numbers below have more."""
 
 
 def page(figures: Figures, title: str) -> str:
@@ -165,13 +168,18 @@ def _finding(finding: Finding) -> Html:
             class_="card",
             id=finding.name,
         )
-    more = finding.total - len(finding.items)
+    items = finding.items[:_MOST_ITEMS]
+    more = finding.total - len(items)
     return element(
         "article",
         element("h3", finding.title, " ", element("span", wording.count(finding.total), class_="badge")),
         element("p", finding.about, class_="about"),
-        element("ul", [element("li", item) for item in finding.items], class_="items"),
-        element("p", f"And {wording.count(more)} more.", class_="note") if more > 0 else None,
+        element("ul", [element("li", item) for item in items], class_="items"),
+        element(
+            "p", f"And {wording.count(more)} more: the worst {len(finding.items)} are among the numbers.", class_="note"
+        )
+        if more > 0
+        else None,
         element("div", element("h4", "What to do"), [element("p", one) for one in finding.advice], class_="advice"),
         numbers(finding.numbers),
         class_="card wide",

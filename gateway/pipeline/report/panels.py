@@ -5,7 +5,7 @@ A `Panel` is one card of the page.  Where there is nothing to draw it says so, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.pipeline.report import charts, scales, wording
@@ -125,10 +125,18 @@ def savers(figures: Figures) -> Panel:
     )
     if not figures.total.reads:
         return panel
-    layers = [Layer(label, key, [getattr(m.traffic.by, key) for m in figures.moments]) for key, label in SAVERS]
-    y = scales.amounts([m.traffic.reads for m in figures.moments])
     whole = figures.total.by
-    says = "; ".join(f"{label}: {wording.share(getattr(whole, key) / whole.reads)}" for key, label in SAVERS)
+    layers = [
+        Layer(
+            label,
+            key,
+            [getattr(moment.traffic.by, key) for moment in figures.moments],
+            wording.share(getattr(whole, key) / whole.reads),
+        )
+        for key, label in SAVERS
+    ]
+    y = scales.amounts([m.traffic.reads for m in figures.moments])
+    says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers)
     return _with(
         panel,
         charts.areas(_time(figures), y, _edges(figures), layers, says=f"Reads over time. {says}.", stacked=True),
@@ -139,7 +147,6 @@ def savers(figures: Figures) -> Panel:
             [*(Column(label, wording.count, key) for key, label in SAVERS), Column("Reads", wording.count)],
             [(*(getattr(m.traffic.by, key) for key, _ in SAVERS), m.traffic.reads) for m in figures.moments],
         ),
-        note=f"In all: {says}.",
     )
 
 
@@ -229,6 +236,7 @@ def latency(figures: Figures) -> Panel:
         "Latency by route and mode",
         "How long requests took from end to end; live reads, whose time is their wait, are not among them.",
         "There were no requests but live reads.",
+        is_wide=True,
     )
     if not figures.latency:
         return panel
@@ -268,7 +276,7 @@ def fan_out(figures: Figures) -> Panel:
     panel = Panel(
         "fan-out",
         "Fan-out",
-        "How many readers shared a stream (live reads) or a fetch (catch-up reads).",
+        "How many readers, at least, shared a stream (live reads) or a fetch (catch-up reads).",
         "No read shared anything with another, or none is in the log.",
     )
     if not figures.fan_out:
@@ -285,7 +293,10 @@ def fan_out(figures: Figures) -> Panel:
     return _with(
         panel,
         charts.columns(
-            labels, y, groups, says=f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads."
+            [wording.count(one.at_least) for one in figures.fan_out],
+            y,
+            groups,
+            says=f"Share of reads by how many shared, of {live} live and {catchup} catch-up reads.",
         ),
         charts.legend(groups),
         Numbers(
@@ -394,10 +405,13 @@ def _against(
     """Two amounts over time, the second before the first."""
     if not figures.total.reads:
         return panel
-    layers = [Layer(asked[0], "tape", asked[1]), Layer(cost[0], "origin", cost[1])]
     write = wording.size if is_bytes else wording.count
+    layers = [
+        Layer(asked[0], "tape", asked[1], write(sum(asked[1]))),
+        Layer(cost[0], "origin", cost[1], write(sum(cost[1]))),
+    ]
     y = scales.amounts([*asked[1], *cost[1]], is_bytes=is_bytes)
-    says = f"{_total(layers[0], write)}; {_total(layers[1], write)}."
+    says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers) + "."
     return _with(
         panel,
         charts.areas(_time(figures), y, _edges(figures), layers, says=f"Over time. {says}", stacked=False),
@@ -409,11 +423,6 @@ def _against(
             list(zip(*(layer.values for layer in layers), strict=True)),
         ),
     )
-
-
-def _total(layer: Layer, write: Callable[[float], str]) -> str:
-    """A layer's name and its sum."""
-    return f"{layer.label}: {write(sum(layer.values))}"
 
 
 def _waits(figures: Figures, panel: Panel, waits: Sequence[Wait], whole: Percentiles | None, counted: str) -> Panel:

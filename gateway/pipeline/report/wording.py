@@ -43,7 +43,8 @@ def share(value: float | None) -> str:
     """A share of 1 as a percentage."""
     if value is None or not math.isfinite(value):
         return NONE
-    percent = value * 100
+    # 1 - 0.9 is meant to be 10 %.
+    percent = round(value * 100, 9)
     if 99.95 <= percent < 100:
         return ">99.9 %"
     if 0 < percent < 0.05:

@@ -182,12 +182,12 @@ PLAN: Final = {
         "lines": 512334,
         "nodes": ["edge-a"],
     },
-    "target_hit_ratio": 0.9,
+    "target_hit_ratio": 0.85,
     "memory": {
         "cache_bytes": 201326592,
         "policy": "s3-fifo",
-        "expected_hit_ratio": 0.813,
-        "expected_byte_hit_ratio": 0.788,
+        "expected_hit_ratio": 0.866,
+        "expected_byte_hit_ratio": 0.851,
         "error": 0.02,
     },
     "pin": [
