@@ -32,7 +32,7 @@ recommends seven days in memory, else the stream's life): a query that was away 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -160,6 +160,20 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
                 posts.setdefault(self._options.stream, 0)
             with Sender(self._options) as sender:
                 sender.close(posts, self._batch)
+
+
+def stream_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> StreamWriter:
+    """What a streaming query writes rows of `schema` by.  BadOption where that cannot be."""
+    if overwrite:
+        raise BadOption("output mode complete writes all rows anew each time, and a stream only grows: use append")
+    return StreamWriter(schema, WriteOptions.of(options, is_streaming=True))
+
+
+def batch_writer(schema: StructType, options: Mapping[str, str], overwrite: bool) -> BatchWriter:
+    """What one `save` writes rows of `schema` by.  BadOption where that cannot be."""
+    if overwrite:
+        raise BadOption("a stream only grows and is not overwritten: use mode append")
+    return BatchWriter(schema, WriteOptions.of(options, is_streaming=False))
 
 
 def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, most: int) -> HandedOver:
