@@ -2,7 +2,8 @@
 
 A lake is one folder, on whatever file system Spark is given:
 
-    <lake>/bronze/lines/       events as they came, and `bronze/rejects/` those that are none, with the reason
+    <lake>/landing/            what is being taken in, until it is in bronze
+    <lake>/bronze/kind=lines/  events as they came, and beside them in `kind=rejects` what is none, with the reason
     <lake>/silver/requests/    typed, each line once
     <lake>/silver/sessions/    what one reader did on one stream, over its reconnects
     <lake>/gold/<table>/       figures
@@ -32,16 +33,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its place under the lake, its columns and those that are its key."""
+    """A table: its place under the lake, its columns, those that are its key, and whether it grows by batches."""
 
     place: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    has_batches: bool = False
 
     @property
     def name(self) -> str:
         """The last part of its place."""
-        return self.place.rpartition("/")[2]
+        return self.place.rpartition("/")[2].removeprefix("kind=")
 
     @property
     def ddl(self) -> str:
@@ -55,6 +57,30 @@ _HOUR: Final = Column("hour", "timestamp", "Beginning of the hour.")
 _ROUTE: Final = Column("route", "string", "Configured route, `-` where none matched.")
 _MODE: Final = Column("mode", "string", "`gateway.protocol.mode.Mode`.")
 
+_SOURCE: Final = Column("source", "string", "Name of the file that it came in, or the stream's URL.")
+
+LINES: Final = Table(
+    "bronze/kind=lines",
+    (
+        _DAY,
+        Column("id", "string", "The line's, unique among all lines; NULL from gateways that wrote none."),
+        _SOURCE,
+        Column("line", "string", "As it came."),
+    ),
+    ("id",),
+    has_batches=True,
+)
+REJECTS: Final = Table(
+    "bronze/kind=rejects",
+    (
+        Column("day", "date", "UTC day on which it was taken in; the folder."),
+        _SOURCE,
+        Column("line", "string", "As it came, its first 4,096 characters."),
+        Column("reason", "string", "Why it is no event: `gateway.pipeline.bronze` has the reasons."),
+    ),
+    (),
+    has_batches=True,
+)
 REQUESTS: Final = Table(
     "silver/requests",
     (
@@ -86,6 +112,7 @@ REQUESTS: Final = Table(
         Column("is_final", "boolean", "False for a live read that goes on: the line is no request."),
     ),
     ("id",),
+    has_batches=True,
 )
 SESSIONS: Final = Table(
     "silver/sessions",
@@ -285,15 +312,20 @@ ANOMALIES: Final = Table(
 CURVE: Final = Table(
     "curve/points",
     (
-        Column("policy", "string", "lru, s3-fifo or sieve."),
+        Column(
+            "policy",
+            "string",
+            "s3-fifo, sieve or lru: the gateway's own, which give up whole tapes, in miniature; lru-blocks: the exact "
+            "curve of a least-recently-used cache of blocks, to hold them against.",
+        ),
         Column("cache_bytes", "bigint", "`limits.cache_bytes` that the point is for."),
-        Column("miss_ratio", "double", "References that missed, of all."),
-        Column("byte_miss_ratio", "double", "Bytes that missed, of all."),
+        Column("miss_ratio", "double", "Catch-up reads of which bytes were missing, of all; of blocks for lru-blocks."),
+        Column("byte_miss_ratio", "double", "Bytes that were missing, of all that catch-up reads asked for."),
         Column(
             "error", "double", "Half width of the 95 % interval of byte_miss_ratio, over replicas; NULL when exact."
         ),
-        Column("references", "bigint", "References that were looked at, before sampling."),
-        Column("sampled_keys", "bigint", "Keys that were kept."),
+        Column("references", "bigint", "Catch-up reads (of blocks for lru-blocks) in the log, before sampling."),
+        Column("sampled_keys", "bigint", "Tapes (blocks for lru-blocks) that were kept."),
         Column("rate", "double", "Sampling rate R; 1 is exact."),
     ),
     ("policy", "cache_bytes"),

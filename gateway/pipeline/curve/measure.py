@@ -1,0 +1,224 @@
+"""The step `curve`: silver in, `tables.CURVE` out.
+
+Four curves, over one grid of cache sizes up to what all tapes would cost together.  `lru-blocks` is exact, of a sample
+of blocks; the gateway's policies are played in miniature, on a sample of tapes (see `shards` and `simulate`).  All
+begin with an empty cache at the log's first line, so what is read for the first time there counts as missing, at any
+size: a log of an hour shows less than a log of a day.
+
+What is played is taken once, kept for as long as the step lasts, and sampled so that the work has a bound whatever the
+log's length.  The same lake gives the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from gateway.pipeline import tables
+from gateway.pipeline.curve import references
+from gateway.pipeline.curve.kernel import Ints
+from gateway.pipeline.curve.references import BLOCK_BYTES, Placement
+from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, Misses, curve_of, lru_curve, threshold
+from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.lake import Lake
+from gateway.tape.eviction import POLICIES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+BLOCKS_POLICY: Final = "lru-blocks"
+
+_BLOCKS: Final = 100_000
+"""Blocks that are looked at, about: twice what an error of 0.01 takes."""
+_REFERENCES: Final = 5_000_000
+"""References to them, at most, about: a minute's work, and some 600 MB of the one task that has them all."""
+_TAPES: Final = 20_000
+_READS: Final = 80_000
+"""Tapes and reads that are played, about; each is played once for every policy and size, and again in a part."""
+_POINTS: Final = 20
+_STRIDE: Final = 4
+_SMALLEST: Final = 1 << 20
+_LEAST_SHARE: Final = 1 / 1024
+"""Of the working set: a smaller cache is nobody's wish."""
+_ALL_TAPES: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the step found."""
+
+    placement: Placement
+    policies: tuple[str, ...]
+    points: int
+    """Sizes of each curve."""
+    block_rate: float
+    tape_rate: float
+
+    def __str__(self) -> str:
+        if not self.points:
+            return "curve: no catch-up reads, so no curve"
+        found = self.placement
+        return (
+            f"curve: {self.points} sizes of {', '.join(self.policies)} from {found.counted:,} catch-up reads of "
+            f"{found.tapes:,} tapes ({found.working_bytes:,} bytes); of blocks {_share(self.block_rate)} were looked "
+            f"at, of tapes {_share(self.tape_rate)}; {found.loose:,} reads loosely placed, {found.empty:,} not at all"
+        )
+
+
+def _share(rate: float) -> str:
+    return "all" if rate >= 1 else f"{rate:.2%}"
+
+
+def measure_curve(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    sizes: Sequence[int] | None = None,
+    rate: float | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    policies: Sequence[str] = tuple(POLICIES),
+    progress: Callable[[str], None] = lambda line: None,
+) -> Measured:
+    """Compute the curves of the lake's silver and write them; PipelineFailed for arguments that make no sense.
+
+    `sizes` are cache sizes in bytes, by default a geometric grid; `rate` is the share of blocks and of tapes that is
+    looked at, by default as large as the work's bound allows; `policies` are the gateway's that are played.
+    """
+    if rate is not None and not 0 < rate <= 1:
+        raise PipelineFailed(f"rate: expected more than 0 and at most 1, got {rate}")
+    if sizes is not None and (not sizes or min(sizes) < 1):
+        raise PipelineFailed("sizes: expected one at least, each a positive number of bytes")
+    if block_bytes < 1:
+        raise PipelineFailed(f"block_bytes: expected a positive number, got {block_bytes}")
+    if unknown := [policy for policy in policies if policy not in POLICIES]:
+        raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
+    progress("curve: placing offsets")
+    reads = references.placed(references.reads_of(lake.read(spark, tables.REQUESTS))).persist()
+    try:
+        found = references.placement(reads, block_bytes)
+        if not found.counted:
+            lake.replace(spark.createDataFrame([], tables.CURVE.ddl), tables.CURVE)
+            return Measured(found, (), 0, 1.0, 1.0)
+        grid = np.array(sorted(set(sizes)) if sizes else grid_of(found.working_bytes), np.int64)
+        progress(f"curve: exact distances of {found.blocks:,} blocks")
+        blocks = _lru(reads, grid, found, rate, block_bytes)
+        progress(f"curve: {', '.join(policies)} in miniature")
+        played = _miniatures(spark, reads, grid, found, rate, policies)
+    finally:
+        reads.unpersist()
+    rows = _rows(BLOCKS_POLICY, blocks, found.counted_touched)
+    for policy, curve in played.items():
+        rows += _rows(policy, curve, found.counted)
+    lake.replace(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
+    tape_rate = next((curve.rate for curve in played.values()), 1.0)
+    return Measured(found, (BLOCKS_POLICY, *played), len(grid), blocks.rate, tape_rate)
+
+
+def grid_of(working_bytes: int) -> list[int]:
+    """Cache sizes from little to everything, each the same factor larger than the one before it."""
+    smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
+    return sorted({int(np.ceil(size)) for size in np.geomspace(smallest, working_bytes, _POINTS)} | {working_bytes})
+
+
+def _lru(reads: DataFrame, grid: Ints, found: Placement, rate: float | None, block_bytes: int) -> Curve:
+    if rate is None:
+        rate = min(1.0, _BLOCKS / max(1, found.blocks), _REFERENCES / max(1, found.touched))
+    return lru_curve(
+        references.blocks_of(reads, block_bytes),
+        grid,
+        references=found.counted_touched,
+        asked_bytes=found.counted_bytes,
+        rate=rate,
+    )
+
+
+def _miniatures(
+    spark: SparkSession, reads: DataFrame, grid: Ints, found: Placement, rate: float | None, policies: Sequence[str]
+) -> dict[str, Curve]:
+    uses = references.uses_of(reads, USE_US)
+    kept = threshold(rate) if rate is not None else _affordable(uses, found.tapes)
+    rate = kept / SPACE
+    sample = uses.where(_place_of("tape") < kept).toArrow()
+    shared = spark.sparkContext.broadcast(sample)
+    # Each task plays some of the large caches and some of the small, which have more to give up.
+    jobs = [(policy, grid[first::_STRIDE].tolist()) for policy in policies for first in range(_STRIDE)]
+
+    def run(job: tuple[str, list[int]]) -> dict[tuple[str, int], list[Missed]]:
+        policy, sizes = job
+        parts = parted(in_order(shared.value), rate)
+        return {(policy, size): [play(policy, size * share, part) for share, part in parts] for size in sizes}
+
+    try:
+        outcome = {
+            key: missed
+            for found_by_one in spark.sparkContext.parallelize(jobs, len(jobs)).map(run).collect()
+            for key, missed in found_by_one.items()
+        }
+    finally:
+        shared.destroy()
+    keys = len(np.unique(sample["tape"].to_numpy()))
+
+    def misses(policy: str, part: int) -> Misses:
+        played = [outcome[policy, int(size)][part] for size in grid]
+        return Misses(np.array([one.reads for one in played]), np.array([one.bytes for one in played]), keys)
+
+    def curve(policy: str) -> Curve:
+        whole, *parts = (misses(policy, part) for part in range(len(outcome[policy, int(grid[0])])))
+        return curve_of(whole, parts, grid, references=found.counted, asked_bytes=found.counted_bytes, rate=rate)
+
+    return {policy: curve(policy) for policy in policies}
+
+
+def _place_of(key: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.pmod(f.col(key), f.lit(SPACE))
+
+
+def _affordable(uses: DataFrame, tapes: int) -> int:
+    """The threshold up to which the tapes, and their uses, are about as many as are to be played."""
+    from pyspark.sql import functions as f
+
+    kept = threshold(min(1.0, _TAPES / tapes))
+    steps = 256
+    step = f.floor(_place_of("tape") * steps / kept).alias("step")
+    counts = uses.where(_place_of("tape") < kept).groupBy(step).count().collect()
+    by_step = np.zeros(steps, np.int64)
+    for row in counts:
+        by_step[row[0]] = row[1]
+    affordable = int(np.searchsorted(np.cumsum(by_step), _READS, side="right"))
+    return max(1, kept * max(1, affordable) // steps)
+
+
+def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:
+    """A sample of tapes at `rate`: all of it, and, where it is not everything, each of its parts; each with the share
+    of all tapes that it stands for."""
+    out = [(rate, reads)]
+    if rate < 1:
+        parts: list[list[Read]] = [[] for _ in range(REPLICAS)]
+        for read in reads:
+            parts[(read.tape >> 24) % REPLICAS].append(read)
+        out += [(rate / REPLICAS, part) for part in parts]
+    return out
+
+
+def in_order(sample: pa.Table) -> list[Read]:
+    """Uses in the order of time, in which ties go by what is read."""
+    columns = {name: sample[name].to_numpy() for name in Read._fields}
+    order = np.lexsort((columns["high"], columns["low"], columns["tape"], columns["at"]))
+    return list(map(Read, *(columns[name][order].tolist() for name in Read._fields)))
+
+
+def _rows(policy: str, curve: Curve, references: int) -> list[tuple[object, ...]]:
+    errors = [None] * len(curve.cache_bytes) if curve.error is None else curve.error.tolist()
+    return [
+        (policy, size, miss, byte_miss, error, references, curve.sampled_keys, curve.rate)
+        for size, miss, byte_miss, error in zip(
+            curve.cache_bytes.tolist(), curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), errors, strict=True
+        )
+    ]

@@ -1,0 +1,256 @@
+"""From silver to references: which bytes of which tape each read asked for, and which blocks those are.
+
+A tape is what one route remembers of one stream for those who share it, as long as the stream is one and the same: a
+DELETE, and a second PUT that creates it, begin another (a stream that expires in between is not seen to).  `scale`
+lays each tape's offsets on a scale of bytes; a read's bytes lie between the two that it names.
+
+What references what:
+
+- A catch-up read that was answered with bytes is a question to the cache, and is counted.
+- Long-polls and SSE bring bytes to the tape and keep it in use, as they do in the gateway, but are no questions to it:
+  whatever its size, live bytes come from the origin once.  So they are played, and not counted.
+- An SSE line says where its reader began and where he is.  Its bytes are the last of those between, as many as were
+  sent (framing makes that a little more), so that a connection's many lines do not read the beginning again each time.
+- A read that was refused, failed, relayed or cut off references nothing.
+
+A read whose answer was coded tells no length.  It is placed by those of others, and where there are none it is empty:
+`Placement` counts such reads, those placed loosely, and those left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.pipeline.curve.scale import Step, place
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+from gateway.protocol.offsets import NOW, START
+from gateway.tape.tape import TAPE_COST, TOKEN_COST
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+BLOCK_BYTES: Final = 64 * 1024
+"""Bytes of a block; smaller ones follow the reads more closely and are more to count."""
+
+READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
+FROM_TAPE: Final = (
+    Outcome.HIT,
+    Outcome.REVALIDATED,
+    Outcome.JOINED,
+    Outcome.MISS,
+    Outcome.COLLAPSED,
+    Outcome.FOLLOWED,
+    Outcome.STALE_IF_ERROR,
+)
+"""How a read was answered that the tape had a part in."""
+
+_BUCKETS: Final = 64
+"""Groups of tapes whose offsets are placed together: enough for a cluster's cores, few enough to be worth a call."""
+_PLACED: Final = "step bigint, low bigint, high bigint, extent bigint, tokens bigint, is_loose boolean"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How well a log's reads could be placed."""
+
+    reads: int
+    """Reads of silver that the tape had a part in."""
+    counted: int
+    """Catch-up reads among them whose bytes are known."""
+    counted_bytes: int
+    """Bytes that those asked for."""
+    loose: int
+    """Reads at an offset that no known length leads to: what lies before it is taken as shorter than it is."""
+    empty: int
+    """Reads whose answer had bytes, of which no length is known: they reference nothing."""
+    tapes: int
+    working_bytes: int
+    """What all tapes would cost together."""
+    blocks: int
+    touched: int
+    """References to blocks."""
+    counted_touched: int
+    """Those of them that are catch-up reads'."""
+
+
+def reads_of(requests: DataFrame) -> DataFrame:
+    """The reads of silver's `requests` that name a tape and two offsets.
+
+    Columns: `at` (microseconds), `read` (breaks ties), `tape`, `step` (both hashes), `start`, `end`, `sent`, `length`
+    (NULL where what was sent tells none), `is_counted`, `is_tail` (its bytes are the last of those between).
+    """
+    from pyspark.sql import functions as f
+
+    start = f.coalesce(f.col("start"), f.lit(START))
+    is_plain = f.col("coding").isNull()
+    reads = requests.where(
+        f.col("mode").isin(*READS)
+        & f.col("outcome").isin(*FROM_TAPE)
+        & f.col("status").isin(200, 204)
+        & f.col("next_offset").isNotNull()
+        & (start != NOW)
+    )
+    begun = _incarnations(requests)
+    path = f.substring_index("stream", "?", 1)
+    reads = (
+        reads.withColumn("path", path)
+        .join(begun, ["route", "path"], "left")
+        .withColumn("incarnation", f.expr("coalesce(size(filter(begun, one -> one <= time)), 0)"))
+    )
+    owner = [f.coalesce(f.col(name), f.lit("")) for name in ("route", "partition", "stream")]
+    return reads.select(
+        f.unix_micros("time").alias("at"),
+        f.xxhash64(f.coalesce(f.col("id"), f.lit("")), "stream", start, "next_offset", "sent_bytes").alias("read"),
+        f.xxhash64(*owner, "incarnation").alias("tape"),
+        f.xxhash64(*owner, "incarnation", start, "next_offset").alias("step"),
+        start.alias("start"),
+        f.col("next_offset").alias("end"),
+        f.col("sent_bytes").alias("sent"),
+        f.when(is_plain & (f.col("mode") != Mode.SSE), f.col("sent_bytes")).alias("length"),
+        (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
+        ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
+    )
+
+
+def _incarnations(requests: DataFrame) -> DataFrame:
+    """By route and path, when a stream was begun anew.  Most never are, and those are not in it."""
+    from pyspark.sql import functions as f
+
+    is_deletion = (f.col("mode") == Mode.DELETE) & f.col("status").between(200, 299)
+    is_creation = (f.col("mode") == Mode.CREATE) & (f.col("status") == 201)
+    return (
+        requests.where(is_deletion | is_creation)
+        .groupBy("route", f.substring_index("stream", "?", 1).alias("path"))
+        .agg(f.sort_array(f.collect_list("time")).alias("begun"))
+        .where(f.size("begun") > 1)
+    )
+
+
+def placed(reads: DataFrame) -> DataFrame:
+    """`reads` with their place: `low` and `high` (bytes from the tape's beginning), the tape's `extent` and `tokens`
+    (offsets that its readers named), and whether the place `is_loose`."""
+    from pyspark.sql import functions as f
+
+    steps = reads.groupBy("tape", "step", "start", "end").agg(f.max("length").alias("length"))
+    scales = steps.groupBy(f.pmod("tape", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(_place_bucket, _PLACED)
+    # From the left: the one side that may be small enough to be sent to all is that of the scales.
+    found = reads.drop("start", "end").join(scales, "step", "left")
+    places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
+    found = found.select(
+        *reads.drop("start", "end").columns, *places, f.coalesce("is_loose", f.lit(True)).alias("is_loose")
+    )
+    last = f.greatest(f.col("low"), f.col("high") - f.col("sent"))
+    return found.withColumn("low", f.when(f.col("is_tail"), last).otherwise(f.col("low")))
+
+
+def _place_bucket(table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    table = table.sort_by([("tape", "ascending"), ("step", "ascending")])
+    rows = zip(*(table[name].to_pylist() for name in ("tape", "step", "start", "end", "length")), strict=True)
+    out: tuple[list[Any], ...] = ([], [], [], [], [], [])
+    for _, group in groupby(rows, key=itemgetter(0)):
+        for row in _place_tape(list(group)):
+            for column, value in zip(out, row, strict=True):
+                column.append(value)
+    types = [pa.int64()] * 5 + [pa.bool_()]
+    names = ["step", "low", "high", "extent", "tokens", "is_loose"]
+    return pa.table([pa.array(column, kind) for column, kind in zip(out, types, strict=True)], names)
+
+
+def _place_tape(rows: list[tuple[int, int, str, str, int | None]]) -> Iterator[tuple[Any, ...]]:
+    scale = place(Step(start, end, length) for _, _, start, end, length in rows)
+    tokens = len(scale.positions)
+    extent = scale.extent
+    for _, step, start, end, _ in rows:
+        low, high = scale.positions.get(start), scale.positions.get(end)
+        if low is not None and high is not None:
+            is_loose = start in scale.loose or end in scale.loose
+            yield step, low, max(low, high), extent, tokens, is_loose
+
+
+def cost(extent: Column, tokens: Column) -> Column:
+    """What a tape of that many bytes and offsets is charged for, as `gateway.tape.tape` charges."""
+    return extent + TAPE_COST + TOKEN_COST * tokens
+
+
+def placement(reads: DataFrame, block_bytes: int) -> Placement:
+    """How well these placed reads could be placed, and how much there is of them."""
+    from pyspark.sql import functions as f
+
+    size = f.col("high") - f.col("low")
+    touched = f.expr(f"if(high > low, (high - 1) div {block_bytes} - low div {block_bytes} + 1, 0)")
+    tape = reads.groupBy("tape").agg(
+        f.first("extent").alias("extent"),
+        f.first("tokens").alias("tokens"),
+        f.count("*").alias("reads"),
+        f.count_if(f.col("is_counted") & (size > 0)).alias("counted"),
+        f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),
+        f.count_if("is_loose").alias("loose"),
+        f.count_if((size == 0) & (f.col("sent") > 0) & f.col("length").isNull()).alias("empty"),
+        f.sum(touched).alias("touched"),
+        f.sum(f.when(f.col("is_counted"), touched)).alias("counted_touched"),
+    )
+    row = tape.agg(
+        f.sum("reads"),
+        f.sum("counted"),
+        f.sum("counted_bytes"),
+        f.sum("loose"),
+        f.sum("empty"),
+        f.count("*"),
+        f.sum(cost(f.col("extent"), f.col("tokens"))),
+        f.sum(f.ceil(f.col("extent") / block_bytes)),
+        f.sum("touched"),
+        f.sum("counted_touched"),
+    ).collect()[0]
+    return Placement(*(int(value or 0) for value in row))
+
+
+def blocks_of(reads: DataFrame, block_bytes: int) -> DataFrame:
+    """One row for each block that a placed read touches.
+
+    Columns: `at`, `read`, `block`, `key` (hash of tape and block), `low` and `high` (bytes within the block), `size`
+    (what the block costs: its bytes as the log knows them, and its share of what the tape costs beside), `is_counted`.
+    """
+    from pyspark.sql import functions as f
+
+    reads = reads.where("high > low").withColumn(
+        "block", f.explode(f.expr(f"sequence(low div {block_bytes}, (high - 1) div {block_bytes})"))
+    )
+    begin = f.col("block") * block_bytes
+    beside = cost(f.lit(0), f.col("tokens"))
+    blocks = f.ceil(f.col("extent") / block_bytes)
+    return reads.select(
+        "at",
+        "read",
+        "block",
+        f.xxhash64("tape", "block").alias("key"),
+        f.greatest(f.col("low") - begin, f.lit(0)).alias("low"),
+        f.least(f.col("high") - begin, f.lit(block_bytes)).alias("high"),
+        (f.least(f.col("extent") - begin, f.lit(block_bytes)) + f.ceil(beside / blocks)).alias("size"),
+        "is_counted",
+    )
+
+
+def uses_of(reads: DataFrame, use_us: int) -> DataFrame:
+    """One row for all placed reads of the same bytes within one use, as `simulate.Read` has it: of a thousand readers
+    who are woken together, one brings the bytes and the others find them."""
+    from pyspark.sql import functions as f
+
+    per_byte = 1 + TOKEN_COST * f.col("tokens") / f.greatest(f.col("extent"), f.lit(1))
+    return (
+        reads.groupBy("tape", "low", "high", f.floor(f.col("at") / use_us))
+        .agg(
+            f.min("at").alias("at"),
+            f.first(per_byte).alias("cost_per_byte"),
+            f.count("*").alias("times"),
+            f.count_if("is_counted").alias("counted"),
+        )
+        .select("at", "tape", "low", "high", "cost_per_byte", "times", "counted")
+    )

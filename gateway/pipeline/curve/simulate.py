@@ -1,0 +1,154 @@
+"""What the gateway's own policies would have had: its library in miniature.
+
+The gateway gives up whole tapes, and its policies are told of *uses*, not of requests: an order that no stack distance
+knows.  So the reads are played through the policies themselves (`gateway.tape.eviction`), with what
+`gateway.tape.library` does around them and nothing else: a tape is charged for when it is opened, its bytes and offsets
+when they are laid, room is made at the cost of other tapes before its own, requests within `USE_S` are one use.  No
+bytes are moved: a tape here is which runs of its stream it holds.
+
+For a log that is too long, a sample of the *tapes* is played with a cache as much smaller (Waldspurger et al., USENIX
+ATC 2017); a size at which that would hold no tape says little, and its error shows it.  Pure, but for the sample, which
+`measure` takes.
+
+What is left out: live readers keep a record of theirs that was given up (its bytes go all the same), coded bodies that
+the gateway may lend part of the budget to, and what an origin sends beyond what was missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gateway.tape.block import SEAL_BYTES
+from gateway.tape.eviction import POLICIES, Eviction
+from gateway.tape.library import USE_S
+from gateway.tape.tape import TAPE_COST
+
+USE_US: Final = int(USE_S * 1_000_000)
+
+
+class Read(NamedTuple):
+    """Reads of one run of a tape's bytes, within one use of it."""
+
+    at: int
+    """Microseconds."""
+    tape: int
+    low: int
+    high: int
+    cost_per_byte: float
+    """What a byte of it costs on the tape: the offsets between are charged for too."""
+    times: int
+    """How many there were.  They ask for the same bytes within `USE_S`, so that the first brings them for all."""
+    counted: int
+    """How many of them are counted."""
+
+
+@dataclass(slots=True)
+class Missed:
+    """What one cache did not have."""
+
+    reads: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Tape:
+    """What is held of one tape."""
+
+    used_at: int
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """Where it has bytes, in order, none touching another."""
+    cost: float = TAPE_COST
+
+
+class MiniatureLibrary:
+    """The library's books, without the bytes."""
+
+    def __init__(self, policy: str, budget_bytes: float) -> None:
+        self.cost = 0.0
+        self._budget = budget_bytes
+        self._eviction: Eviction[int] = POLICIES[policy]()
+        self._tapes: dict[int, _Tape] = {}
+
+    def read(self, read: Read) -> int:
+        """Play one read; how many of its bytes were not there."""
+        key = read.tape
+        tape = self._tapes.get(key)
+        if tape is None:
+            tape = self._tapes[key] = _Tape(read.at)
+            self._eviction.admit(key)
+            self.cost += TAPE_COST
+            self._make_room(key, tape, read.cost_per_byte)
+        elif read.at - tape.used_at >= USE_US:
+            tape.used_at = read.at
+            self._eviction.touch(key)
+        missing = _missing(tape.runs, read.low, read.high)
+        if missing:
+            _lay(tape.runs, read.low, read.high)
+            cost = missing * read.cost_per_byte
+            tape.cost += cost
+            self.cost += cost
+            self._eviction.admit(key)
+            self._make_room(key, tape, read.cost_per_byte)
+        return missing
+
+    def _make_room(self, key: int, tape: _Tape, cost_per_byte: float) -> None:
+        while self.cost > self._budget:
+            victim = self._eviction.victim(key)
+            if victim is not None:
+                self.cost -= self._tapes.pop(victim).cost
+                continue
+            freed = _drop_oldest(tape.runs) * cost_per_byte
+            if not freed:
+                return
+            tape.cost -= freed
+            self.cost -= freed
+
+
+def play(policy: str, budget_bytes: float, reads: Iterable[Read]) -> Missed:
+    """Play reads, in the order of time, through a library of this budget; what it would not have had."""
+    library = MiniatureLibrary(policy, budget_bytes)
+    missed = Missed()
+    take: Callable[[Read], int] = library.read
+    for read in reads:
+        missing = take(read)
+        if missing and read.counted:
+            missed.reads += 1
+            missed.bytes += missing
+    return missed
+
+
+def _missing(runs: list[tuple[int, int]], low: int, high: int) -> int:
+    """How many bytes between `low` and `high` are in no run."""
+    missing = high - low
+    for begin, end in runs:
+        if begin < high and end > low:
+            missing -= min(end, high) - max(begin, low)
+    return missing
+
+
+def _lay(runs: list[tuple[int, int]], low: int, high: int) -> None:
+    """Add the run to those it touches."""
+    apart = []
+    for begin, end in runs:
+        if end < low or begin > high:
+            apart.append((begin, end))
+        else:
+            low, high = min(low, begin), max(high, end)
+    apart.append((low, high))
+    apart.sort()
+    runs[:] = apart
+
+
+def _drop_oldest(runs: list[tuple[int, int]]) -> int:
+    """Give up the first block, as large as the tape's grow; how many bytes that was."""
+    if not runs:
+        return 0
+    begin, end = runs[0]
+    freed = min(SEAL_BYTES, end - begin)
+    if begin + freed == end:
+        del runs[0]
+    else:
+        runs[0] = (begin + freed, end)
+    return freed

@@ -1,0 +1,91 @@
+"""Traces to measure by: what is referenced, in which order, and how large it is.
+
+Made in the style of the traces that papers on caches use, because those themselves are gigabytes: skewed popularity,
+scans through it, and what object stores and block devices are known for: bursts, loops and drifting popularity.
+All come from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from gateway.pipeline.curve.kernel import Ints, Trace
+
+LARGEST: Final = 64_000
+
+
+def trace_of(objects: Ints, seed: int = 7) -> Trace:
+    """References to whole blocks of different sizes; a key is a hash, as those of the pipeline are."""
+    names, numbers = np.unique(objects, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(-(2**63), 2**63 - 1, len(names), np.int64)[numbers]
+    sizes = np.minimum(LARGEST, rng.lognormal(8.5, 1.2, len(names)).astype(np.int64) + 64)[numbers]
+    return Trace(keys, sizes, np.zeros(len(keys), np.int64), sizes, np.ones(len(keys), np.bool_))
+
+
+def only(trace: Trace, is_kept: np.ndarray) -> Trace:
+    """The references of a sample."""
+    columns = (trace.keys, trace.sizes, trace.lows, trace.highs, trace.is_counted)
+    return Trace(*(column[is_kept] for column in columns))
+
+
+def _zipf(rng: np.random.Generator, objects: int, exponent: float, count: int) -> Ints:
+    reach = np.cumsum(1 / np.arange(1, objects + 1) ** exponent)
+    return np.asarray(np.searchsorted(reach, rng.random(count) * reach[-1]), np.int64)
+
+
+def skewed(rng: np.random.Generator, objects: int, count: int) -> Ints:
+    """Zipf's law, and nothing else."""
+    return _zipf(rng, objects, 0.8, count)
+
+
+def scanned(rng: np.random.Generator, objects: int, count: int) -> Ints:
+    """Every now and then a job goes once through things that nobody else reads."""
+    half = _zipf(rng, objects // 2, 0.9, count)
+    scan = max(1, count // 40)
+    for number, begin in enumerate(range(scan, count - scan, 4 * scan)):
+        half[begin : begin + scan] = objects // 2 + np.arange(scan) + number * scan // 2
+    return half
+
+
+def drifting(rng: np.random.Generator, objects: int, count: int) -> Ints:
+    """The newest are the popular ones, as in a feed."""
+    newest = np.arange(count) * (objects * 9 // 10) // count
+    return newest + objects // 10 - np.minimum(_zipf(rng, objects // 10, 0.7, count), objects // 10)
+
+
+def bursty(rng: np.random.Generator, objects: int, count: int) -> Ints:
+    """Each thing is read twice in a short while, some come back much later, as on a block device."""
+    bursts = count // 2
+    starts = np.sort(rng.random(bursts))
+    what = np.where(rng.random(bursts) < 0.3, _zipf(rng, objects, 0.6, bursts), rng.integers(0, objects, bursts))
+    at = np.repeat(starts, 2) + rng.exponential(0.0005, 2 * bursts)
+    return np.repeat(what, 2)[np.argsort(at, kind="stable")].astype(np.int64)
+
+
+def looping(rng: np.random.Generator, objects: int, count: int) -> Ints:
+    """A monitor that goes through a third of everything in turn, between readers of the rest."""
+    third = objects // 3
+    out = third + _zipf(rng, objects - third, 0.8, count)
+    is_loop = rng.random(count) < 0.4
+    out[is_loop] = np.arange(int(is_loop.sum())) % third
+    return out
+
+
+TRACES: Final[dict[str, Callable[[np.random.Generator, int, int], Ints]]] = {
+    "skewed": skewed,
+    "scanned": scanned,
+    "drifting": drifting,
+    "bursty": bursty,
+    "looping": looping,
+}
+
+
+def sizes_of(trace: Trace, points: int, least_share: float = 0.01) -> Ints:
+    """Cache sizes up to the bytes of all that is referenced."""
+    _, first = np.unique(trace.keys, return_index=True)
+    everything = int(trace.sizes[first].sum())
+    return np.unique(np.geomspace(max(2 * LARGEST, everything * least_share), everything, points).astype(np.int64))
