@@ -1,4 +1,4 @@
-"""The command line: `dev`, `serve`, `origin` and `check` here, and the clients of `gateway/commands/`.
+"""The command line: `dev`, `serve`, `origin` and `check` here, the clients of `gateway/commands/`, and the pipeline.
 
 Each command here turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for
 every port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
@@ -43,6 +43,8 @@ from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
 from gateway.config_values import Address, parse_address, parse_bytes
+from gateway.pipeline.cli import pipeline
+from gateway.pipeline.errors import PipelineFailed
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
@@ -107,7 +109,7 @@ def _exit_status() -> int:
     except (TyperException, ConfigError) as error:
         _complain(error.format_message() if isinstance(error, TyperException) else str(error))
         return MISUSED
-    except (FailedToRunError, CommandFailed) as error:
+    except (FailedToRunError, CommandFailed, PipelineFailed) as error:
         _complain(str(error))
         return FAILED
     except (Abort, KeyboardInterrupt, asyncio.CancelledError):
@@ -227,6 +229,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
 
 for _command in (tail, append, bench, top, streams, purge, drain, reload):
     app.command()(_command)
+app.add_typer(pipeline)
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------

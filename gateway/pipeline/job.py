@@ -1,0 +1,15 @@
+"""What `spark-submit` is given: the commands of `durable-gateway pipeline`, on the cluster that it was told of.
+
+    spark-submit --master … --py-files durable-gateway.zip gateway/pipeline/job.py run SOURCE --lake s3a://…
+
+The zip holds the packages `gateway` and `pyspark_durable_streams`: a wheel by another name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.pipeline.cli import submitted
+
+if __name__ == "__main__":
+    sys.exit(submitted())

