@@ -6,15 +6,20 @@ eviction forgets bytes, never facts: a stream that someone follows stays, with a
 What it tells the policy is *uses*, not requests.  A client that reads a stream once asks for it at least twice in a row
 (what there is, then the tail), so requests within `USE_S` of a use are that same use: the correlated reference period
 of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Without it no reader would ever look like one that came only once.
+
+Two kinds of streams are told apart by wish.  Those of the `reserve` are unknown to the policy while they are kept, so
+that it cannot choose them.  Those that are `shunned` hold bytes only while somebody needs their record: for the live
+readers of one, say, whose follower lays what it brings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.metrics_seam import Recorder
 from gateway.tape.eviction import Eviction
+from gateway.tape.reserve import Reserve
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST, Tape
 
@@ -56,6 +61,13 @@ class Library:
         self._tagged: dict[str, dict[Stream, None]] = {}
         """Streams by each of their surrogate keys."""
         self._count = 0
+        self.reserve = Reserve()
+        """Streams that are not given up for others."""
+        self._reserve_share = 0.0
+        self._shunned: frozenset[StreamKey] = frozenset()
+        """Streams that are not to hold bytes, by the keys of those who show no credentials."""
+        self.unlaid_bytes = 0
+        """Bytes that were not laid for that."""
         self.holdings: dict[str, Holding] = {}
         """What is held, by route."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
@@ -134,7 +146,7 @@ class Library:
             group[key] = stream
             self._count += 1
             self._held(stream, 1, 0, 0)
-            self._eviction.admit(key)
+            self._admit(stream, 0)
             self._charge(stream, TAPE_COST)
         else:
             self._used(stream, now)
@@ -157,11 +169,79 @@ class Library:
         before, blocks = stream.tape.cost, stream.tape.block_count
         stream.tape.lay(start, end, pieces, now)
         self._held(stream, 0, stream.tape.block_count - blocks, 0)
-        self._eviction.admit(stream.key)
+        self._admit(stream, before)
         if stream.is_followed:
             # Live readers ask once and are sent what is laid: each of it is a use.
             self._used(stream, now)
         self._charge(stream, stream.tape.cost - before)
+
+    def _admit(self, stream: Stream, cost: int) -> None:
+        """The stream, charged with `cost` so far, can be given up from now on, unless it is kept."""
+        key = stream.key
+        if not self.reserve:
+            self._eviction.admit(key)
+        elif key not in self.reserve:
+            if self.reserve.take(key, cost):
+                self._eviction.forget(key)
+            else:
+                self._eviction.admit(key)
+
+    def wish(self, reserved: Iterable[StreamKey], share: float, shunned: Collection[StreamKey]) -> None:
+        """Keep the `reserved` when others are given up, the first of them rather than the last, while they take no more
+        than `share` of the budget; and have the `shunned` hold no bytes.  From here on, in place of any wish before."""
+        self._reserve_share = share
+        self._let_go(self.reserve.wish(reserved, int(self.budget_bytes * share)))
+        for key in self.reserve.wished:
+            stream = self.find(key)
+            if stream is not None:
+                self._admit(stream, stream.tape.cost)
+        self._shunned = frozenset(shunned)
+        if self._shunned:
+            for stream in list(self):
+                if not stream.pins:
+                    self._bare(stream)
+
+    def _let_go(self, keys: Iterable[StreamKey]) -> None:
+        """These are streams like any other from here on."""
+        for key in keys:
+            if self.find(key) is not None:
+                self._eviction.admit(key)
+
+    def _yield(self) -> bool:
+        """Let the least worthwhile of those that are kept go, because the budget comes first; False where none is."""
+        key = self.reserve.pop_last()
+        if key is None:
+            return False
+        self._let_go([key])
+        return True
+
+    def is_shunned(self, stream: Stream) -> bool:
+        """Whether no bytes are to be held of the stream, whoever shares it."""
+        key = stream.key
+        return bool(self._shunned) and key._replace(partition=key.share) in self._shunned
+
+    def pass_over(self, size: int) -> None:
+        """So many bytes of a shunned stream were delivered without being laid."""
+        self.unlaid_bytes += size
+
+    def _bare(self, stream: Stream) -> None:
+        """Have a shunned stream hold no bytes, nor anything be kept that was made of them.  What is known of it stays
+        true."""
+        if stream.ended is not None or not self.is_shunned(stream):
+            return
+        if stream.tape.block_count:
+            self._strip(stream)
+            self._recorder.cache(self.cost + self.lent, self._count)
+        else:
+            self.call_back(stream)
+
+    def _strip(self, stream: Stream) -> None:
+        """Drop a stream's bytes and no facts."""
+        blocks = stream.tape.block_count
+        freed = stream.tape.drop_all()
+        self.cost -= freed
+        self._held(stream, 0, -blocks, -freed)
+        self.call_back(stream)
 
     def drop(self, stream: Stream, why: End) -> bool:
         """End one stream; False when it had ended before.  The caller ends its live readers."""
@@ -185,6 +265,7 @@ class Library:
         self._count -= 1
         self.cost -= stream.tape.cost
         self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)
+        self.reserve.forget(stream.key)
         stream.tape.drop_all()
         self.call_back(stream)
         self._recorder.cache(self.cost + self.lent, self._count)
@@ -218,8 +299,10 @@ class Library:
         if stream.tape.block_count == 0 and (stream.lifetime is None or stream.tape.tail is None):
             self.drop(stream, End.EVICTED)
             return
+        if self._shunned:
+            self._bare(stream)
         # It may have lost its place in the order together with its bytes, while it could not be given up.
-        self._eviction.admit(stream.key)
+        self._admit(stream, stream.tape.cost)
         self._charge(stream, 0)
 
     def lend(self, size: int, borrower: Stream) -> bool:
@@ -249,11 +332,18 @@ class Library:
         holding.tapes += tapes
         holding.blocks += blocks
         holding.cost += cost
+        if cost and self.reserve:
+            self._let_go(self.reserve.changed(stream.key, cost))
 
     def resize(self, budget_bytes: int) -> None:
         """Keep to another budget from here on."""
         self.budget_bytes = budget_bytes
+        if self.reserve:
+            self._let_go(self.reserve.bound(int(budget_bytes * self._reserve_share)))
         self._make_room(None, may_shorten=False)
+        while self.cost + self.lent > budget_bytes and self._yield():
+            # What is lent may have left less room than their share of the budget.
+            self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta
@@ -271,6 +361,8 @@ class Library:
                 blocks = stream.tape.block_count
                 freed = stream.tape.drop_oldest()
                 if not freed:
+                    if self._yield():
+                        continue
                     break
                 self.cost -= freed
                 self._held(stream, 0, stream.tape.block_count - blocks, -freed)
@@ -281,11 +373,7 @@ class Library:
                 assert victim is not None
                 self._recorder.eviction(1, key.route)
                 if victim.pins:
-                    blocks = victim.tape.block_count
-                    freed = victim.tape.drop_all()
-                    self.cost -= freed
-                    self._held(victim, 0, -blocks, -freed)
-                    self.call_back(victim)
+                    self._strip(victim)
                 else:
                     self._remove(victim, End.EVICTED)
         self._recorder.cache(self.cost + self.lent, self._count)
