@@ -121,7 +121,7 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
         (["ingest", "nowhere.log"], 1, "nowhere.log: no such file"),
         (["ingest", "ftp://host/log"], 1, "ftp://host/log: a source is"),
         (["aggregate", "--conf", "nonsense"], 2, "'nonsense': expected KEY=VALUE"),
-        (["plan", "--target", "2"], 2, "2"),
+        (["plan", "--target", "2"], 2, "'--target'"),
         (["ingest"], 2, "SOURCE"),
     ],
 )

@@ -1,0 +1,41 @@
+"""The tables fit together, and the page that lists them lists what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.pipeline import tables
+from gateway.pipeline.tables import Table
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+EVERY = [found for found in vars(tables).values() if isinstance(found, Table)]
+
+
+def listed() -> str:
+    """The page's tables, from those of the code."""
+    parts = []
+    for table in EVERY:
+        rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in table.columns]
+        key = ", ".join(f"`{name}`" for name in table.key)
+        parts.append(f"### {table.place}\n\nOne row for each {key}.\n\n| column | type | |\n|---|---|---|\n")
+        parts.append("\n".join(rows) + "\n\n")
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+@pytest.mark.parametrize("table", EVERY, ids=lambda table: table.place)
+def test_a_key_is_made_of_columns_and_what_is_cut_by_day_has_one(table: Table) -> None:
+    names = [column.name for column in table.columns]
+    assert len(set(names)) == len(names)
+    assert set(table.key) <= set(names)
+    assert ("day" in names) == table.place.startswith(("bronze/", "silver/", "gold/"))
+
+
+def test_no_two_tables_lie_in_one_place() -> None:
+    assert len({table.place for table in EVERY}) == len(EVERY)
+    assert {table.place for table in tables.GOLD} == {t.place for t in EVERY if t.place.startswith("gold/")}
+
+
+def test_the_page_lists_every_table_and_column() -> None:
+    assert f"<!-- tables -->\n{listed()}<!-- /tables -->" in PAGE
