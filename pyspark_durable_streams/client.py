@@ -29,6 +29,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _CONNECTIONS: Final = 16
 # What a path may have as it is (RFC 3986), and `%`: names that are encoded already stay as they are.
 _SAFE: Final = "/:@!$&'()*+,;=~-._%?"
+_DRAINED_BYTES: Final = 1 << 17
 _SHOWN_CHARS: Final = 200
 _T = TypeVar("_T")
 
@@ -268,7 +269,11 @@ def _reason(error: HTTPError) -> str:
 
 
 def _let_go(raw: urllib3.BaseHTTPResponse) -> None:
-    # One that was not read to its end must not go back to the pool with the rest of it unread.
+    # One that was not read to its end must not go back to the pool with the rest of it unread: what is short is read.
     if not raw.closed:
-        raw.close()
+        left = raw.headers.get("Content-Length", "")
+        if left.isdigit() and int(left) <= _DRAINED_BYTES:
+            raw.drain_conn()
+        else:
+            raw.close()
     raw.release_conn()

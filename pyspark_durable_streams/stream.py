@@ -1,0 +1,296 @@
+"""A streaming read: batch after batch of what is new, each the same whenever it is read again.
+
+The driver's part is to find the end of the next batch (`latestOffset`), and all that is needed to read it goes into
+that end: see `places`.  Nothing that is remembered here matters for what a batch is; it only spares requests.
+
+`initialOffset` is empty and always the same, because Spark asks for it again when the first batch is replayed: where
+streams are entered is resolved with the first batch and is in its end.  With `latest` that end is places and no
+messages, and Spark runs an empty batch for it, so that a restart begins there and not at a later tail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_durable_streams.batch import rows_of, tasks_of
+from pyspark_durable_streams.catalogue import Listing, listing_of
+from pyspark_durable_streams.client import Client
+from pyspark_durable_streams.errors import BadOption, DataLost
+from pyspark_durable_streams.formats import check_schema
+from pyspark_durable_streams.options import LATEST, ReadOptions
+from pyspark_durable_streams.places import START, Offset, Position, Stretch
+from pyspark_durable_streams.plan import shares
+from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn
+from pyspark_durable_streams.spool import Spool
+from pyspark_durable_streams.survey import Allowance, News, Surveyor, Target
+from pyspark_durable_streams.walk import Gone
+
+_MOST_ASKED: Final = 64
+"""Of so many streams that a bound left behind, the tail is asked for, to report it."""
+_log: Final = logging.getLogger("pyspark_durable_streams")
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads streams as they grow."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        check_schema(options.format, schema)
+        self._schema = schema
+        self._options = options
+        self._driver: _Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It goes to the workers, who have no use for what the driver has open.
+        return {**self.__dict__, "_driver": None}
+
+    @property
+    def _here(self) -> _Driver:
+        if self._driver is None:
+            self._driver = _Driver(self._options)
+        return self._driver
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  (Spark's name)
+        """Nowhere yet."""
+        return Offset(as_chunks=self._options.as_chunks).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What the options bound a batch to."""
+        if self._options.most_rows is not None:
+            return ReadMaxRows(self._options.most_rows)
+        if self._options.most_bytes is not None:
+            return ReadMaxBytes(self._options.most_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch; `start` itself where there is nothing new."""
+        end = self._here.end_of_batch(Offset.from_json(start), self._budget(limit))
+        return start if end is None else end.to_json()
+
+    def _budget(self, limit: ReadLimit) -> Budget:
+        match limit:
+            case ReadMaxRows():
+                # Spark knows one bound at a time: where the options have both, the other one comes along.
+                return Budget(limit.max_rows, self._options.most_bytes)
+            case ReadMaxBytes():
+                return Budget(None, limit.max_bytes)
+            case _:
+                return Budget()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """What there is now is all that will be read."""
+        self._here.stop_at_tails()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """How far the streams have come, as far as the last look at them told."""
+        return self._here.report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the batch between two offsets."""
+        surveyor = self._driver.surveyor if self._driver is not None else None
+        return tasks_of(shares(Offset.from_json(start), Offset.from_json(end)), surveyor)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return rows_of(partition, self._options, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch will not be read again: its bytes may go."""
+        if self._driver is not None:
+            self._driver.let_go()
+
+    def stop(self) -> None:
+        """The query is over."""
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+
+class _Driver:
+    """What the driver holds while a query runs."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._client = Client(options.client)
+        self._listing: Listing = listing_of(options, self._client)
+        self.surveyor = Surveyor(
+            self._client, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning
+        )
+        self._spools: list[Spool] = []
+        self._targets: dict[str, Target] | None = None
+        self._tails: dict[str, str] = {}
+        self._behind: set[str] = set()
+        self._finished: dict[str, int] = {}
+        """Streams that were found closed, and the count at which."""
+
+    # -- the end of a batch
+
+    def end_of_batch(self, start: Offset, budget: Budget) -> Offset | None:
+        """Where the batch behind `start` ends; None where there is nothing new."""
+        options = self._options
+        if start.positions and start.as_chunks != options.as_chunks:
+            raise BadOption("option format: chunks and other formats count differently; begin with a new checkpoint")
+        tails = self._listing.tails()
+        positions = dict(start.positions)
+        # What a stream was entered at is part of the batch's end even where nothing came behind it.
+        entered = self._enter([name for name in tails if name not in positions], start)
+        spool = Spool(options.spool_bytes)
+        self.surveyor.begin(spool)
+        names = self._candidates(tails, {**positions, **entered})
+        found, last = self._collect(in_turn(names, start.last), {**positions, **entered}, budget)
+        stretches: dict[str, tuple[Stretch, ...]] = {}
+        for name, news in found.items():
+            if news.stretches:
+                positions[name] = news.position
+                stretches[name] = news.stretches
+        for name, position in entered.items():
+            positions.setdefault(name, position)
+        if not stretches and not entered and (start.has_begun or options.starting.general != LATEST):
+            spool.close()
+            return None
+        self._spools.append(spool)
+        return Offset(positions, stretches, options.partitions, last or start.last, options.as_chunks, has_begun=True)
+
+    def _enter(self, names: Sequence[str], start: Offset) -> dict[str, Position]:
+        """Where streams that are new here are entered, unless at their beginnings."""
+        options = self._options
+        entered: dict[str, Position] = {}
+
+        def enter(name: str) -> None:
+            token = options.starting.of(name)
+            try:
+                if token == LATEST:
+                    token = START if start.has_begun else self.surveyor.tail(name)[0]
+                position = self.surveyor.enter(name, token)
+            except Gone as gone:
+                self._missing(name, gone)
+                return
+            if position is not None:
+                entered[name] = position
+
+        self.surveyor.each([name for name in names if options.starting.of(name) != START], enter)
+        return entered
+
+    def _candidates(self, tails: Mapping[str, str | None], positions: Mapping[str, Position]) -> list[str]:
+        """The streams that may have news."""
+        catalogue = self._options.catalogue
+        tells_news = catalogue is not None and catalogue.tells_news
+        names = set(tails) if self._listing.is_complete else {*tails, *positions}
+        found: list[str] = []
+        for name in names:
+            position = positions.get(name)
+            if self._targets is not None and name not in self._targets:
+                continue
+            if position is not None:
+                place = position.place
+                if position.is_closed or self._finished.get(name) == place.count:
+                    continue
+                if tells_news and place.skip == 0 and tails.get(name) == place.token:
+                    continue
+            found.append(name)
+        return found
+
+    def _collect(
+        self, names: Sequence[str], positions: Mapping[str, Position], budget: Budget
+    ) -> tuple[dict[str, News], str]:
+        """What the streams have, within the bound; and who got the last of it."""
+        found: dict[str, News] = {}
+        if not budget.is_bounded:
+            self.surveyor.each(names, lambda name: self._look(name, positions.get(name), Allowance(), found))
+            self._behind = set()
+            return found, ""
+        pending, last, to_first = list(names), "", False
+        while pending and not budget.is_spent:
+            wave, allowance = dealt_out(pending, budget, to_first=to_first)
+            round_: dict[str, News] = {}
+            now = {name: found[name].position if name in found else positions.get(name) for name in wave}
+            self.surveyor.each(wave, lambda name: self._look(name, now[name], allowance, round_))  # noqa: B023
+            took = {name: news for name, news in round_.items() if news.stretches}
+            for name, news in round_.items():
+                before = found[name].stretches if name in found else ()
+                found[name] = replace(news, stretches=before + news.stretches)
+                budget = budget.less(news.units, news.size)
+            last = next((name for name in reversed(wave) if name in took), last)
+            more = [name for name in wave if name in round_ and round_[name].has_more]
+            rest = pending[len(wave) :]
+            if to_first and not took:
+                pending = more + rest
+                break
+            to_first = not took and not rest
+            pending = rest + more if not to_first else more
+        self._behind = {name for name in pending if name in found or name not in positions}
+        return found, last
+
+    def _look(self, name: str, position: Position | None, allowance: Allowance, found: dict[str, News]) -> None:
+        target = self._targets.get(name) if self._targets is not None else None
+        news = self.surveyor.news(name, position, allowance, target)
+        if news is None:
+            if position is None:
+                self._missing(name, None)
+            return
+        found[name] = news
+        if news.tail is not None:
+            self._tails[name] = news.tail
+        if news.position.is_closed:
+            self._finished[name] = news.position.place.count
+
+    def _missing(self, name: str, gone: Gone | None) -> None:
+        """A stream that was never there: an error where the user named it, for a name may be mistyped."""
+        if self._options.prefix is None and self._options.fails_on_loss:
+            said = str(gone) if gone is not None else f"stream {name}: there is none"
+            raise DataLost(f"{said}; failOnDataLoss=false waits for streams that are not there")
+
+    # -- the rest
+
+    def stop_at_tails(self) -> None:
+        """Read no further than the streams have come now."""
+        tails = self._listing.tails()
+        catalogue = self._options.catalogue
+        tells_news = catalogue is not None and catalogue.tells_news
+        targets: dict[str, Target] = {}
+
+        def ask(name: str) -> None:
+            said = tails[name] if tells_news else None
+            try:
+                targets[name] = Target(said if said is not None else self.surveyor.tail(name)[0])
+            except Gone as gone:
+                # One that was read before is told about when it is looked at.
+                self._missing(name, gone)
+                targets[name] = Target(START)
+
+        self.surveyor.each(tails, ask)
+        self._targets = targets
+
+    def report(self) -> dict[str, Any] | None:
+        """How far the streams have come."""
+        if not self._tails:
+            return None
+        for name in sorted(self._behind)[:_MOST_ASKED]:
+            try:
+                self._tails[name] = self.surveyor.tail(name)[0]
+            except Gone:
+                pass
+        return {"streams": dict(sorted(self._tails.items())), "behind": len(self._behind)}
+
+    def let_go(self) -> None:
+        """Close the spools of batches that are done."""
+        while self._spools:
+            self._spools.pop().close()
+
+    def close(self) -> None:
+        """Close all."""
+        self.let_go()
+        self._client.close()

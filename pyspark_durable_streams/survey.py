@@ -1,0 +1,345 @@
+"""How far streams have come: what the driver finds out before a batch.
+
+For each stream that may have news it walks from where the stream stands, counts what there is, and stops at the tail,
+at the batch's bound, or at a target that was set before.  What it read goes to the spool; what it found are stretches
+with checksums, which the tasks hold what they read against.
+
+A token cannot be found inside a reply.  Where a target lies within one, the units up to it are those up to the reply's
+end less those from the target to the same end, which a second walk counts.
+
+Before news of a stream are taken, it is looked at whether it is the stream that was read before (see `places`).  What
+is lost is an error, unless the user wants to go on with what there is: then a stream begins again at its beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark_durable_streams.client import Client, refusal
+from pyspark_durable_streams.errors import BadReply, DataLost
+from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit
+from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
+from pyspark_durable_streams.spool import Extent, Spool
+from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Part, Walk
+
+_THREADS: Final = 8
+_STRETCHES: Final = 64
+"""A stream's stretches grow with what it has, so that there are not many more than these."""
+_EVIDENCE_UNITS: Final = {Unit.ELEMENT: 16, Unit.LINE: 16, Unit.BYTE: 256}
+_CHASED_BYTES: Final = 256 << 20
+"""Behind so much of one stream its tail is asked for and stopped at, or a fast writer would keep a batch for ever."""
+_STEPS: Final = 1_000
+
+ExtentKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where reading a stream has to stop: exactly there, or at the end of the reply that reaches it."""
+
+    token: str
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The most that may be taken; None where nothing bounds it."""
+
+    units: int | None = None
+    size: int | None = None
+    is_forced: bool = False
+    """One message is taken whatever its size."""
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.units is not None or self.size is not None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one stream has behind where it stood."""
+
+    position: Position
+    stretches: tuple[Stretch, ...] = ()
+    tail: str | None = None
+    """The furthest token seen."""
+    has_more: bool = False
+    """Whether it was left before its tail or target."""
+
+    @property
+    def units(self) -> int:
+        return sum(stretch.units for stretch in self.stretches)
+
+    @property
+    def size(self) -> int:
+        return sum(stretch.size for stretch in self.stretches)
+
+
+class Surveyor:
+    """Walks streams for a driver."""
+
+    def __init__(self, client: Client, *, as_chunks: bool, fails_on_loss: bool, warn: Callable[[str], None]) -> None:
+        self._client = client
+        self._as_chunks = as_chunks
+        self._fails_on_loss = fails_on_loss
+        self._warn = warn
+        self._spool: Spool | None = None
+        self.extents: dict[ExtentKey, Extent] = {}
+        """Where the spool has a stretch, by its stream and the count at its beginning."""
+
+    def begin(self, spool: Spool) -> None:
+        """A batch begins: its bytes go to this spool."""
+        self._spool = spool
+        self.extents = {}
+
+    def each(self, streams: Iterable[str], work: Callable[[str], object]) -> None:
+        """Do something for every stream, several at a time; the first failure is raised when all are done."""
+        names = list(streams)
+        if len(names) < 2:
+            for name in names:
+                work(name)
+            return
+        with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
+            for _ in pool.map(work, names):
+                pass
+
+    def tail(self, stream: str) -> tuple[str, bool]:
+        """A stream's tail, and whether it is closed there; Gone when there is no such stream."""
+        reply = self._client.request("HEAD", f"/{stream}")
+        if reply.status != 200:
+            error = refusal(reply, f"stream {stream}")
+            raise Gone(str(error), reply.status) if reply.status in (404, 410) else error
+        token = reply.headers.get(NEXT_OFFSET)
+        if not token:
+            raise BadReply(f"stream {stream}: a reply without {NEXT_OFFSET}; is url that of an origin or gateway?")
+        return token, reply.headers.get(CLOSED, "").lower() == "true"
+
+    def enter(self, stream: str, token: str) -> Position | None:
+        """Where a stream stands that is entered at `token`; None for one that is entered at its beginning."""
+        if token == START:
+            return None
+        # Told apart from one that is made anew by how it begins: of what lies just before the token nothing is known.
+        walk = Walk(self._client, stream, Place(START), self._as_chunks)
+        evidence = self._evidence(walk)
+        if walk.unit is None:
+            return None
+        return Position(Place(token), walk.unit, evidence=evidence)
+
+    def news(
+        self, stream: str, position: Position | None, allowance: Allowance, target: Target | None = None
+    ) -> News | None:
+        """What a stream has behind its position (its beginning, where there is none); None where it is not there.
+
+        DataLost when it is not what was read before, or lacks what would be next, and that is an error.
+        """
+        try:
+            return self._news(stream, position, allowance, target)
+        except Gone as gone:
+            if position is None:
+                if gone.status in (404, 410):
+                    return None
+                raise
+            if self._fails_on_loss:
+                raise DataLost(f"{gone}; failOnDataLoss=false goes on with what is there") from gone
+            self._warn(f"{gone}; going on with what is there, as failOnDataLoss=false wants it")
+            anew = Position(Place(START, 0, position.place.count), position.unit)
+            try:
+                news = self._news(stream, anew, allowance, None, is_anew=True)
+            except Gone:
+                return None
+            return news if news.stretches else None
+
+    def _news(
+        self,
+        stream: str,
+        position: Position | None,
+        allowance: Allowance,
+        target: Target | None,
+        *,
+        is_anew: bool = False,
+    ) -> News:
+        place = position.place if position is not None else Place()
+        unit = position.unit if position is not None and not is_anew else None
+        if target is not None and place.skip == 0 and place.token != START and not place.token < target.token:
+            assert position is not None
+            return News(position, tail=target.token)
+        walk = Walk(self._client, stream, place, self._as_chunks, unit)
+        taken = _Taken(stream, allowance, self._spool, self.extents)
+        cut: int | None = None
+        for part in walk.parts():
+            if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
+                cut = part.place.count + self._units_to(stream, part.place, walk.unit, target.token)
+            if target is None and taken.size >= _CHASED_BYTES:
+                target = Target(self.tail(stream)[0], is_exact=False)
+            if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
+                taken.stop(part.place)
+                break
+            if not taken.add(part, walk.unit, cut):
+                break
+        assert walk.unit is not None
+        end = taken.end if taken.was_cut else walk.place
+        if target is not None and end.count == cut and walk.unit is not Unit.LINE:
+            end = Place(target.token, 0, cut)
+        is_done = not taken.was_cut and walk.is_at_tail
+        tail = walk.token if walk.token is not None else walk.reply_end
+        stretches = taken.stretches()
+        evidence = position.evidence if position is not None and not is_anew else None
+        if stretches and evidence is not None:
+            self._verify(stream, position, evidence)
+        found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
+        reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
+        return News(found, stretches, tail, has_more=not reached)
+
+    def _units_to(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
+        """Units from a place to a token that lies within a reply."""
+        whole = Walk(self._client, stream, replace(place, count=0), self._as_chunks, unit)
+        rest = Walk(self._client, stream, Place(token), self._as_chunks, unit)
+        ends = [_ends(whole), _ends(rest)]
+        at = [next(ends[0]), next(ends[1])]
+        for _ in range(_STEPS):
+            if at[0][0] == at[1][0]:
+                return at[0][1] - at[1][1]
+            behind = 0 if at[0][0] < at[1][0] else 1
+            at[behind] = next(ends[behind])
+        raise BadReply(f"stream {stream}: no end that the replies from two of its offsets have in common")
+
+    def _verify(self, stream: str, position: Position | None, evidence: Evidence) -> None:
+        assert position is not None
+        walk = Walk(self._client, stream, Place(evidence.token), self._as_chunks, position.unit)
+        try:
+            found = self._evidence(walk, evidence.units)
+        except Gone as gone:
+            if gone.status == 410:
+                return  # retention has taken what lay there; what follows may well be the same stream
+            raise
+        if found != evidence:
+            raise Gone(f"stream {stream} was deleted and made anew: behind {evidence.token} is not what was read there")
+
+    @staticmethod
+    def _evidence(walk: Walk, units: int | None = None) -> Evidence | None:
+        token = walk.place.token
+        hasher = hashlib.blake2b(digest_size=8)
+        done = 0
+        for part in walk.parts():
+            assert walk.unit is not None
+            if units is None:
+                units = min(_EVIDENCE_UNITS[walk.unit], part.piece.count)
+            piece = part.piece.before(units - done, walk.unit)
+            hasher.update(piece.data)
+            done += piece.count
+            if done >= units:
+                break
+        return Evidence(token, done, hasher.hexdigest()) if done else None
+
+
+class _Taken:
+    """What is taken of one stream for a batch."""
+
+    def __init__(
+        self,
+        stream: str,
+        allowance: Allowance,
+        spool: Spool | None,
+        extents: dict[ExtentKey, Extent],
+    ) -> None:
+        self.units = 0
+        self.size = 0
+        self.was_cut = False
+        self.is_limited = False
+        """Whether it was the allowance that cut it."""
+        self.end = Place()
+        self.evidence: Evidence | None = None
+        self._stream = stream
+        self._allowance = allowance
+        self._spool = spool
+        self._extents = extents
+        self._done: list[Stretch] = []
+        self._open: list[Part] = []
+        self._open_size = 0
+
+    def stop(self, place: Place) -> None:
+        """No more from this place on."""
+        self.was_cut = True
+        self.end = place
+
+    def add(self, part: Part, unit: Unit | None, cut: int | None) -> bool:
+        """Take a part, as much of it as is allowed and lies before the count `cut`; whether more may follow."""
+        assert unit is not None
+        most = part.piece.count
+        if cut is not None:
+            most = min(most, cut - part.place.count)
+        if self._allowance.units is not None:
+            most = min(most, self._allowance.units - self.units)
+        if self._allowance.size is not None:
+            most = min(most, self._fitting(part.piece, unit, self._allowance.size - self.size))
+        if most < part.piece.count:
+            self.is_limited = cut is None or part.place.count + most < cut
+            self.stop(part.place if most <= 0 else _inside(part, most, unit))
+        if most > 0:
+            taken = part if not self.was_cut else Part(part.place, part.piece.before(most, unit), self.end)
+            self._take(taken, unit)
+        return not self.was_cut
+
+    def _fitting(self, piece: Piece, unit: Unit, left: int) -> int:
+        if len(piece.data) <= left:
+            return piece.count
+        least = 1 if self._allowance.is_forced and self.units == 0 else 0
+        if unit is Unit.BYTE:
+            return max(left, least)
+        return max(piece.data.count(b"\n", 0, max(left, 0)), least)
+
+    def _take(self, part: Part, unit: Unit) -> None:
+        piece = part.piece
+        self.units += piece.count
+        self.size += len(piece.data)
+        if part.place.skip == 0:
+            units = min(_EVIDENCE_UNITS[unit], piece.count)
+            digest = hashlib.blake2b(piece.before(units, unit).data, digest_size=8).hexdigest()
+            self.evidence = Evidence(part.place.token, units, digest)
+        self._open.append(part)
+        self._open_size += len(piece.data)
+        if self._open_size >= max(BLOCK_BYTES, self.size // _STRETCHES):
+            self._close()
+
+    def _close(self) -> None:
+        # Small pieces are joined, so that a task does not open the spool for each.
+        data = b"".join([part.piece.data for part in self._open])
+        extent = self._spool.add(data) if self._spool is not None else None
+        place = self._open[0].place
+        stretch = Stretch(place, sum(part.piece.count for part in self._open), len(data), zlib.crc32(data))
+        self._done.append(stretch)
+        if extent is not None:
+            self._extents[self._stream, place.count] = extent
+        self._open, self._open_size = [], 0
+
+    def stretches(self) -> tuple[Stretch, ...]:
+        """All that was taken."""
+        if self._open:
+            self._close()
+        return tuple(self._done)
+
+
+def _inside(part: Part, units: int, unit: Unit) -> Place:
+    """The place behind the first `units` of a part."""
+    step = units if unit is not Unit.LINE else len(part.piece.before(units, unit).data)
+    return Place(part.place.token, part.place.skip + step, part.place.count + units)
+
+
+def _passes(reply_end: str | None, token: str) -> bool:
+    return reply_end is not None and reply_end > token
+
+
+def _ends(walk: Walk) -> Iterator[tuple[str, int]]:
+    """Where each reply ends, with the units up to there; behind the tail it is asked for once more, for ever."""
+    told = 0
+    while True:
+        for _ in walk.parts():
+            yield from walk.passed[told:]
+            told = len(walk.passed)
+        yield from walk.passed[told:]
+        told = len(walk.passed)
