@@ -5,6 +5,7 @@ Spark finds a top-level package of this kind of name by itself and takes `Defaul
 the gateway: any origin or gateway that speaks the protocol will do.
 """
 
+from pyspark_durable_streams.layout import by_stream
 from pyspark_durable_streams.source import DefaultSource
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "by_stream"]

@@ -21,8 +21,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_durable_streams.by_stream import ONLY_TASK, STREAM_TASK
 from pyspark_durable_streams.errors import BadOption, BadRow
+from pyspark_durable_streams.layout import ONLY_TASK, STREAM_TASK
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -60,9 +60,9 @@ class Shape:
             raise BadOption("by_stream(df, None) is for one stream: name it by the option stream")
         for name in order:
             if name not in types:
-                raise BadOption(f"orderBy: there is no column {name}")
+                raise BadOption(f"option orderBy: there is no column {name}")
             if types[name] in _ORDERLESS:
-                raise BadOption(f"orderBy: {name} is of a type that has no order ({types[name]})")
+                raise BadOption(f"option orderBy: {name} is of a type that has no order ({types[name]})")
         value = VALUE if VALUE in types else None
         if value is not None and types[VALUE] not in ("string", "varchar", "char", "binary"):
             raise BadOption(f"the column value must be of text or bytes, not {types[VALUE]}")

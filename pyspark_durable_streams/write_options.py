@@ -1,7 +1,7 @@
 """The sink's options, with the names and habits of Spark's Kafka sink; an unknown one is an error.
 
 url                 what the streams' names are below
-stream              where all rows go; without it the column `stream` says
+stream              where all rows go, as does `save(name)`; without it the column `stream` says
 create              content type to create a missing stream with; without it a missing stream is an error
 contentType         the streams' content type, where `create` does not say; without both, each stream is asked once
 orderBy             columns, separated by commas: the order in which a stream's rows of a batch are sent
@@ -9,6 +9,8 @@ maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); a query 
 maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 256 MiB)
 lineSep             put behind each message of a stream that is not JSON (default: a newline for application/ndjson)
 headers.<name>      sent with every request
+connectTimeout, readTimeout, requestTimeout
+                    seconds: to connect, of silence, and for a request with all its repetitions (10, 60, 300)
 writeId             batch only: writes of the same id are one write, however often they are run
 close               batch only: true closes the streams behind the last row
 """
@@ -21,10 +23,11 @@ from typing import Final
 
 from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import BadOption
+from pyspark_durable_streams.options import client_config
 
-_HEADERS: Final = "headers."
 _NAMES: Final = (
     "url",
+    "path",
     "stream",
     "create",
     "contentType",
@@ -32,6 +35,9 @@ _NAMES: Final = (
     "maxBatchBytes",
     "maxDriverBytes",
     "lineSep",
+    "connectTimeout",
+    "readTimeout",
+    "requestTimeout",
     "writeId",
     "close",
 )
@@ -61,24 +67,23 @@ class WriteOptions:
     def of(cls, options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
         """What `options` say, their names in any case.  Raises BadOption."""
         given = {name.lower(): value for name, value in options.items()}
-        headers = {name[len(_HEADERS) :]: given.pop(name) for name in tuple(given) if name.startswith(_HEADERS)}
         known = {name.lower(): name for name in (*_NAMES, *_SPARKS)}
         for name in given:
-            if name not in known:
-                raise BadOption(f"{name}: no such option; there are {', '.join(_NAMES)} and headers.<name>")
+            if name not in known and not name.startswith("headers."):
+                raise BadOption(f"option {name} is unknown; there are {', '.join(_NAMES)} and headers.<name>")
         for name in _BATCH_ONLY:
             if is_streaming and name.lower() in given:
-                raise BadOption(f"{name}: for batch writes only")
-        if not given.get("url"):
-            raise BadOption("url: where are the streams?")
+                raise BadOption(f"option {name} is for batches alone")
+        if "path" in given and "stream" in given:
+            raise BadOption("options path and stream say the same thing twice: leave one of them out")
         create = _text(given, "create")
         content_type = _text(given, "contentType")
         if create is not None and content_type is not None and create != content_type:
-            raise BadOption("create and contentType name different content types")
+            raise BadOption("options create and contentType name different content types")
         line_sep = given.get("linesep")
         return cls(
-            client=ClientConfig(given["url"].rstrip("/"), headers),
-            stream=_text(given, "stream"),
+            client=client_config(given),
+            stream=_text(given, "stream") or _text(given, "path"),
             create=create,
             content_type=create or content_type,
             order=tuple(name.strip() for name in given.get("orderby", "").split(",") if name.strip()),
@@ -93,7 +98,7 @@ class WriteOptions:
 def _text(given: Mapping[str, str], name: str) -> str | None:
     value = given.get(name.lower())
     if value is not None and not value.strip():
-        raise BadOption(f"{name}: is empty")
+        raise BadOption(f"option {name} is empty")
     return value
 
 
@@ -101,9 +106,12 @@ def _count(given: Mapping[str, str], name: str, default: int) -> int:
     value = given.get(name.lower())
     if value is None:
         return default
-    if not value.isascii() or not value.isdecimal() or int(value) < 1:
-        raise BadOption(f"{name}: a number of bytes, at least 1, is wanted, not {value!r}")
-    return int(value)
+    text = value.strip().lower()
+    factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1)
+    digits = text[:-1] if factor > 1 else text
+    if not digits.isascii() or not digits.isdecimal() or int(digits) < 1:
+        raise BadOption(f"option {name}: a number of bytes, at least 1, is wanted, not {value[:60]}")
+    return int(digits) * factor
 
 
 def _truth(given: Mapping[str, str], name: str) -> bool:
@@ -112,4 +120,4 @@ def _truth(given: Mapping[str, str], name: str) -> bool:
             return True
         case "false":
             return False
-    raise BadOption(f"{name}: true or false is wanted, not {given[name.lower()]!r}")
+    raise BadOption(f"option {name}: true or false is wanted, not {given[name.lower()][:60]}")

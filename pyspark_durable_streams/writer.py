@@ -12,7 +12,7 @@ take the same numbers for different rows, and the origin would take the second f
 be lost without a word.  A Python data source cannot ask Spark to bring a stream's rows together, so this is how it is
 made sure of:
 
-* a frame that `by_stream` has laid out proves it row by row (by_stream.py), and its tasks send, side by side.  A row
+* a frame that `by_stream` has laid out proves it row by row (layout.py), and its tasks send, side by side.  A row
   that is not where it belongs fails its task before anything of it is sent;
 * any other frame is sent by the driver: the tasks send nothing, they hand their messages over, and when all of them
   have done so `commit` sends them.  That is right for any plan and any number of tasks, and as fast as one machine;
@@ -192,8 +192,8 @@ def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, most: int) -> Hand
 
 def _too_much(size: int, most: int) -> BadOption:
     return BadOption(
-        f"maxDriverBytes: a batch of {size} bytes is more than the driver takes on ({most}), and nothing of it was "
-        "sent; write by_stream(df), which lets the tasks send, or take less at a time"
+        f"option maxDriverBytes: a batch of {size} bytes is more than the driver takes on ({most}), and nothing of it "
+        "was sent; write by_stream(df), which lets the tasks send, or take less at a time"
     )
 
 

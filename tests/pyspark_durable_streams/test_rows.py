@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from pyspark_durable_streams.by_stream import ONLY_TASK, STREAM_TASK
 from pyspark_durable_streams.errors import BadOption, BadRow
+from pyspark_durable_streams.layout import ONLY_TASK, STREAM_TASK
 from pyspark_durable_streams.rows import Shape, streams_of
 
 TYPES = {

@@ -25,6 +25,15 @@ def test_headers_go_along_and_are_never_shown() -> None:
     assert "secret" not in repr(found)
 
 
+def test_bytes_can_be_counted_in_larger_units() -> None:
+    assert options(maxBatchBytes="64k").max_batch_bytes == 65_536
+    assert options(maxDriverBytes="1g").max_driver_bytes == 1 << 30
+
+
+def test_a_path_is_a_stream() -> None:
+    assert options(path="a").stream == options(stream="a").stream == "a"
+
+
 def test_a_separator_can_be_spelt() -> None:
     assert options(lineSep="\\n").separator == b"\n"
     assert options(lineSep="").separator == b""
@@ -40,12 +49,15 @@ def test_create_says_the_content_type_too() -> None:
     ("given", "text"),
     [
         ({"url": ""}, "url"),
-        ({"maxBatchByte": "7"}, "no such option"),
+        ({"maxBatchByte": "7"}, "option maxbatchbyte is unknown"),
         ({"maxBatchBytes": "0"}, "maxBatchBytes"),
-        ({"maxBatchBytes": "1k"}, "maxBatchBytes"),
+        ({"maxBatchBytes": "1x"}, "maxBatchBytes"),
+        ({"maxBatchBytes": "k"}, "maxBatchBytes"),
+        ({"path": "a", "stream": "a"}, "twice"),
+        ({"requestTimeout": "-1"}, "requestTimeout"),
         ({"maxDriverBytes": "-1"}, "maxDriverBytes"),
         ({"close": "yes"}, "close"),
-        ({"stream": " "}, "stream: is empty"),
+        ({"stream": " "}, "option stream is empty"),
         ({"create": "text/plain", "contentType": "application/json"}, "different content types"),
     ],
 )
@@ -58,5 +70,5 @@ def test_what_cannot_be_is_one_line(given: dict[str, str], text: str) -> None:
 
 @pytest.mark.parametrize("name", ["close", "writeId"])
 def test_a_streaming_query_has_no_end_and_no_other_id(name: str) -> None:
-    with pytest.raises(BadOption, match="batch writes only"):
+    with pytest.raises(BadOption, match="is for batches alone"):
         WriteOptions.of({**URL, name: "true"}, is_streaming=True)

@@ -1,0 +1,72 @@
+"""A program and all that it starts, as one thing to kill: the processes of one session, as Linux calls it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+BOUND_S: Final = 120.0
+
+
+class Program:
+    """Python's module with arguments, in a session of its own; what it says goes to `log`."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        with log.open("wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], stdout=said, stderr=said, start_new_session=True
+            )
+
+    def kill_workers(self) -> int:
+        """SIGKILL to Spark's Python workers; how many there were."""
+        processes = self._processes()
+        daemons = {pid for pid, (_, command) in processes.items() if "pyspark.daemon" in command}
+        workers = [pid for pid in daemons if processes[pid][0] in daemons]
+        for pid in workers:
+            _kill(pid)
+        return len(workers)
+
+    def kill(self) -> None:
+        """SIGKILL to the driver: its Python and its Java.  Their workers are left to find out."""
+        for pid, (_, command) in self._processes().items():
+            if "pyspark.daemon" not in command:
+                _kill(pid)
+        self._process.wait(BOUND_S)
+
+    def end(self) -> None:
+        """Wait for all that it has started to be gone; what has not found out by then is killed too."""
+        patience = time.monotonic() + 10
+        while self._processes():
+            if time.monotonic() > patience:
+                for pid in self._processes():
+                    _kill(pid)
+            time.sleep(0.05)
+        self._process.wait(BOUND_S)
+
+    def _processes(self) -> dict[int, tuple[int, str]]:
+        """Of the session: pid to its parent and command."""
+        found: dict[int, tuple[int, str]] = {}
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdecimal():
+                continue
+            try:
+                state, parent, _, session, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(session) == self._process.pid and state != "Z":
+                found[int(folder.name)] = (int(parent), command)
+        return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
