@@ -1,0 +1,67 @@
+"""One made lake, its figures and one Chromium for all tests of the report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import uvloop
+from playwright.async_api import Browser, async_playwright
+from pyspark.sql import SparkSession
+
+from gateway.cache_plan import parse_plan
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.report import chosen_point
+from gateway.pipeline.report.figures import Figures
+from gateway.pipeline.report.gather import gather
+from gateway.pipeline.report.page import page
+from tests.chromium import arguments, chromium
+from tests.pipeline.report import made_lake
+from tests.pipeline.report.sight import Sight
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lake = Lake(str(tmp_path_factory.mktemp("report") / "lake"))
+    made_lake.write(spark, lake)
+    return lake
+
+
+@pytest.fixture(scope="session")
+def figures(spark: SparkSession, lake: Lake) -> Figures:
+    return gather(spark, lake, lambda _: None)
+
+
+@pytest.fixture(scope="session")
+def report(figures: Figures, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole report of the made lake, with a plan."""
+    plan = chosen_point(parse_plan(json.dumps(made_lake.PLAN).encode()))
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    out.write_text(page(replace(figures, plan=plan), "Report <of> a morning"))
+    return out
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        running = await playwright.chromium.launch(executable_path=chromium(), args=arguments())
+        yield running
+        await running.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sight(browser: Browser, report: Path) -> AsyncIterator[Sight]:
+    """Somebody who looks at the report, and must have nothing to complain about at the end."""
+    async with Sight.of(browser, report) as one:
+        yield one
+    assert one.complaints == []
+    assert one.asked == [report.as_uri()]
