@@ -43,13 +43,13 @@ def share(value: float | None) -> str:
     """A share of 1 as a percentage."""
     if value is None or not math.isfinite(value):
         return NONE
+    if 0.9995 <= value < 1:
+        return ">99.9 %"
+    if 0 < value < 0.0005:
+        return "<0.1 %"
     # 1 - 0.9 is meant to be 10 %.
     percent = round(value * 100, 9)
-    if 99.95 <= percent < 100:
-        return ">99.9 %"
-    if 0 < percent < 0.05:
-        return "<0.1 %"
-    return f"{percent:,.0f} %" if percent == round(percent) or abs(percent) >= 1000 else f"{percent:,.1f} %"
+    return f"{percent:,.0f} %" if abs(percent) >= 1000 or percent == round(percent) else f"{percent:,.1f} %"
 
 
 def span(seconds: float | None) -> str:
