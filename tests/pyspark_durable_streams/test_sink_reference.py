@@ -1,0 +1,83 @@
+"""The sink's producers before the protocol's own reference server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import urllib3
+
+from pyspark_durable_streams.errors import Refused, StreamClosed
+from pyspark_durable_streams.sender import Batch, Sender
+from pyspark_durable_streams.write_options import WriteOptions
+from tests.node_tools import node_packages, node_tools
+from tests.pyspark_durable_streams.beside import read_all
+from tests.served import served
+
+
+@pytest.fixture(scope="module")
+def reference_server() -> Iterator[str]:
+    tools = node_tools()
+    command = [tools.node, "reference_server.mjs"]
+    with served(command, "reference", environment=tools.environment, cwd=node_packages()) as urls:
+        yield urls["reference"]
+
+
+def table(stream: str, *numbers: int) -> pa.Table:
+    return pa.table(
+        {
+            "stream": pa.array([stream] * len(numbers), pa.large_string()),
+            "key0": pa.array(numbers, pa.int64()),
+            "value": pa.array([str(number).encode() for number in numbers], pa.large_binary()),
+        }
+    )
+
+
+def sender(url: str, **options: str) -> Sender:
+    return Sender(
+        WriteOptions.of(
+            {"url": url, "create": "application/json", "orderBy": "n", "maxBatchBytes": "40", **options},
+            is_streaming=False,
+        )
+    )
+
+
+def numbers(url: str, stream: str) -> list[int]:
+    http = urllib3.PoolManager()
+    try:
+        return [message for piece in read_all(http, f"{url}/{stream}") for message in json.loads(piece)]
+    finally:
+        http.clear()
+
+
+def test_a_batch_is_taken_once_however_often_it_comes(reference_server: str) -> None:
+    with sender(reference_server) as sends:
+        first = sends.send(table("once", *range(100)), Batch("query", 0), may_come_again=True)
+        again = sends.send(table("once", *range(100)), Batch("query", 0), may_come_again=True)
+        sends.send(table("once", *range(100, 200)), Batch("query", 3), may_come_again=True)
+
+    assert numbers(reference_server, "once") == list(range(200))
+    assert first["once"].duplicates == 0
+    assert again["once"].duplicates == again["once"].posts > 5
+
+
+def test_a_run_that_was_overtaken_is_refused(reference_server: str) -> None:
+    with sender(reference_server) as sends:
+        sends.send(table("overtaken", 1), Batch("query", 4), may_come_again=True)
+        with pytest.raises(Refused, match="batch 4 of this query already, and this is batch 3"):
+            sends.send(table("overtaken", 2), Batch("query", 3), may_come_again=True)
+
+    assert numbers(reference_server, "overtaken") == [1]
+
+
+def test_a_save_that_closes_can_be_run_again_and_nobody_else_can_write(reference_server: str) -> None:
+    for _ in range(2):
+        with sender(reference_server, close="true", writeId="load") as sends:
+            sent = sends.send(table("closed", *range(50)), Batch("load", 0), may_come_again=True)
+            sends.close({stream: by.posts for stream, by in sent.items()}, Batch("load", 0))
+
+    assert numbers(reference_server, "closed") == list(range(50))
+    with sender(reference_server) as sends, pytest.raises(StreamClosed, match="closed: the stream is closed"):
+        sends.send(table("closed", 1), Batch("query", 0), may_come_again=True)
