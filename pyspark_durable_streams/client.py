@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -156,21 +157,22 @@ class Client:
         """The answer to a GET with its body still to come; leaving the block early drops the connection.
 
         Until the head is there it is tried again as `request` is.  After that a failure is Unreachable: whoever reads
-        knows how much of the body to pass over when asking once more.
+        knows how much of the body to pass over when asking once more.  A body may be a whole stream, so only silence in
+        it is bounded.
         """
 
-        def begun(deadline: float) -> tuple[urllib3.BaseHTTPResponse, float]:
+        def begun(deadline: float) -> urllib3.BaseHTTPResponse:
             raw = self._send("GET", path, headers, None, deadline)
             try:
                 _raise_if_passing(raw.status, raw.headers, b"", f"GET {self._shown(path)}")
             except BaseException:
                 _let_go(raw)
                 raise
-            return raw, deadline
+            return raw
 
-        raw, deadline = self._tried(begun, self.config.tries)
+        raw = self._tried(begun, self.config.tries)
         try:
-            yield OpenReply(raw.status, raw.headers, self._chunks(raw, "GET", path, deadline))
+            yield OpenReply(raw.status, raw.headers, self._chunks(raw, "GET", path, inf))
         finally:
             _let_go(raw)
 

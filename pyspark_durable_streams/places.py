@@ -89,10 +89,10 @@ class Offset:
         """As Spark keeps it."""
         return {
             "version": VERSION,
-            "streams": {name: _position_to_json(position) for name, position in self.positions.items()},
+            "streams": {name: _position_to_json(position) for name, position in sorted(self.positions.items())},
             "batch": {
                 name: [[s.place.token, s.place.skip, s.place.count, s.units, s.size, s.crc] for s in stretches]
-                for name, stretches in self.stretches.items()
+                for name, stretches in sorted(self.stretches.items())
             },
             "partitions": self.partitions,
             "last": self.last,
@@ -118,7 +118,7 @@ class Offset:
                 value["chunks"],
                 value["begun"],
             )
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, BadOption):
                 raise
             raise BadOption("the checkpoint's offsets were not written by this source") from error

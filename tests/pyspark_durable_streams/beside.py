@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import urllib3
 
-from gateway.origin.app import Origin, RunningOrigin, start_origin
+from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 
 BOUND_S: Final = 120.0
@@ -89,13 +89,13 @@ def read_all(http: urllib3.PoolManager, url: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def beside() -> Iterator[Beside]:
+def beside(settings: OriginSettings | None = None) -> Iterator[Beside]:
     """An origin until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True, name="origin")
     thread.start()
     try:
-        running = asyncio.run_coroutine_threadsafe(start_origin(), loop).result(BOUND_S)
+        running = asyncio.run_coroutine_threadsafe(start_origin(settings), loop).result(BOUND_S)
         found = Beside(loop, running)
         try:
             yield found
