@@ -11,11 +11,14 @@ import os
 import random
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from aiohttp import web
 
+from gateway.cache_plan import CachePlan, PlanError, parse_plan
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
 from gateway.config_change import Change
@@ -24,6 +27,8 @@ from gateway.config_file import ConfigError
 from gateway.config_reader import ConfigReader, Load
 from gateway.config_values import Address
 from gateway.engine.core import Engine
+from gateway.engine.planned import Planned
+from gateway.engine.wishes import budget_bytes
 from gateway.entrance import Entrance
 from gateway.journal import UNKEPT, Journal
 from gateway.ops.admin import admin_application
@@ -36,6 +41,7 @@ from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
+from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
 from gateway.tracing import NO_TRACER, Tracer, current
 
@@ -52,6 +58,7 @@ class RunningGateway:
         metrics: Metrics,
         entrance: Entrance,
         load: Load | None,
+        planned: Planned,
         log: LogWriter | None = None,
     ) -> None:
         self.config = config
@@ -66,7 +73,9 @@ class RunningGateway:
         self.started_at = engine.clock.now()
         self._entrance = entrance
         self._server = entrance.server
-        self._reader = ConfigReader(load, engine.clock) if load is not None else None
+        self._reader = ConfigReader(partial(_loaded, load), engine.clock) if load is not None else None
+        self.planned = planned
+        self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
         self._admin: web.AppRunner | None = None
         # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
@@ -115,6 +124,7 @@ class RunningGateway:
             )
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
+            self.planned.leave()
             self._loop_delay.close()
             await self._admin.cleanup()
             await self.engine.close()
@@ -130,29 +140,42 @@ class RunningGateway:
         Who still comes is answered, until `stop`: whoever sends clients here needs a while to notice.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
+        self.planned.leave()
         self.engine.begin_drain(within_s * 0.8, within_s)
 
     async def reload(self) -> Change:
         """Read the configuration again and take from it what can be taken while connections are open.
 
-        ConfigError where it cannot be used, and NothingToRead where there is none: then all stays as it was.
+        ConfigError where it, or the plan that it names, cannot be used, and NothingToRead where there is none: then all
+        stays as it was.
         """
         if self._reader is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
         async with self._reloading:
-            change = config_change(self.config, await self._reader.read())
-            self._take(change.config)
+            wanted, plan = await self._reader.read()
+            change = config_change(self.config, wanted)
+            self.config = change.config
+            self._entrance.take(change.config)
+            if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
+                # It may be another document by the same name.
+                change = replace(change, changed=(*change.changed, "cache.plan"))
             return change
 
-    def _take(self, config: GatewayConfig) -> None:
-        self.config = config
-        self._entrance.take(config)
-        self.engine.library.resize(config.limits.cache_bytes)
-        _configure(self.metrics, config)
+    def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
+        """Have this plan in effect, with the configuration that is; whether it is another than before."""
+        grants, limits = self.config.cache.plan, self.config.limits
+        budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
+        _configure(self.metrics, self.config, budget)
+        self.engine.library.resize(budget)
+        is_new = self.planned.take(plan, grants, self.routes.routes)
+        if is_new:
+            self.plan_figures.begin()
+        return is_new
 
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
+        self.planned.leave()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         if self._listener is not None:
             self._listener.close()
@@ -188,7 +211,8 @@ async def start_gateway(
     load: Load | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> RunningGateway:
-    """Start a gateway on the running loop.  OSError when a port is taken.
+    """Start a gateway on the running loop.  OSError when a port is taken, ConfigError where the plan that the
+    configuration names cannot be used.
 
     `load` reads the configuration again, in a thread, raising ConfigError; without it there is no reload.  `environ` is
     where the admin port's token is, the process's own environment by default; ConfigError where one is needed.
@@ -197,28 +221,53 @@ async def start_gateway(
     for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
+    plan = _plan_of(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
     rng = rng or random.Random()
     tracer = tracer or _tracer(config, clock, rng)
     metrics = Metrics(wall=clock.wall, trace_now=_sampled_trace if tracer is not NO_TRACER else None)
-    _configure(metrics, config)
+    _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT)
     entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
     doors = entrance.doors
     metrics.before_collect = doors.count
-    gateway = RunningGateway(config, engine, metrics, entrance, load, log)
+    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log)
+    metrics.plan = gateway.plan_figures.look
     metrics.look = partial(look_at, engine, doors.__len__, lambda: Unsent(*doors.unsent()), lambda: gateway.is_ready)
     application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
+    gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     return await gateway.listen(application)
 
 
-def _configure(metrics: Metrics, config: GatewayConfig) -> None:
+def _loaded(load: Load) -> tuple[GatewayConfig, CachePlan | None]:
+    """The configuration as it is now, with its plan."""
+    config = load()
+    return config, _plan_of(config)
+
+
+def _plan_of(config: GatewayConfig) -> CachePlan | None:
+    """The plan that the configuration names; ConfigError where it cannot be used."""
+    file = config.cache.plan.file
+    if not file:
+        return None
+    try:
+        return parse_plan(Path(file))
+    except PlanError as error:
+        raise ConfigError(f"cache.plan.file: {error}") from None
+
+
+def _is_budget_set(config: GatewayConfig) -> bool:
+    """Whether an operator has named a budget, be it the default's."""
+    return "cache_bytes" in config.limits.model_fields_set
+
+
+def _configure(metrics: Metrics, config: GatewayConfig, budget: int) -> None:
     limits = {"connections": config.limits.max_connections, "followed_streams": config.limits.followed_streams}
-    metrics.configure([route.name for route in config.routes], config.limits.cache_bytes, limits)
+    metrics.configure([route.name for route in config.routes], budget, limits)
 
 
 def _sampled_trace() -> str | None:

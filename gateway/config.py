@@ -1,4 +1,4 @@
-"""What an operator can set: five frozen models, each field with its unit, default, bounds and reason.
+"""What an operator can set: frozen models, each field with its unit, default, bounds and reason.
 
 The models know nothing of files, environment or flags: `config_file` reads those and says where each value came from.
 They are strict (a number in quotes is an error, not a guess) and refuse unknown keys, because a misspelt limit that is
@@ -368,11 +368,52 @@ class LogConfig(_Model):
         return self
 
 
+class CachePlanConfig(_Model):
+    """The plan that the pipeline made of the traffic, and which of its wishes are granted."""
+
+    file: str = Field(
+        default="", description="Plan to take, a JSON document; read at start and at each reload. Empty: none."
+    )
+    take_memory: bool = Field(
+        default=True, description="Keep to the plan's budget, unless limits.cache_bytes is set: then that is kept to."
+    )
+    take_pins: bool = Field(default=True, description="Keep the streams that it pins when others are given up.")
+    pin_share: float = Field(
+        default=0.5, ge=0, le=0.9, description="Most of the budget that pinned streams may take as such."
+    )
+    take_warm: bool = Field(
+        default=True, description="Fetch the streams that it names before anybody asks, once the plan is taken."
+    )
+    warm_bytes: Bytes = Field(
+        default=128 * MIB, ge=0, le=1024 * GIB, description="Most bytes fetched for that; half of the budget at most."
+    )
+    warm_s: float = Field(
+        default=60,
+        ge=0.1,
+        le=3_600,
+        description="How long that may go on; its beginnings are spread over a part of it.",
+    )
+    warm_fetches: int = Field(default=4, ge=1, le=256, description="Most such fetches at once.")
+    take_do_not_store: bool = Field(
+        default=True, description="Keep no bytes of the streams that it holds to be not worth it, once they are sent."
+    )
+    take_lifetimes: bool = Field(
+        default=True, description="Give up tapes that nobody has asked for as long as it says, before room is needed."
+    )
+
+
+class CacheConfig(_Model):
+    """What is kept, beyond `limits.cache_bytes`."""
+
+    plan: CachePlanConfig = CachePlanConfig()
+
+
 class GatewayConfig(_Model):
     """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
+    cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     routes: tuple[RouteConfig, ...] = Field(
@@ -406,6 +447,7 @@ class GatewayConfig(_Model):
         sections: dict[str, type[_Model]] = {
             "server": ServerConfig,
             "limits": LimitsConfig,
+            "cache.plan": CachePlanConfig,
             "tracing": TracingConfig,
             "log": LogConfig,
             "route": RouteConfig,
@@ -414,7 +456,9 @@ class GatewayConfig(_Model):
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
             if section is None:
-                raise TypeError(f"{key!r} is no field of the server, the limits, the tracing, the log or a route")
+                raise TypeError(
+                    f"{key!r} is no field of the server, the limits, the plan, the tracing, the log or a route"
+                )
             parts[section][key] = value
-        route = parts.pop("route")
-        return cls.model_validate({**parts, "routes": [route]})
+        route, plan = parts.pop("route"), parts.pop("cache.plan")
+        return cls.model_validate({**parts, "cache": {"plan": plan}, "routes": [route]})

@@ -19,6 +19,7 @@ TAKEN_LIVE: Final = frozenset(
     {
         "server.console_writes",
         "server.shutdown_timeout_s",
+        "cache.plan",
         "limits.cache_bytes",
         "limits.max_request_bytes",
         "limits.max_connections",
@@ -57,11 +58,14 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
             if getattr(old, field) == getattr(new, field):
                 continue
             name = f"{section}.{field}"
+            value, other = getattr(old, field), getattr(new, field)
+            is_table = isinstance(value, BaseModel)
+            names = _differences(name, value.model_dump(), other.model_dump()) if is_table else (name,)
             if name in TAKEN_LIVE:
-                changed.append(name)
-                updates[field] = getattr(new, field)
+                changed.extend(names)
+                updates[field] = other
             else:
-                waiting.append(name)
+                waiting.extend(names)
         taken[section] = old.model_copy(update=updates)
     changed.extend(_route_changes(now, wanted))
     config = now.model_copy(update={**taken, "routes": wanted.routes})

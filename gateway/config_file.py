@@ -18,13 +18,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway import toml_lines
 from gateway.config import (
+    CacheConfig,
+    CachePlanConfig,
     CorsConfig,
     GatewayConfig,
     LimitsConfig,
@@ -40,9 +42,16 @@ ENV_PREFIX: Final = "DURABLE_GATEWAY_"
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "server": ServerConfig,
     "limits": LimitsConfig,
+    "cache": CacheConfig,
     "tracing": TracingConfig,
     "log": LogConfig,
 }
+_TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
+    (RouteConfig, "cors"): CorsConfig,
+    (CacheConfig, "plan"): CachePlanConfig,
+}
+"""Tables inside of a section."""
+_FOR_EXAMPLE: Final = {CorsConfig: "MAX_AGE_S", CachePlanConfig: "FILE"}
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 _AT_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -178,11 +187,14 @@ class _Draft:
             else:
                 path = (section.lower(),)
                 model = _SECTIONS[section.lower()]
-            if model is RouteConfig and keys[:1] == ["CORS"] and len(keys) > 1:
-                path, model, keys = (*path, "cors"), CorsConfig, keys[1:]
+            table = keys[0].lower() if keys else ""
+            inside = _TABLES.get((model, table))
+            if inside is not None and len(keys) > 1:
+                path, model, keys, inside = (*path, table), inside, keys[1:], None
+            if inside is not None:
+                example = f"…__{keys[0]}__{_FOR_EXAMPLE[inside]}"
+                raise ConfigError(f"env {variable}: {table} is a table: name a key in it, such as {example}")
             name = "__".join(keys).lower()
-            if name == "cors":
-                raise ConfigError(f"env {variable}: cors is a table: name a key in it, such as …__CORS__MAX_AGE_S")
             if name not in model.model_fields:
                 raise ConfigError(f"env {variable}: unknown key {name!r}{_suggestion(name, model)}")
             value = _from_text(environ[variable], model.model_fields[name].annotation)
@@ -309,6 +321,8 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
             return RouteConfig
         case ("routes", int(), "cors", _):
             return CorsConfig
+        case ("cache", "plan", _):
+            return CachePlanConfig
     return None
 
 
@@ -357,5 +371,8 @@ def every_field() -> Iterator[tuple[str, str, type[BaseModel]]]:
     sections: dict[str, type[BaseModel]] = {**_SECTIONS, "route": RouteConfig, "route.cors": CorsConfig}
     for section, model in sections.items():
         for field in model.model_fields:
-            if CorsConfig not in get_args(model.model_fields[field].annotation):
+            table = _TABLES.get((model, field))
+            if table is None:
                 yield section, field, model
+            elif table is not CorsConfig:
+                yield from ((f"{section}.{field}", name, table) for name in table.model_fields)

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from gateway.clock import Clock, wait_until
 from gateway.config import GatewayConfig
@@ -22,24 +22,25 @@ READ_S: Final = 10.0
 """A configuration that is not read within this time is given up."""
 
 Load = Callable[[], GatewayConfig]
+T = TypeVar("T")
 
 
-class ConfigReader:
-    """Reads by `load`.  Owner of the thread."""
+class ConfigReader(Generic[T]):
+    """Reads by `load`, which gives a configuration and what else is read with it.  Owner of the thread."""
 
-    def __init__(self, load: Load, clock: Clock) -> None:
+    def __init__(self, load: Callable[[], T], clock: Clock) -> None:
         self._load = load
         self._clock = clock
         self._reading: asyncio.Future[Any] | None = None
 
-    async def read(self) -> GatewayConfig:
+    async def read(self) -> T:
         """The configuration as it is now; ConfigError where it cannot be used, or not be read in time."""
         if self._reading is not None and not self._reading.done():
             raise ConfigError("the configuration is still being read, since an earlier time")
         reading = self._reading = self._begun()
         if not await wait_until(reading, self._clock, READ_S):
             raise ConfigError(f"the configuration could not be read within {READ_S:g} s")
-        config: GatewayConfig = reading.result()
+        config: T = reading.result()
         return config
 
     def _begun(self) -> asyncio.Future[Any]:
@@ -48,7 +49,7 @@ class ConfigReader:
         # Whoever asked may have gone: what came of it is nobody's news then.
         reading.add_done_callback(lambda done: done.exception())
 
-        def tell(config: GatewayConfig | None, error: Exception | None) -> None:
+        def tell(config: T | None, error: Exception | None) -> None:
             # After the loop's end there is nobody to tell.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, reading, config, error)
@@ -65,8 +66,8 @@ class ConfigReader:
         return reading
 
 
-def _settle(reading: asyncio.Future[Any], config: GatewayConfig | None, error: Exception | None) -> None:
+def _settle(reading: asyncio.Future[Any], config: object, error: Exception | None) -> None:
     if error is not None:
         reading.set_exception(error)
-    elif config is not None:
+    else:
         reading.set_result(config)

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import CorsConfig, GatewayConfig, LimitsConfig, LogConfig, RouteConfig, ServerConfig, TracingConfig
+from gateway.config import (
+    CacheConfig,
+    CorsConfig,
+    GatewayConfig,
+    LimitsConfig,
+    LogConfig,
+    RouteConfig,
+    ServerConfig,
+    TracingConfig,
+)
 from gateway.config_file import ConfigError, Flag, every_field, load_config
 from gateway.config_values import Address, format_bytes, parse_address, parse_bytes
 from gateway.toml_lines import key_lines
@@ -222,6 +231,8 @@ def test_every_value_has_a_source(tmp_path: Path) -> None:
             "DURABLE_GATEWAY_ROUTE__DEFAULT__CREDENTIAL_HEADERS": "X-Key, Cookie",
             "DURABLE_GATEWAY_ROUTE__DEFAULT__CACHE": "off",
             "DURABLE_GATEWAY_LIMITS__CACHE_BYTES": "1MiB",
+            "DURABLE_GATEWAY_CACHE__PLAN__FILE": "plan.json",
+            "DURABLE_GATEWAY_CACHE__PLAN__TAKE_WARM": "off",
             "DURABLE_GATEWAY_SERVER__LISTEN": ":1",
             "DURABLE_GATEWAY_SERVICE_HOST": "10.0.0.1",
             "DURABLE_GATEWAY_PORT": "tcp://10.0.0.1:4437",
@@ -232,6 +243,8 @@ def test_every_value_has_a_source(tmp_path: Path) -> None:
     assert {key: source for key, source in said.items() if source != "default"} == {
         'server.listen = "0.0.0.0:2"': "--listen",
         'limits.cache_bytes = "1MiB"': "env DURABLE_GATEWAY_LIMITS__CACHE_BYTES",
+        'cache.plan.file = "plan.json"': "env DURABLE_GATEWAY_CACHE__PLAN__FILE",
+        "cache.plan.take_warm = false": "env DURABLE_GATEWAY_CACHE__PLAN__TAKE_WARM",
         'route.default.origin = "http://a"': f"{file}:5",
         "route.default.cache = false": "env DURABLE_GATEWAY_ROUTE__DEFAULT__CACHE",
         'route.default.credential_headers = ["x-key", "cookie"]': (
@@ -325,6 +338,8 @@ def test_a_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, te
         ("SERVER__", "1", "unknown key ''"),
         ("ROUTE__NOPE__ORIGIN", "http://a", "no route named 'nope' (there is default)"),
         ("ROUTE__DEFAULT__CORS", "x", "cors is a table: name a key in it, such as …__CORS__MAX_AGE_S"),
+        ("CACHE__PLAN", "x", "plan is a table: name a key in it, such as …__PLAN__FILE"),
+        ("CACHE__PLAN__FILES", "x", "unknown key 'files' (did you mean 'file'?)"),
         ("ROUTE__DEFAULT__CORS__AGE", "x", "unknown key 'age'"),
         ("LIMITS__MAX_CONNECTIONS", "many", "limits.max_connections: should be a valid integer, got 'many'"),
         ("ROUTE__DEFAULT__HEARTBEAT_S", "", "route.default.heartbeat_s: should be a valid number, got ''"),
@@ -418,6 +433,7 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
         "route": {key: value for key, value in route.items() if key != "cors"},
         "route.cors": route["cors"],
     }
+    shown["cache.plan"] = shown.pop("cache")["plan"]
     fields: dict[str, set[str]] = {}
     for section, name, _ in every_field():
         fields.setdefault(section, set()).add(name)
@@ -426,6 +442,7 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
     config = GatewayConfig.model_validate({**tables, "routes": [route]})
     assert config.server == ServerConfig()
     assert config.limits == LimitsConfig()
+    assert config.cache == CacheConfig()
     assert config.tracing == TracingConfig()
     assert config.log == LogConfig()
     assert config.routes[0] == RouteConfig(origin=ORIGIN, cors=CorsConfig())

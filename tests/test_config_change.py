@@ -53,6 +53,14 @@ def test_what_cannot_be_taken_keeps_its_old_value_and_is_named(
     assert (again.config, again.changed, list(again.needs_restart)) == (result.config, (), waiting)
 
 
+def test_a_table_in_a_section_is_taken_by_its_keys() -> None:
+    now, wanted = configured(), configured(cache={"plan": {"file": "a.json", "pin_share": 0.2}})
+    result = change(now, wanted)
+    assert result.changed == ("cache.plan.file", "cache.plan.pin_share")
+    assert result.config.cache == wanted.cache
+    assert change(result.config, wanted).changed == ()
+
+
 def test_routes_are_taken_whole_and_named_by_what_differs() -> None:
     now = configured(
         routes=[

@@ -212,7 +212,11 @@ class _Attempt:
             outcome = Outcome.COLLAPSED
         self._at = head.next_offset
         return self._answer(
-            outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200, stored=flight.is_kept
+            outcome,
+            up_to_date=head.up_to_date,
+            is_closed=head.is_closed,
+            fwd_status=200,
+            stored=flight.is_kept and not flight.is_passing,
         )
 
     async def _answer_now(self) -> Answer:

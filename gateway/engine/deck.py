@@ -115,6 +115,7 @@ class FlightDeck:
             return flight, False
         flight = Flight(start, self.keep_bytes)
         flight.incarnation = stream.tape.incarnation
+        flight.is_passing = self._library.is_shunned(stream)
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
@@ -302,7 +303,11 @@ class FlightDeck:
             if flight.size:
                 raise UpstreamBroken
         elif flight.is_kept and not _is_overtaken(stream, flight):
-            self._library.lay(stream, start, end, flight.kept, self._clock.now())
+            if flight.is_passing and not stream.has_topic:
+                # For those who ride on it, and nobody else.
+                self._library.pass_over(flight.size)
+            else:
+                self._library.lay(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
     async def _classify(

@@ -82,6 +82,10 @@ class Route:
                 return False
         elif wanted not in ("*", host):
             return False
+        return self.covers(path)
+
+    def covers(self, path: str) -> bool:
+        """Whether a canonical path is below the prefix."""
         return not self._prefix or path == self._prefix or path.startswith(self._prefix + "/")
 
     @property

@@ -81,6 +81,7 @@ class Live:
                 stream, ways, terms, self._clock.wall, Rounds(self._recorder, self._clock.now, stream.key.route)
             )
             stream.pins += 1
+            stream.has_topic = True
             self._watch_expiry(topic)
             self._beat_in(topic, terms.heartbeat_s / BEATS)
         if topic.is_refused:
@@ -189,6 +190,7 @@ class Live:
         if run is not None and run is not asyncio.current_task():
             run.cancel()
         topic.lost(self._clock.now(), None)
+        topic.stream.has_topic = False
         self._library.release(topic.stream)
 
     def end(self, stream: Stream, why: End) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -32,10 +32,14 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+
+if TYPE_CHECKING:
+    from gateway.ops.plan_figures import PlanState
 
 _CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 
@@ -98,6 +102,8 @@ class Metrics(Collector):
         """Called before the series are read, for whoever counts many at a time."""
         self.look: Callable[[], State] = State
         """Looks at the gateway."""
+        self.plan: Callable[[], PlanState | None] = lambda: None
+        """Looks at the cache plan in effect."""
         if registry is None:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
@@ -255,6 +261,8 @@ class Metrics(Collector):
         yield from self._own()
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
+        if (plan := self.plan()) is not None:
+            yield from plan_families(plan)
         yield build_family(self._version)
         self._forget(state)
 

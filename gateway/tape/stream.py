@@ -114,6 +114,8 @@ class Stream:
     """How often bytes of it were dropped, or those made of them called back: who keeps something made of bytes that he
     read before the latest time keeps what may not be true any more."""
     ended: End | None = None
+    has_topic: bool = False
+    """Whether there are live readers of it, or were a moment ago: what they are to be sent has to be laid."""
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
 

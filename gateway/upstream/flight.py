@@ -130,6 +130,8 @@ class Flight:
         """Chunks let go so far: the index of `kept[0]`."""
         self.size = 0
         self.is_kept = True
+        self.is_passing = False
+        """Whether what it brings is not worth a place on the tape: it is for those who ride on it."""
         self.length: int | None = None
         """The body's length in bytes where it is known before the end."""
         self.expected: int | None = None

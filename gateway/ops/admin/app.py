@@ -16,6 +16,7 @@ from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.openapi import openapi_document
 from gateway.ops.admin.overview import overview_endpoints
+from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
 from gateway.ops.admin.streams import streams_endpoints
 from gateway.ops.admin.subject import Subject
@@ -45,6 +46,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *streams_endpoints(subject, directory),
         *tails_endpoints(directory),
         *purge_endpoints(subject, directory),
+        *plan_endpoints(subject),
         *controls_endpoints(subject),
     ]
     # Drawn when it is first asked for, beside the loop: it takes a third of a second.

@@ -19,10 +19,12 @@ from tests.served import durable_gateway, served
 TOKEN = "a-token-that-nobody-guesses"
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
 PATIENCE_S = 120
+PLAN = Path(__file__).parents[3] / "config" / "cache-plan.json"
 EXAMPLES = "5"
 
 CONTRACT = {
     ("get", "/api/overview"),
+    ("get", "/api/plan"),
     ("get", "/api/config"),
     ("get", "/api/streams"),
     ("get", "/api/streams/{id}"),
@@ -79,7 +81,7 @@ def test_the_api_keeps_to_its_document(tmp_path: Path) -> None:
         config = tmp_path / "gateway.toml"
         config.write_text(
             '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\nshutdown_timeout_s = 0.5\n'
-            f'[[route]]\norigin = "{origin["origin"]}"\n'
+            f'[cache.plan]\nfile = "{PLAN}"\n[[route]]\norigin = "{origin["origin"]}"\n'
         )
         environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
         command = durable_gateway("serve", "--config", str(config))

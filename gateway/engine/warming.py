@@ -1,0 +1,153 @@
+"""Warming: streams that a plan names are fetched before anybody asks, so that a restart is not paid for by the first
+readers.
+
+Fetches go the way of every other: each is a flight of the deck, which a reader who comes meanwhile shares, and its
+bytes are laid by the same rules.  They are few at once, begin spread in time (gateways are restarted together), stop at
+a bound of bytes, and end as a whole when their time is over or the gateway leaves, whatever the origin does.  Nobody's
+credentials are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.cache_plan import Entry
+from gateway.clock import Clock, Timer, pause
+from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.wishes import Wish
+from gateway.protocol.offsets import START
+from gateway.tape.library import Library
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Tape
+from gateway.tasks import Tasks
+from gateway.upstream.flight import Head, StreamHead
+
+_SPREAD: Final = 0.1
+"""The part of its time over which a round of fetches begins."""
+_STEP_BYTES: Final = 1 << 18
+
+
+class Warming:
+    """One round, begun with `start`.  Owner of its tasks."""
+
+    def __init__(
+        self,
+        deck: FlightDeck,
+        library: Library,
+        clock: Clock,
+        tasks: Tasks,
+        rng: random.Random,
+        wishes: Iterable[Wish[Entry]],
+        *,
+        most_bytes: int,
+        within_s: float,
+        fetches: int,
+    ) -> None:
+        self._deck = deck
+        self._library = library
+        self._clock = clock
+        self._tasks = tasks
+        self._rng = rng
+        self._waiting = deque(wishes)
+        self._left = most_bytes
+        """Bytes that may still be fetched; those that are under way are taken out as the plan estimates them."""
+        self._within_s = within_s
+        self._fetches = fetches
+        self.streams = 0
+        """Streams that have been fetched, to the tail or as far as there was room."""
+        self.bytes = 0
+        """Stream bytes laid for them."""
+        self._running: set[asyncio.Task[None]] = set()
+        self._timer: Timer | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return not self._running
+
+    def start(self) -> None:
+        """Begin."""
+        if not self._waiting:
+            return
+        self._timer = self._clock.call_later(self._within_s, self.stop)
+        for _ in range(min(self._fetches, len(self._waiting))):
+            delay_s = self._rng.uniform(0, self._within_s * _SPREAD)
+            worker = self._tasks.start(self._work(delay_s), "warming")
+            self._running.add(worker)
+            worker.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End it now; what it has laid stays."""
+        self._waiting.clear()
+        for worker in tuple(self._running):
+            worker.cancel()
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        self._running.discard(worker)
+        if not self._running and self._timer is not None:
+            self._timer.cancel()
+
+    async def _work(self, delay_s: float) -> None:
+        await pause(self._clock, delay_s)
+        while self._waiting:
+            wish = self._waiting.popleft()
+            expected = max(1, wish.entry.bytes)
+            if expected > self._left:
+                continue
+            self._left -= expected
+            laid = 0
+            try:
+                laid = await self._fetch(wish, expected)
+            finally:
+                self._left += expected - laid
+
+    async def _fetch(self, wish: Wish[Entry], expected: int) -> int:
+        """Fetch one stream from its beginning to its tail; the bytes that came to its tape."""
+        stream = self._library.open(wish.key, self._clock.now())
+        if stream.has_expired(self._clock.now(), self._clock.wall()):
+            # A reader finds that out, and knows what to do.
+            return 0
+        held = stream.tape.size
+        stream.pins += 1
+        try:
+            await self._walk(wish, stream, held + expected + self._left)
+            return max(0, stream.tape.size - held)
+        finally:
+            gained = max(0, stream.tape.size - held)
+            self.streams += gained > 0
+            self.bytes += gained
+            self._library.release(stream)
+
+    async def _walk(self, wish: Wish[Entry], stream: Stream, most_bytes: int) -> None:
+        # By this a reader's hit needs no look at the origin of its own.
+        head = await self._ask(wish, stream, METADATA)
+        if not isinstance(head, StreamHead):
+            return
+        tail, at = head.next_offset, START
+        while stream.ended is None and stream.tape.size < most_bytes:
+            at = _furthest(stream.tape, at)
+            if at == stream.tape.resolve(tail) or stream.tape.is_closed_at(at):
+                return
+            head = await self._ask(wish, stream, at)
+            if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
+                # Refused, or not to be kept, or nothing there.
+                return
+            if head.up_to_date:
+                return
+
+    async def _ask(self, wish: Wish[Entry], stream: Stream, at: str) -> Head:
+        source = wish.route.source(wish.target, CIMultiDict())
+        return await self._deck.fresh_head(stream, at, wish.route, source)
+
+
+def _furthest(tape: Tape, at: str) -> str:
+    """Where what is held after `at` ends."""
+    at = tape.resolve(at)
+    while tape.knows_after(at):
+        at = tape.read(at, _STEP_BYTES).end
+    return at

@@ -1,0 +1,168 @@
+"""The cache plan in effect: what it expects, what came of it, and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import with_config
+
+from gateway.cache_plan import Entry, Lifetime
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.subject import Subject
+from gateway.ops.plan_figures import PlanState
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the plan expects, of the budget that it recommends."""
+
+    hit_ratio: float
+    """Share of catch-up reads that the origin need send nothing for."""
+    byte_hit_ratio: float
+    error: float
+    """How far off either may be, up or down."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What was counted since the plan was taken."""
+
+    hit_ratio: float | None
+    """None before the first read."""
+    byte_hit_ratio: float | None
+    hits: int
+    misses: int
+    sent_bytes: int
+    """Body bytes sent for catch-up reads."""
+    fetched_bytes: int
+    """Body bytes that the origin sent for catch-up reads."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """The budget for tapes."""
+
+    recommended_bytes: int
+    budget_bytes: int
+    """In effect now."""
+    is_taken: bool
+    """Whether it is the plan's: not where limits.cache_bytes is set, nor where take_memory is false."""
+    policy: str
+    """The policy that the expectation is made for."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Streams that are kept when others are given up."""
+
+    wished: int
+    kept: int
+    bytes: int
+    limit_bytes: int
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Streams that are fetched before anybody asks, in the latest round."""
+
+    wished: int
+    streams: int
+    """Of which something was fetched."""
+    bytes: int
+    is_under_way: bool
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One stream of the plan."""
+
+    route: str
+    stream: str
+    bytes: int
+    reason: str
+    idle_s: float | None = None
+    """Of a lifetime."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PlanInEffect:
+    """The plan that is in effect, and what came of it."""
+
+    file: str
+    made_at: str
+    taken_at: float
+    """Unix seconds."""
+    target_hit_ratio: float
+    expected: Expected
+    actual: Actual
+    memory: PlanMemory
+    pinned: Pins
+    warmed: Warm
+    unstored_bytes: int
+    """Bytes of streams not worth storing that were delivered without being kept."""
+    given_up: int
+    """Tapes given up because nobody asked for them in time."""
+    unmatched: int
+    """Entries that no route leads to."""
+    pin: list[PlanEntry]
+    warm: list[PlanEntry]
+    do_not_store: list[PlanEntry]
+    lifetimes: list[PlanEntry]
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class PlanShown:
+    """The plan, where there is one."""
+
+    plan: PlanInEffect | None
+
+
+def plan_endpoints(subject: Subject) -> list[Endpoint]:
+    """`/api/plan`."""
+
+    async def plan(_: Asked[Nothing, Nothing]) -> PlanShown:
+        subject.metrics.before_collect()
+        state = subject.metrics.plan()
+        return PlanShown(_shown(subject, state) if state is not None else None)
+
+    return [Endpoint("GET", "/api/plan", "The cache plan in effect and what came of it", plan, PlanShown)]
+
+
+def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
+    plan, memory, budget = state.plan, state.plan.memory, subject.engine.library.budget_bytes
+    return PlanInEffect(
+        file=subject.config.cache.plan.file,
+        made_at=plan.made_at.isoformat(),
+        taken_at=state.taken_at,
+        target_hit_ratio=plan.target_hit_ratio,
+        expected=Expected(memory.expected_hit_ratio, memory.expected_byte_hit_ratio, memory.error),
+        actual=Actual(
+            state.hit_ratio, state.byte_hit_ratio, state.hits, state.misses, state.sent_bytes, state.fetched_bytes
+        ),
+        memory=PlanMemory(memory.cache_bytes, budget, budget == memory.cache_bytes, memory.policy),
+        pinned=Pins(len(plan.pin), state.pinned_streams, state.pinned_bytes, state.pinned_limit_bytes),
+        warmed=Warm(len(plan.warm), state.warmed_streams, state.warmed_bytes, state.is_warming),
+        unstored_bytes=state.unstored_bytes,
+        given_up=state.given_up,
+        unmatched=state.unmatched,
+        pin=_entries(plan.pin),
+        warm=_entries(plan.warm),
+        do_not_store=_entries(plan.do_not_store),
+        lifetimes=_entries(plan.lifetimes),
+    )
+
+
+def _entries(entries: Iterable[Entry]) -> list[PlanEntry]:
+    return [
+        PlanEntry(one.route, one.stream, one.bytes, one.reason, one.idle_s if isinstance(one, Lifetime) else None)
+        for one in entries
+    ]

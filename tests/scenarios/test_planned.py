@@ -1,0 +1,376 @@
+"""A gateway that takes a cache plan: what it keeps, fetches, does not keep and gives up, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.app import start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.config_file import ConfigError
+from gateway.origin.app import RunningOrigin
+from gateway.origin.counters import Counters
+from gateway.origin.requests import Kind
+from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.test_noted_lives import confirmed
+from tests.scenarios.wire import Answer
+
+SAMPLE = Path(__file__).parents[2] / "config" / "cache-plan.json"
+MIB = 1 << 20
+
+
+def entry(stream: str, size: int = 1_000, **more: Any) -> dict[str, Any]:
+    return {"route": "default", "stream": stream, "bytes": size, "reason": "so", **more}
+
+
+class PlanFile:
+    """A plan on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, *, cache_bytes: int = 64 * MIB, **lists: list[dict[str, Any]]) -> None:
+        plan = json.loads(SAMPLE.read_bytes()) | {"pin": [], "warm": [], "do_not_store": [], "lifetimes": []} | lists
+        plan["memory"]["cache_bytes"] = cache_bytes
+        self.path.write_text(json.dumps(plan), encoding="utf-8")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> PlanFile:
+    return PlanFile(tmp_path / "plan.json")
+
+
+@pytest.fixture
+def settings(plan: PlanFile) -> dict[str, Any]:
+    return {"file": str(plan.path), "warm_s": 10}
+
+
+@pytest.fixture
+async def edge(start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin) -> Edge:
+    plan.write()
+    return await start(origin.url, **settings)
+
+
+async def behind(edge: Edge, origin: RunningOrigin, path: str, body: bytes, **headers: str) -> Answer:
+    """A stream that the gateway does not know of."""
+    fields = {"Content-Type": "text/plain", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return await edge.send_to(origin.url, "PUT", path, fields, body)
+
+
+async def shown(edge: Edge) -> Any:
+    async with ClientSession() as session, session.get(f"{edge.gateway.admin_url}/api/plan") as answer:
+        assert answer.status == 200
+        return (await answer.json())["plan"]
+
+
+def sample_of(edge: Edge, name: str, **labels: str) -> float | None:
+    return edge.gateway.metrics.registry.get_sample_value(name, labels)
+
+
+def held(edge: Edge, path: str) -> int:
+    """Bytes of the path's streams on tapes."""
+    return sum(stream.tape.size for stream in edge.gateway.engine.library if stream.key.group.path == path)
+
+
+async def warmed(edge: Edge) -> None:
+    warming = edge.gateway.planned.warming
+    assert warming is not None
+    async with edge.time_passing():
+        await eventually(lambda: warming.is_over)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_budget_is_the_plans_unless_an_operator_has_set_one(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(cache_bytes=7 * MIB)
+    for more, budget in (({}, 7), ({"take_memory": False}, 256), ({"cache_bytes": 256 * MIB}, 256)):
+        edge = await start(origin.url, **settings, **more)
+        assert edge.gateway.engine.library.budget_bytes == budget * MIB
+        assert sample_of(edge, "gateway_cache_limit_bytes") == budget * MIB
+        memory = (await shown(edge))["memory"]
+        assert (memory["recommended_bytes"], memory["is_taken"]) == (7 * MIB, budget == 7)
+
+
+# -- pins --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pinned_stream_outlives_a_crowd_of_others(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(cache_bytes=200_000, pin=[entry("/kept?a=1")])
+    edge = await start(origin.url, **settings)
+    await behind(edge, origin, "/kept?a=1", b"k" * 50_000, Stream_Closed="true")
+    assert (await edge.get("/kept?offset=-1&a=1")).body == b"k" * 50_000
+    for number in range(12):
+        await behind(edge, origin, f"/{number}", b"x" * 40_000, Stream_Closed="true")
+        for _ in range(2):
+            edge.clock.advance(2)
+            assert len((await edge.get(f"/{number}?offset=-1")).body) == 40_000
+    before = counters.requests[Kind.CATCHUP]
+    assert (await edge.get("/kept?offset=-1&a=1")).body == b"k" * 50_000
+    assert counters.requests[Kind.CATCHUP] == before
+    library = edge.gateway.engine.library
+    assert library.cost + library.lent <= library.budget_bytes
+    assert sample_of(edge, "gateway_plan_pinned_streams") == 1
+    pinned = (await shown(edge))["pinned"]
+    assert pinned["bytes"] >= 50_000
+    assert (pinned["wished"], pinned["kept"], pinned["limit_bytes"]) == (1, 1, 100_000)
+
+
+# -- warming -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_to_be_warm_is_fetched_once_and_then_hit(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters, fast_path: bool
+) -> None:
+    plan.write(warm=[entry("/a"), entry("/missing"), entry("/b?x=1")])
+    first = await start(origin.url)
+    await behind(first, origin, "/a", b"a" * 1_000, Stream_Closed="true")
+    await behind(first, origin, "/b?x=1", b"b" * 2_000, Stream_Closed="true")
+    edge = await start(origin.url, **settings)
+    await warmed(edge)
+    asked = counters.requests[Kind.CATCHUP]
+    answer = await edge.get("/a?offset=-1")
+    assert (answer.body, "; hit" in answer.headers["Cache-Status"]) == (b"a" * 1_000, True)
+    assert (await edge.get("/b?x=1&offset=-1")).body == b"b" * 2_000
+    assert counters.requests[Kind.CATCHUP] == asked == 2
+    told = (await shown(edge))["warmed"]
+    assert told == {"wished": 3, "streams": 2, "bytes": 3_000, "is_under_way": False}
+    assert sample_of(edge, "gateway_plan_warmed_bytes_total") == 3_000
+
+
+async def test_a_reader_who_comes_meanwhile_shares_the_fetch(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(warm=[entry("/a")])
+    first = await start(origin.url)
+    await behind(first, origin, "/a", b"a" * 1_000, Stream_Closed="true")
+    gate = origin.origin.faults.hold(kind="catchup")
+    edge = await start(origin.url, **settings)
+    async with edge.time_passing():
+        await gate.waiting(1)
+    read = edge.asking("/a?offset=-1")
+    await eventually(edge.riders(2))
+    gate.release()
+    assert (await bounded(read)).body == b"a" * 1_000
+    await warmed(edge)
+    # The reader may have a look at the tail of his own; the bytes come once.
+    assert counters.body_bytes[Kind.CATCHUP] == 1_000
+
+
+@pytest.mark.parametrize("why", ["time", "drain"])
+async def test_warming_ends_with_its_time_and_with_the_gateway(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, why: str
+) -> None:
+    plan.write(warm=[entry(f"/{number}") for number in range(9)])
+    first = await start(origin.url)
+    for number in range(9):
+        await behind(first, origin, f"/{number}", b"a")
+    gate = origin.origin.faults.hold()
+    edge = await start(origin.url, **settings, warm_fetches=3)
+    warming = edge.gateway.planned.warming
+    assert warming is not None
+    # Few at once: the others wait for these.
+    for _ in range(10):
+        edge.clock.advance(0.1)
+    await gate.waiting(3)
+    assert len(edge.gateway.engine.deck) == 3
+    if why == "time":
+        edge.clock.advance(10)
+    else:
+        edge.gateway.drain(0.0)
+    await eventually(lambda: warming.is_over and not edge.gateway.engine.deck)
+    gate.release()
+
+
+async def test_warming_stops_at_its_bound_of_bytes(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(warm=[entry("/a"), entry("/large", 9_000), entry("/b")])
+    first = await start(origin.url)
+    for path in ("/a", "/large", "/b"):
+        await behind(first, origin, path, b"x" * 1_000)
+    edge = await start(origin.url, **settings, warm_bytes=2_500)
+    await warmed(edge)
+    assert [held(edge, path) for path in ("/a", "/large", "/b")] == [1_000, 0, 1_000]
+
+
+# -- not storing -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_worth_storing_is_shared_while_it_is_fetched_and_then_gone(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(do_not_store=[entry("/once")])
+    edge = await start(origin.url, **settings)
+    tail = (await behind(edge, origin, "/once", b"0123456789" * 100)).headers["Stream-Next-Offset"]
+    gate = origin.origin.faults.hold(kind="catchup")
+    reads = [edge.asking("/once?offset=-1")]
+    await gate.waiting(1)
+    reads += [edge.asking("/once?offset=-1") for _ in range(3)]
+    await eventually(edge.riders(4))
+    gate.release()
+    for read in reads:
+        answer = await bounded(read)
+        assert (answer.body, answer.headers["Stream-Next-Offset"]) == (b"0123456789" * 100, tail)
+        assert "stored" not in answer.headers["Cache-Status"]
+    # One fetch of the bytes, and one look at the tail for those who came after it was sent.
+    assert counters.requests[Kind.CATCHUP] <= 2
+    assert held(edge, "/once") == 0
+    before = counters.requests[Kind.CATCHUP]
+    again = await edge.get("/once?offset=-1", {"Authorization": "Bearer a"})
+    assert again.body == b"0123456789" * 100
+    assert counters.requests[Kind.CATCHUP] > before
+    assert held(edge, "/once") == 0
+    assert sample_of(edge, "gateway_plan_unstored_bytes_total") == 2_000
+    assert sample_of(edge, "gateway_plan_unstored_streams") == 1
+
+
+async def test_live_readers_of_what_is_not_stored_still_share_one_connection(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(do_not_store=[entry("/once")])
+    edge = await start(origin.url, **settings)
+    await edge.put("/once", b"[1,2,3]", "application/json")
+    readers = [await edge.begin("/once?live=sse&offset=-1") for _ in range(3)]
+    await confirmed(edge, 3)
+    await edge.post("/once", b"[4]", "application/json")
+    await edge.send("POST", "/once", {"Content-Type": "application/json", "Stream-Closed": "true"})
+    for reader in readers:
+        body = (await bounded(reader.answer("GET"))).body
+        assert b"[1,2,3]" in body
+        assert b"[4]" in body
+    assert counters.requests[Kind.SSE] == 1
+    await edge.until_idle()
+    assert held(edge, "/once") == 0
+    assert (await edge.get("/once?offset=-1")).body == b"[1,2,3,4]"
+
+
+# -- lifetimes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_tape_is_given_up_after_its_time_and_no_sooner(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(lifetimes=[entry("/idle", idle_s=100)])
+    edge = await start(origin.url, **settings)
+    for path in ("/idle", "/other"):
+        await behind(edge, origin, path, b"x" * 1_000, Stream_Closed="true")
+        await edge.get(f"{path}?offset=-1")
+    for _ in range(6):
+        # However it is answered, a read is a sign of life.
+        for _ in range(45):
+            edge.clock.advance(1)
+        assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
+        assert held(edge, "/idle") == 1_000
+    for _ in range(130):
+        edge.clock.advance(1)
+    assert (held(edge, "/idle"), held(edge, "/other")) == (0, 1_000)
+    assert sample_of(edge, "gateway_plan_given_up_tapes_total") == 1
+    assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
+
+
+async def test_a_tape_with_a_live_reader_is_not_idle(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(lifetimes=[entry("/idle", idle_s=5)])
+    edge = await start(origin.url, **settings, sse_lifetime_s=1_000)
+    await edge.put("/idle", b"[1]", "application/json")
+    await edge.begin("/idle?live=sse&offset=-1")
+    await confirmed(edge)
+    for _ in range(60):
+        edge.clock.advance(1)
+    assert held(edge, "/idle") > 0
+
+
+# -- reading it --------------------------------------------------------------------------------------------------------
+
+
+async def test_no_plan_shows_nothing_and_costs_nothing(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url)
+    assert await shown(edge) is None
+    assert not [family for family in edge.gateway.metrics.registry.collect() if "_plan_" in family.name]
+    assert not edge.gateway.engine.library.reserve
+
+
+async def test_a_broken_plan_is_a_start_that_is_refused_in_one_line(plan: PlanFile, origin: RunningOrigin) -> None:
+    plan.path.write_text('{"version": 2}', encoding="utf-8")
+    config = GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", file=str(plan.path))
+    with pytest.raises(ConfigError, match=r"^cache\.plan\.file: .*plan\.json: version: should be 1, got 2") as caught:
+        await start_gateway(config)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_reload_takes_another_plan_by_the_same_name_and_keeps_the_old_one_where_it_is_broken(
+    plan: PlanFile, origin: RunningOrigin, clock: ManualClock
+) -> None:
+    more: dict[str, Any] = {"file": str(plan.path)}
+
+    def load() -> GatewayConfig:
+        return GatewayConfig.for_origin(
+            origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, **more
+        )
+
+    plan.write(cache_bytes=5 * MIB, pin=[entry("/a")])
+    gateway = await start_gateway(load(), clock=clock, load=load)
+    try:
+        library = gateway.engine.library
+
+        async def reloaded() -> tuple[str, ...]:
+            return (await bounded(gateway.reload())).changed
+
+        assert await reloaded() == ()
+        plan.write(cache_bytes=6 * MIB, pin=[entry("/b"), entry("/c")])
+        assert await reloaded() == ("cache.plan",)
+        assert (library.budget_bytes, len(list(library.reserve.wished))) == (6 * MIB, 2)
+        plan.path.write_text("{", encoding="utf-8")
+        with pytest.raises(ConfigError, match="not JSON"):
+            await reloaded()
+        assert (library.budget_bytes, len(list(library.reserve.wished))) == (6 * MIB, 2)
+        plan.path.unlink()
+        with pytest.raises(ConfigError, match="No such file"):
+            await reloaded()
+        more["take_pins"] = False
+        plan.write(cache_bytes=6 * MIB, pin=[entry("/b"), entry("/c")])
+        assert await reloaded() == ("cache.plan.take_pins",)
+        assert not library.reserve
+        more.clear()
+        assert set(await reloaded()) == {"cache.plan.file", "cache.plan.take_pins", "cache.plan"}
+        assert gateway.planned.plan is None
+        assert library.budget_bytes == 256 * MIB
+    finally:
+        await gateway.stop()
+
+
+async def test_expectation_and_outcome_stand_side_by_side(edge: Edge, plan: PlanFile, origin: RunningOrigin) -> None:
+    await behind(edge, origin, "/a", b"x" * 1_000, Stream_Closed="true")
+    assert sample_of(edge, "gateway_plan_hit_ratio", kind="actual") is None
+    for _ in range(4):
+        await edge.get("/a?offset=-1")
+    told = await shown(edge)
+    assert (told["actual"]["hits"], told["actual"]["misses"]) == (3, 1)
+    assert (told["actual"]["hit_ratio"], told["actual"]["byte_hit_ratio"]) == (0.75, 0.75)
+    assert told["expected"] == {"hit_ratio": 0.953, "byte_hit_ratio": 0.928, "error": 0.006}
+    assert sample_of(edge, "gateway_plan_hit_ratio", kind="actual") == 0.75
+    assert sample_of(edge, "gateway_plan_hit_ratio", kind="expected") == 0.953
+
+
+async def test_entries_that_no_route_leads_to_are_counted_and_left_out(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(
+        pin=[entry("/a", route="gone"), entry("/elsewhere"), entry("/in/it")],
+        warm=[entry("/in/it?offset=5")],
+        do_not_store=[entry("/in/once")],
+    )
+    edge = await start(origin.url, **settings, prefix="/in")
+    assert (await shown(edge))["unmatched"] == 3
+    assert len(list(edge.gateway.engine.library.reserve.wished)) == 1
