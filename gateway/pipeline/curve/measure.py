@@ -5,6 +5,9 @@ of blocks; the gateway's policies are played in miniature, on a sample of tapes 
 begin with an empty cache at the log's first line, so what is read for the first time there counts as missing, at any
 size: a log of an hour shows less than a log of a day.
 
+Several gateways have a memory each.  A size is that of one of them, and all of them together are played as one cache
+that is as many times as large, which is right as far as they share the load evenly.
+
 What is played is taken once, kept for as long as the step lasts, and sampled so that the work has a bound whatever the
 log's length.  The same lake gives the same table.
 """
@@ -104,16 +107,16 @@ def measure_curve(
         if not found.counted:
             lake.replace(spark.createDataFrame([], tables.CURVE.ddl), tables.CURVE)
             return Measured(found, (), 0, 1.0, 1.0)
-        grid = np.array(sorted(set(sizes)) if sizes else grid_of(found.working_bytes), np.int64)
+        grid = np.array(sorted(set(sizes)) if sizes else grid_of(-(-found.working_bytes // found.nodes)), np.int64)
         progress(f"curve: exact distances of {found.blocks:,} blocks")
-        blocks = _lru(reads, grid, found, rate, block_bytes)
+        blocks = _lru(reads, grid * found.nodes, found, rate, block_bytes)
         progress(f"curve: {', '.join(policies)} in miniature")
-        played = _miniatures(spark, reads, grid, found, rate, policies)
+        played = _miniatures(spark, reads, grid * found.nodes, found, rate, policies)
     finally:
         reads.unpersist()
-    rows = _rows(BLOCKS_POLICY, blocks, found.counted_touched)
+    rows = _rows(BLOCKS_POLICY, blocks, grid, found.counted_touched)
     for policy, curve in played.items():
-        rows += _rows(policy, curve, found.counted)
+        rows += _rows(policy, curve, grid, found.counted)
     lake.replace(spark.createDataFrame(rows, tables.CURVE.ddl), tables.CURVE)
     tape_rate = next((curve.rate for curve in played.values()), 1.0)
     return Measured(found, (BLOCKS_POLICY, *played), len(grid), blocks.rate, tape_rate)
@@ -214,11 +217,11 @@ def in_order(sample: pa.Table) -> list[Read]:
     return list(map(Read, *(columns[name][order].tolist() for name in Read._fields)))
 
 
-def _rows(policy: str, curve: Curve, references: int) -> list[tuple[object, ...]]:
-    errors = [None] * len(curve.cache_bytes) if curve.error is None else curve.error.tolist()
+def _rows(policy: str, curve: Curve, grid: Ints, references: int) -> list[tuple[object, ...]]:
+    errors = [None] * len(grid) if curve.error is None else curve.error.tolist()
     return [
         (policy, size, miss, byte_miss, error, references, curve.sampled_keys, curve.rate)
         for size, miss, byte_miss, error in zip(
-            curve.cache_bytes.tolist(), curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), errors, strict=True
+            grid.tolist(), curve.miss_ratio.tolist(), curve.byte_miss_ratio.tolist(), errors, strict=True
         )
     ]

@@ -13,6 +13,8 @@ What references what:
   sent (framing makes that a little more), so that a connection's many lines do not read the beginning again each time.
 - A read that was refused, failed, relayed or cut off references nothing.
 
+Several gateways remember a stream each for itself, so each has its own tape of it; the offsets are the same.
+
 A read whose answer was coded tells no length.  It is placed by those of others, and where there are none it is empty:
 `Placement` counts such reads, those placed loosely, and those left out.
 """
@@ -72,6 +74,8 @@ class Placement:
     tapes: int
     working_bytes: int
     """What all tapes would cost together."""
+    nodes: int
+    """Gateways that wrote the log."""
     blocks: int
     touched: int
     """References to blocks."""
@@ -82,8 +86,9 @@ class Placement:
 def reads_of(requests: DataFrame) -> DataFrame:
     """The reads of silver's `requests` that name a tape and two offsets.
 
-    Columns: `at` (microseconds), `read` (breaks ties), `tape`, `step` (both hashes), `start`, `end`, `sent`, `length`
-    (NULL where what was sent tells none), `is_counted`, `is_tail` (its bytes are the last of those between).
+    Columns: `at` (microseconds), `read` (breaks ties), `node`, `route`, `stream`; `tape`, `scale` (the same for every
+    gateway) and `step` (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL where what was sent tells none),
+    `is_counted`, `is_tail` (its bytes are the last of those between).
     """
     from pyspark.sql import functions as f
 
@@ -103,15 +108,22 @@ def reads_of(requests: DataFrame) -> DataFrame:
         .join(begun, ["route", "path"], "left")
         .withColumn("incarnation", f.expr("coalesce(size(filter(begun, one -> one <= time)), 0)"))
     )
-    owner = [f.coalesce(f.col(name), f.lit("")) for name in ("route", "partition", "stream")]
-    return reads.select(
+    scale = f.xxhash64(
+        *(f.coalesce(f.col(name), f.lit("")) for name in ("route", "partition", "stream")), "incarnation"
+    )
+    return reads.withColumn("scale", scale).select(
         f.unix_micros("time").alias("at"),
-        f.xxhash64(f.coalesce(f.col("id"), f.lit("")), "stream", start, "next_offset", "sent_bytes").alias("read"),
-        f.xxhash64(*owner, "incarnation").alias("tape"),
-        f.xxhash64(*owner, "incarnation", start, "next_offset").alias("step"),
+        f.xxhash64(f.coalesce(f.col("id"), f.lit("")), "scale", start, "next_offset", "sent_bytes").alias("read"),
+        "node",
+        "route",
+        "stream",
+        f.xxhash64("scale", "node").alias("tape"),
+        "scale",
+        f.xxhash64("scale", start, "next_offset").alias("step"),
         start.alias("start"),
         f.col("next_offset").alias("end"),
         f.col("sent_bytes").alias("sent"),
+        f.col("fetched_bytes").alias("fetched"),
         f.when(is_plain & (f.col("mode") != Mode.SSE), f.col("sent_bytes")).alias("length"),
         (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
         ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
@@ -137,8 +149,8 @@ def placed(reads: DataFrame) -> DataFrame:
     (offsets that its readers named), and whether the place `is_loose`."""
     from pyspark.sql import functions as f
 
-    steps = reads.groupBy("tape", "step", "start", "end").agg(f.max("length").alias("length"))
-    scales = steps.groupBy(f.pmod("tape", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(_place_bucket, _PLACED)
+    steps = reads.groupBy("scale", "step", "start", "end").agg(f.max("length").alias("length"))
+    scales = steps.groupBy(f.pmod("scale", f.lit(_BUCKETS)).alias("bucket")).applyInArrow(_place_bucket, _PLACED)
     # From the left: the one side that may be small enough to be sent to all is that of the scales.
     found = reads.drop("start", "end").join(scales, "step", "left")
     places = [f.coalesce(f.col(name), f.lit(0)).alias(name) for name in ("low", "high", "extent", "tokens")]
@@ -152,8 +164,8 @@ def placed(reads: DataFrame) -> DataFrame:
 def _place_bucket(table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
-    table = table.sort_by([("tape", "ascending"), ("step", "ascending")])
-    rows = zip(*(table[name].to_pylist() for name in ("tape", "step", "start", "end", "length")), strict=True)
+    table = table.sort_by([("scale", "ascending"), ("step", "ascending")])
+    rows = zip(*(table[name].to_pylist() for name in ("scale", "step", "start", "end", "length")), strict=True)
     out: tuple[list[Any], ...] = ([], [], [], [], [], [])
     for _, group in groupby(rows, key=itemgetter(0)):
         for row in _place_tape(list(group)):
@@ -189,6 +201,7 @@ def placement(reads: DataFrame, block_bytes: int) -> Placement:
     tape = reads.groupBy("tape").agg(
         f.first("extent").alias("extent"),
         f.first("tokens").alias("tokens"),
+        f.first("node").alias("node"),
         f.count("*").alias("reads"),
         f.count_if(f.col("is_counted") & (size > 0)).alias("counted"),
         f.sum(f.when(f.col("is_counted"), size)).alias("counted_bytes"),
@@ -205,6 +218,7 @@ def placement(reads: DataFrame, block_bytes: int) -> Placement:
         f.sum("empty"),
         f.count("*"),
         f.sum(cost(f.col("extent"), f.col("tokens"))),
+        f.count_distinct("node"),
         f.sum(f.ceil(f.col("extent") / block_bytes)),
         f.sum("touched"),
         f.sum("counted_touched"),

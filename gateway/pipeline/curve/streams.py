@@ -1,0 +1,190 @@
+"""What is known of each stream's reads: the figures that a plan is made of, and how long a cache keeps anything.
+
+Two kinds of gaps are told apart.  A stream is *idle* between one read and the next, whatever they ask for.  Bytes are
+read *again* after the time since somebody asked from the same place (a reader who goes on from page to page reads
+nothing again); and at once, where two read them together.  The first says how long a stream lives, the second whether
+its bytes are worth keeping.
+
+`residence_s` is Denning's working set (CACM 1968), turned around: what was used within a time takes so much memory on
+average, so a cache of so much memory keeps what was used within that time.  It stands for all policies; it is exact
+for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gateway.pipeline.curve.references import cost
+from gateway.tape.library import USE_S
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WINDOWS: Final = 8
+"""Equal parts of the log's time."""
+_SHORTLIST: Final = 20_000
+"""Streams that a plan may be made of, by each of two orders; there may be more streams than a driver has room for."""
+_SECOND_US: Final = 1_000_000
+_BINS_PER_DOUBLING: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """One stream of one route, over the time of the log."""
+
+    route: str
+    stream: str
+    bytes: int
+    """What it takes of a gateway's cache."""
+    asked: int
+    """Catch-up reads that were given bytes."""
+    asked_bytes: int
+    live: int
+    """Long-polls and SSE connections, or lines of them."""
+    fetched_again: int
+    """Bytes that the origin sent more than once to the same gateway."""
+    windows: int
+    """Of `WINDOWS` parts of the log, those in which it had catch-up reads."""
+    again_s: float | None
+    """The least time after which bytes of it were read again; None where none were."""
+    returns: int
+    """How often it was read after it had been idle."""
+    idle_s: float
+    """The longest time that it was idle between two reads."""
+    quiet_s: float
+    """From its last read to the end of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Times between uses of tapes, of about the same length."""
+
+    longest_s: float
+    cost: float
+    """Bytes of the cache that the tapes take, added up over gaps."""
+    cost_seconds: float
+    """The same, each times its gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All that a plan is made of, beside the curve."""
+
+    span_s: float
+    streams: tuple[StreamFigures, ...]
+    gaps: tuple[Gaps, ...]
+    """By length."""
+
+
+def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
+    """The figures of placed reads (`references.placed`); the log's first and last line are at these microseconds."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    size = f.col("high") - f.col("low")
+    window = f.least(f.floor((f.col("at") - first_us) * WINDOWS / max(1, last_us - first_us)), f.lit(WINDOWS - 1))
+    uses = reads.groupBy("tape", "low", "high", f.floor(f.col("at") / _SECOND_US).alias("second")).agg(
+        f.min("at").alias("at"),
+        f.max("at").alias("last"),
+        f.count("*").alias("times"),
+        f.count_if(f.col("is_counted") & (size > 0)).alias("asked"),
+        f.count_if(~f.col("is_counted")).alias("live"),
+        f.sum("fetched").alias("fetched"),
+        f.bit_or(f.when(f.col("is_counted") & (size > 0), f.pow(f.lit(2.0), window).cast("int"))).alias("windows"),
+        *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "tokens")),
+    )
+    before = Window.partitionBy("tape").orderBy("at", "low", "high")
+    same = Window.partitionBy("tape", "low").orderBy("at", "high")
+    so_far = before.rowsBetween(Window.unboundedPreceding, -1)
+    uses = (
+        uses.withColumn("idle", f.col("at") - f.lag("last").over(before))
+        .withColumn("reach", f.max("high").over(so_far))
+        .withColumn("same", f.col("at") - f.lag("last").over(same))
+    )
+    again = (
+        f.when(size == 0, None)
+        .when(f.col("times") > 1, 0)
+        .when(f.col("same").isNotNull(), f.col("same"))
+        .when(f.col("low") < f.col("reach"), f.col("idle"))
+    )
+    returned = f.col("idle") >= int(USE_S * _SECOND_US)
+    uses = uses.withColumn("cost", cost(f.col("extent"), f.col("tokens"))).persist()
+    try:
+        tapes = uses.groupBy("tape").agg(
+            *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "cost")),
+            *(f.sum(name).alias(name) for name in ("asked", "live", "fetched")),
+            f.sum(f.col("asked") * size).alias("asked_bytes"),
+            f.bit_or("windows").alias("windows"),
+            f.min(again).alias("again"),
+            f.count_if(returned).alias("returns"),
+            f.max(f.when(returned, f.col("idle"))).alias("idle"),
+            f.max("last").alias("last"),
+        )
+        gaps = _gaps(uses, tapes, last_us)
+        streams = _streams(tapes, last_us)
+    finally:
+        uses.unpersist()
+    return Traffic((last_us - first_us) / _SECOND_US, streams, gaps)
+
+
+def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
+    from pyspark.sql import functions as f
+
+    streams = (
+        tapes.groupBy("route", "stream")
+        .agg(
+            f.ceil(f.sum("cost") / f.count_distinct("node")).alias("bytes"),
+            *(f.sum(name).alias(name) for name in ("asked", "asked_bytes", "live", "returns")),
+            f.sum(f.greatest(f.col("fetched") - f.col("extent"), f.lit(0))).alias("fetched_again"),
+            f.bit_count(f.coalesce(f.bit_or("windows"), f.lit(0))).alias("windows"),
+            (f.min("again") / _SECOND_US).alias("again_s"),
+            (f.coalesce(f.max("idle"), f.lit(0)) / _SECOND_US).alias("idle_s"),
+            ((f.lit(last_us) - f.max("last")) / _SECOND_US).alias("quiet_s"),
+        )
+        .select(*StreamFigures.__slots__)
+        .persist()
+    )
+    try:
+        by_density = streams.orderBy(f.desc(f.col("asked_bytes") / f.col("bytes")), "route", "stream")
+        by_size = streams.orderBy(f.desc("bytes"), "route", "stream")
+        rows = {tuple(row) for order in (by_density, by_size) for row in order.limit(_SHORTLIST).collect()}
+    finally:
+        streams.unpersist()
+    return tuple(sorted((StreamFigures(*row) for row in rows), key=lambda one: (one.route, one.stream)))
+
+
+def _gaps(uses: DataFrame, tapes: DataFrame, last_us: int) -> tuple[Gaps, ...]:
+    from pyspark.sql import functions as f
+
+    between = uses.where("idle is not null").select("cost", f.greatest("idle", f.lit(0)).alias("gap"))
+    after = tapes.select("cost", (f.lit(last_us) - f.col("last")).alias("gap"))
+    rows = (
+        between.union(after)
+        .groupBy(f.floor(f.log2(f.col("gap") + 1) * _BINS_PER_DOUBLING).alias("bin"))
+        .agg(f.max("gap"), f.sum("cost"), f.sum(f.col("cost").cast("double") * f.col("gap")))
+        .orderBy("bin")
+        .collect()
+    )
+    return tuple(Gaps(row[1] / _SECOND_US, float(row[2]), row[3] / _SECOND_US) for row in rows)
+
+
+def residence_s(gaps: Sequence[Gaps], span_s: float, cache_bytes: float) -> float | None:
+    """How long a cache of that size keeps what was used (seconds); None where it has room for all of it.
+
+    `gaps` are in the order of length, those from last uses to the log's end among them.
+    """
+    total = sum(one.cost for one in gaps)
+    shorter = shorter_seconds = 0.0
+    time = memory = 0.0
+    for one in gaps:
+        shorter += one.cost
+        shorter_seconds += one.cost_seconds
+        # Gaps up to here count whole; of the longer ones, as much as the window reaches.
+        reached = (shorter_seconds + (total - shorter) * one.longest_s) / max(span_s, 1e-6)
+        if reached >= cache_bytes:
+            share = (cache_bytes - memory) / (reached - memory) if reached > memory else 0.0
+            return time + (one.longest_s - time) * share
+        time, memory = one.longest_s, reached
+    return None

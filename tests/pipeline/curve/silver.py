@@ -1,0 +1,84 @@
+"""Silver, written by hand: requests by what matters, everything else as usual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.pipeline import tables
+from gateway.pipeline.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EPOCH: Final = datetime(2026, 11, 20, tzinfo=UTC)
+START: Final = "-1"
+
+
+def token(position: int) -> str:
+    """An origin's offset at that many bytes."""
+    return START if position == 0 else f"{position:016d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: seconds after the log's begin, stream, and where it read from and to (bytes)."""
+
+    at: float
+    stream: str
+    low: int = 0
+    high: int = 0
+    mode: str = "catchup"
+    sent: int | None = None
+    """Body bytes; by default those between."""
+    fetched: int = 0
+    start: str | None = None
+    """Another spelling of where it began."""
+    status: int = 200
+    outcome: str = "hit"
+    coding: str | None = None
+    partition: str = ""
+    node: str = "edge-a"
+    route: str = "default"
+    is_final: bool = True
+
+
+def requests(spark: SparkSession, asked: Iterable[Asked]) -> DataFrame:
+    """Silver's table with these requests."""
+    return spark.createDataFrame([_row(number, one) for number, one in enumerate(asked)], tables.REQUESTS.ddl)
+
+
+def lake_of(spark: SparkSession, url: str, asked: Iterable[Asked]) -> Lake:
+    """A lake with these requests in silver."""
+    lake = Lake(url)
+    lake.write_batch(requests(spark, asked), tables.REQUESTS, "hand")
+    return lake
+
+
+def _row(number: int, one: Asked) -> tuple[Any, ...]:
+    time = EPOCH + timedelta(seconds=one.at)
+    is_read = one.mode in ("catchup", "longpoll", "sse")
+    told: dict[str, Any] = {
+        "day": time.date(),
+        "id": f"line-{number}",
+        "time": time,
+        "node": one.node,
+        "route": one.route,
+        "stream": one.stream,
+        "partition": one.partition,
+        "method": "GET" if is_read else {"delete": "DELETE", "create": "PUT", "append": "POST"}[one.mode],
+        "mode": one.mode,
+        "status": one.status,
+        "outcome": one.outcome,
+        "duration_s": 0.001,
+        "start": one.start or token(one.low) if is_read else None,
+        "next_offset": token(one.high) if is_read else None,
+        "sent_bytes": one.high - one.low if one.sent is None else one.sent,
+        "fetched_bytes": one.fetched,
+        "origin_requests": 1 if one.fetched else 0,
+        "coding": one.coding,
+        "is_final": one.is_final,
+    }
+    return tuple(told.get(column.name) for column in tables.REQUESTS.columns)

@@ -1,0 +1,170 @@
+"""The step: curves from silver, the same by Spark as without it, and the work bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from gateway.pipeline import tables
+from gateway.pipeline.curve import measure
+from gateway.pipeline.curve.kernel import Ints
+from gateway.pipeline.curve.measure import BLOCKS_POLICY, grid_of, measure_curve
+from gateway.pipeline.curve.shards import SPACE, lru_curve
+from gateway.pipeline.curve.simulate import Read, play
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.lake import Lake
+from gateway.tape.eviction import POLICIES
+from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from tests.pipeline.curve.silver import Asked, lake_of
+from tests.pipeline.curve.test_oracle import sampled
+from tests.pipeline.curve.traces import skewed, trace_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 3_000
+
+
+def asked() -> list[tuple[int, int]]:
+    """Stream and size of each read."""
+    trace = trace_of(skewed(np.random.default_rng(5), 400, COUNT))
+    names = np.unique(trace.keys, return_inverse=True)[1]
+    return list(zip(names.tolist(), trace.sizes.tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    log = [Asked(2 * number, f"/{name}", 0, size) for number, (name, size) in enumerate(asked())]
+    return lake_of(spark, str(tmp_path_factory.mktemp("lake")), log)
+
+
+def curves(spark: SparkSession, lake: Lake) -> dict[str, list[tuple[int, float, float, float | None]]]:
+    out: dict[str, list[tuple[int, float, float, float | None]]] = {}
+    for row in lake.read(spark, tables.CURVE).orderBy("policy", "cache_bytes").collect():
+        out.setdefault(row.policy, []).append((row.cache_bytes, row.miss_ratio, row.byte_miss_ratio, row.error))
+    return out
+
+
+def test_a_log_that_is_looked_at_whole_gives_the_policies_own_ratios(spark: SparkSession, lake: Lake) -> None:
+    told: list[str] = []
+    found = measure_curve(spark, lake, progress=told.append)
+    assert found.block_rate == found.tape_rate == 1
+    assert found.placement.counted == COUNT
+    assert "3,000 catch-up reads" in str(found)
+    assert len(told) == 3
+    rows = curves(spark, lake)
+    assert set(rows) == {BLOCKS_POLICY, *POLICIES}
+    extents = dict(asked())
+    reads = [
+        Read(2_000_000 * number, name, 0, size, 1 + 2 * TOKEN_COST / size, 1, 1)
+        for number, (name, size) in enumerate(asked())
+    ]
+    for policy in POLICIES:
+        assert len(rows[policy]) == found.points
+        for cache, miss, byte_miss, error in rows[policy][:: max(1, found.points // 4)]:
+            expected = play(policy, cache, reads)
+            assert miss == pytest.approx(expected.reads / COUNT)
+            assert byte_miss == pytest.approx(expected.bytes / sum(size for _, size in asked()))
+            assert error is None
+    # Everything fits: what is left is what was read for the first time.
+    for policy in rows:
+        assert rows[policy][-1][2] == pytest.approx(sum(extents.values()) / sum(size for _, size in asked()), abs=0.002)
+    assert rows[BLOCKS_POLICY][-1][0] == sum(extents.values()) + len(extents) * (TAPE_COST + 2 * TOKEN_COST)
+
+
+def test_the_same_lake_gives_the_same_table_from_a_sample_too(spark: SparkSession, lake: Lake) -> None:
+    sizes = [200_000, 1_000_000]
+    found = measure_curve(spark, lake, sizes=sizes, rate=0.5)
+    assert found.points == 2
+    assert found.tape_rate == 0.5
+    first = curves(spark, lake)
+    measure_curve(spark, lake, sizes=sizes, rate=0.5)
+    assert curves(spark, lake) == first
+    for rows in first.values():
+        assert [row[0] for row in rows] == sizes
+        assert all(0 <= miss <= 1 and error is not None and error > 0 for _, miss, _, error in rows)
+
+
+def test_spark_gives_the_curve_that_the_kernel_gives_without_it(spark: SparkSession) -> None:
+    import pyarrow as pa
+
+    trace = trace_of(skewed(np.random.default_rng(6), 3_000, 9_000))
+    sizes: Ints = np.array([300_000, 3_000_000, 20_000_000], np.int64)
+    columns = {
+        "at": np.arange(len(trace)) // 3,
+        "read": np.arange(len(trace)),
+        "block": np.zeros(len(trace), np.int64),
+        "key": trace.keys,
+        "low": trace.lows,
+        "high": trace.highs,
+        "size": trace.sizes,
+        "is_counted": trace.is_counted,
+    }
+    shuffled = np.random.default_rng(7).permutation(len(trace))
+    blocks = spark.createDataFrame(pa.table({name: column[shuffled] for name, column in columns.items()}))
+    for rate in (1.0, 0.25):
+        mine = lru_curve(blocks, sizes, references=len(trace), asked_bytes=trace.bytes, rate=rate)
+        expected = sampled(trace, sizes, rate)
+        assert mine.miss_ratio.tolist() == expected.miss_ratio.tolist()
+        assert mine.byte_miss_ratio.tolist() == expected.byte_miss_ratio.tolist()
+        assert mine.sampled_keys == expected.sampled_keys
+        assert (mine.error is None) == (rate == 1.0)
+        if mine.error is not None and expected.error is not None:
+            assert mine.error.tolist() == expected.error.tolist()
+
+
+def test_what_is_played_has_a_bound(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_READS", 600)
+    monkeypatch.setattr(measure, "_BLOCKS", 100)
+    found = measure_curve(spark, lake, sizes=[1_000_000], policies=["lru"])
+    assert 1 / SPACE < found.tape_rate < 0.5
+    assert 0.1 < found.block_rate < 0.5
+
+
+def test_two_gateways_need_that_much_memory_each(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:500])]
+    twice = log + [Asked(one.at + 1, one.stream, 0, one.high, node="b") for one in log]
+    of_one, of_two = (lake_of(spark, str(tmp_path / name), rows) for name, rows in (("one", log), ("two", twice)))
+    sizes = [100_000, 400_000, 1_000_000]
+    for each in (of_one, of_two):
+        measure_curve(spark, each, sizes=sizes, policies=["lru"])
+    one, two = curves(spark, of_one), curves(spark, of_two)
+    assert one.keys() == two.keys()
+    for policy in one:
+        for left, right in zip(one[policy], two[policy], strict=True):
+            assert left[1:3] == pytest.approx(right[1:3], abs=0.01)
+
+
+def test_no_catch_up_reads_make_an_empty_curve(spark: SparkSession, tmp_path: Path) -> None:
+    lake = lake_of(spark, str(tmp_path / "lake"), [Asked(1, "/a", 0, 10, "longpoll")])
+    found = measure_curve(spark, lake)
+    assert str(found) == "curve: no catch-up reads, so no curve"
+    assert curves(spark, lake) == {}
+    assert measure_curve(spark, Lake(str(tmp_path / "none"))).points == 0
+
+
+def test_arguments_that_make_no_sense_are_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    bad: list[dict[str, Any]] = [
+        {"rate": 0.0},
+        {"rate": 1.1},
+        {"sizes": []},
+        {"sizes": [0]},
+        {"block_bytes": 0},
+        {"policies": ["lfu"]},
+    ]
+    for arguments in bad:
+        with pytest.raises(PipelineFailed) as told:
+            measure_curve(spark, lake, **arguments)
+        assert "\n" not in str(told.value)
+
+
+def test_the_grid_goes_up_to_everything() -> None:
+    for working in (1, 1_000, 5 << 20, 3 << 40):
+        grid = grid_of(working)
+        assert grid == sorted(set(grid))
+        assert grid[-1] == working
+        assert grid[0] >= 1

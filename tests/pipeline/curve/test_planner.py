@@ -1,0 +1,226 @@
+"""The plan: it finds what was planted in a log, and says nothing that its figures do not."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cache_plan import CachePlan, MadeFrom, Memory, parse_plan
+from gateway.clock import ManualClock
+from gateway.pipeline.curve.measure import measure_curve
+from gateway.pipeline.curve.streams import WINDOWS, Gaps, StreamFigures, Traffic, residence_s
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.planner import PIN_SHARE, WARM_SHARE, Point, budget, decide, make_plan, write_plan
+from tests.pipeline.curve.silver import EPOCH, Asked, lake_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOUR = 3_600.0
+HOT, ROOMS, ARCHIVES, CHATS = 3, 120, 40, 4
+ARCHIVE_BYTES = 400_000
+
+
+def log() -> list[Asked]:
+    """Two hours: rooms that are read by chance, and, planted among them, streams that a plan is to find.
+
+    Hot streams are read every few minutes and were fetched again each time; a crawler reads each archive once, one an
+    hour's half later again; chats are read for ten minutes and then never more.
+    """
+    rng = np.random.default_rng(1)
+    out = []
+    for number in range(4_000):
+        room = int(rng.zipf(1.3) - 1) % ROOMS
+        out.append(Asked(2 * HOUR * number / 4_000, f"/rooms/{room}", 0, 20_000 + 100 * room))
+    for hot in range(HOT):
+        # One is fetched for nearly every read of it: whoever made room for the archives gave it up.
+        out += [Asked(60.0 * n + hot, f"/hot/{hot}", 0, 50_000, fetched=50_000, outcome="miss") for n in range(120)]
+    for archive in range(ARCHIVES):
+        # Read once, in pages.
+        at = 170.0 * archive + 1
+        pages = range(0, ARCHIVE_BYTES, 100_000)
+        out += [Asked(at + n, f"/archives/{archive}", low, low + 100_000) for n, low in enumerate(pages)]
+    # As large, and read by two together: they share a fetch.
+    out += [Asked(300, "/shared", 0, ARCHIVE_BYTES), Asked(300, "/shared", 0, ARCHIVE_BYTES)]
+    # As large, and read live.
+    out += [Asked(400, "/live", 0, ARCHIVE_BYTES), Asked(401, "/live", ARCHIVE_BYTES, ARCHIVE_BYTES + 10, "longpoll")]
+    # As large, and read so lately that nobody can say whether it will be again.
+    out += [Asked(2 * HOUR - 1, "/late", 0, ARCHIVE_BYTES)]
+    for chat in range(CHATS):
+        out += [Asked(100 + 20.0 * n, f"/chats/{chat}", 0, 100_000) for n in range(30)]
+    # What no plan can name.
+    out += [Asked(60.0 * n, "/" + "x" * 2_047, 0, 50_000, fetched=50_000, outcome="miss") for n in range(120)]
+    out += [Asked(60.0 * n, "/none", 0, 50_000, fetched=50_000, outcome="miss", route="-") for n in range(120)]
+    return sorted(out, key=lambda one: one.at)
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lake = lake_of(spark, str(tmp_path_factory.mktemp("lake")), log())
+    measure_curve(spark, lake, policies=["s3-fifo"], sizes=[250_000 << step for step in range(8)])
+    return lake
+
+
+def plan(spark: SparkSession, lake: Lake, target: float = 0.85, **more: Any) -> CachePlan:
+    return make_plan(spark, lake, target_hit_ratio=target, clock=ManualClock(wall=1_800_000_000.0), **more)
+
+
+def names(entries: tuple[Any, ...]) -> set[str]:
+    return {entry.stream for entry in entries}
+
+
+def test_what_was_planted_is_found_and_nothing_else(spark: SparkSession, lake: Lake) -> None:
+    made = plan(spark, lake)
+    assert names(made.pin) == {f"/hot/{number}" for number in range(HOT)}
+    assert names(made.do_not_store) <= {f"/archives/{number}" for number in range(ARCHIVES)}
+    # The last few came so shortly before the log ended that nobody can say.
+    assert len(made.do_not_store) >= ARCHIVES - 6
+    assert names(made.lifetimes) <= {f"/chats/{number}" for number in range(CHATS)}
+    warmed = names(made.warm)
+    assert names(made.pin) <= warmed
+    assert "/rooms/0" in warmed
+    assert all(name.startswith(("/rooms/", "/hot/")) for name in warmed)
+    assert made.memory.policy == "s3-fifo"
+    assert made.memory.expected_hit_ratio >= 0.85
+    assert made.made_from.lines == len(log())
+    assert made.made_from.nodes == ("edge-a",)
+    assert (made.made_from.first, made.made_from.last) == (EPOCH, EPOCH + timedelta(seconds=log()[-1].at))
+    assert made.made_at == datetime(2027, 1, 15, 8, tzinfo=UTC)
+    for entry in (*made.pin, *made.warm, *made.do_not_store, *made.lifetimes):
+        assert any(letter.isdigit() for letter in entry.reason)
+
+
+def test_where_there_is_room_for_everything_nothing_is_pinned_or_left_out(spark: SparkSession, lake: Lake) -> None:
+    made = plan(spark, lake, 1.0)
+    assert made.memory.expected_hit_ratio < 1
+    assert not made.pin
+    assert not made.do_not_store
+    assert names(made.lifetimes) == {f"/chats/{number}" for number in range(CHATS)}
+    assert {entry.idle_s for entry in made.lifetimes} == {60.0}
+
+
+def test_one_lake_gives_one_document_and_it_is_put_in_place_whole(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    made = plan(spark, lake, 1.0, progress=told.append)
+    assert made.text == plan(spark, lake, 1.0).text
+    assert told[0].startswith("plan: no memory reaches 100.0%")
+    path = tmp_path / "plan.json"
+    path.write_text("the one before")
+    write_plan(made, path)
+    assert parse_plan(path) == made
+    assert json.loads(path.read_text())["version"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+    with pytest.raises(PipelineFailed, match="No such file"):
+        write_plan(made, tmp_path / "none" / "plan.json")
+
+
+def test_nothing_to_plan_by_is_said_in_one_line(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+    empty = Lake(str(tmp_path / "empty"))
+    bare = lake_of(spark, str(tmp_path / "bare"), [Asked(1, "/a", 0, 10)])
+    for where, arguments, text in (
+        (empty, {}, "no requests in it"),
+        (bare, {}, "compute the curve first"),
+        (lake, {"policy": "sieve"}, "no curve of sieve"),
+        (lake, {"policy": "lfu"}, "policy: lfu is none of"),
+        (lake, {"target_hit_ratio": 1.5}, "target: expected a ratio"),
+    ):
+        with pytest.raises(PipelineFailed, match=text):
+            make_plan(spark, where, **arguments)
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+POINTS = [Point(1 << 20, 0.2, 0.1, 0.01), Point(4 << 20, 0.6, 0.5, 0.02), Point(16 << 20, 0.61, 0.52, 0.0)]
+
+
+def test_the_budget_is_the_least_that_reaches_the_target() -> None:
+    found = budget(POINTS, 0.4, "lru")
+    # Half way up, and so half way between the sizes' logarithms.
+    assert found == Memory(
+        cache_bytes=(2 << 20) + (1 << 16),
+        policy="lru",
+        expected_hit_ratio=0.4,
+        expected_byte_hit_ratio=0.3,
+        error=0.02,
+    )
+    assert budget(POINTS, 0.1, "lru").cache_bytes == 1 << 20
+    assert budget(POINTS, 0.1, "lru").expected_hit_ratio == 0.2
+
+
+def test_a_target_that_no_size_reaches_gives_the_least_that_is_nearly_the_best() -> None:
+    found = budget(POINTS, 0.9, "sieve")
+    assert 4 << 20 < found.cache_bytes < 16 << 20
+    assert found.expected_hit_ratio == 0.605
+
+
+COUNTS = st.integers(0, 1_000)
+SECONDS = st.floats(0, 10_000)
+FIGURES = st.builds(
+    StreamFigures,
+    route=st.sampled_from(["default", "-", "a"]),
+    stream=st.sampled_from([f"/{letter}" for letter in "abcdefghij"] + ["/with space", "/#"]),
+    bytes=st.integers(1, 400_000),
+    asked=COUNTS,
+    asked_bytes=st.integers(0, 10**9),
+    live=st.integers(0, 2),
+    fetched_again=st.integers(0, 10**6),
+    windows=st.integers(0, WINDOWS),
+    again_s=st.none() | SECONDS,
+    returns=st.integers(0, 20),
+    idle_s=SECONDS,
+    quiet_s=SECONDS,
+)
+TRAFFIC = st.builds(
+    Traffic,
+    span_s=st.floats(1, 10_000),
+    streams=st.lists(FIGURES, max_size=12, unique_by=lambda one: (one.route, one.stream)).map(tuple),
+    gaps=st.lists(st.floats(0.01, 5_000), max_size=6, unique=True).map(
+        lambda times: tuple(Gaps(time, 10_000.0, 9_000.0 * time) for time in sorted(times))
+    ),
+)
+
+
+@given(TRAFFIC, st.integers(0, 1 << 20), st.integers(1, 3))
+def test_every_plan_keeps_its_promises(traffic: Traffic, cache_bytes: int, nodes: int) -> None:
+    lists = decide(traffic, cache_bytes, nodes)
+    # The document refuses what contradicts itself.
+    made = CachePlan(
+        version=1,
+        made_at=EPOCH,
+        made_from=MadeFrom(first=EPOCH, last=EPOCH, lines=1, nodes=()),
+        target_hit_ratio=0.9,
+        memory=budget(POINTS, 0.9, "lru"),
+        **lists,
+    )
+    assert parse_plan(made.text.encode()) == made
+    assert sum(entry.bytes for entry in made.pin) <= PIN_SHARE * cache_bytes
+    assert sum(entry.bytes for entry in made.warm) <= WARM_SHARE * cache_bytes
+    assert not names(made.lifetimes) & names(made.pin) or len({one.route for one in traffic.streams}) > 1
+    figures = {(one.route, one.stream): one for one in traffic.streams}
+    for entry in made.do_not_store:
+        assert figures[entry.place].live == 0
+
+
+@given(TRAFFIC, st.integers(1, 1 << 20))
+def test_a_larger_cache_keeps_longer(traffic: Traffic, cache_bytes: int) -> None:
+    less, more = (residence_s(traffic.gaps, traffic.span_s, size) for size in (cache_bytes, 2 * cache_bytes))
+    assert more is None or (less is not None and less <= more)
+
+
+def test_a_cache_keeps_what_is_used_within_the_time_it_takes_to_fill_it() -> None:
+    # 100 tapes of 1,000 bytes, each used every 50 s in turn, over 500 s: 2,000 bytes more are used with each second.
+    gaps = (Gaps(50.0, 900 * 1_000.0, 900 * 1_000.0 * 50.0), Gaps(50.1, 100 * 1_000.0, 100 * 1_000.0 * 50.0))
+    kept = residence_s(gaps, 500.0, 40_000)
+    assert kept == pytest.approx(20.0, rel=0.01)
+    assert residence_s(gaps, 500.0, 150_000) is None
+    assert residence_s((), 500.0, 1) is None
