@@ -11,11 +11,12 @@ run again takes its own place, and touches nothing else.  Who reads a table does
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.pipeline.folder import Folder
 from gateway.pipeline.tables import Table
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _DAY: Final = "day"
 _BATCH: Final = "batch"
+_KIND: Final = "kind"
 _STAGING: Final = ".spark-staging-"
 _COMPRESSION: Final = "zstd"
 
@@ -51,29 +53,41 @@ class Lake:
         return found.select([column.name for column in table.columns])
 
     def read_batches(
-        self, spark: SparkSession, table: Table, *, batch: str | None = None, others_than: str | None = None
+        self,
+        spark: SparkSession,
+        table: Table,
+        *,
+        batch: str | None = None,
+        others_than: str | None = None,
+        days: Collection[date] | None = None,
     ) -> DataFrame:
-        """The same with one more column, `batch`: of that one alone, or of all others."""
+        """A table that has batches: one of them alone, or all others."""
         from pyspark.sql import functions as f
 
         found = self._stored(spark, table)
         if found is None:
-            return spark.createDataFrame([], f"{table.ddl}, `{_BATCH}` string")
+            return spark.createDataFrame([], table.ddl)
         if batch is not None:
             found = found.where(f.col(_BATCH) == batch)
         if others_than is not None:
             found = found.where(f.col(_BATCH) != others_than)
-        return found.select([column.name for column in table.columns] + [_BATCH])
+        if days is not None:
+            found = found.where(_is_of(days))
+        return found.select([column.name for column in table.columns])
 
-    def days(self, spark: SparkSession, table: Table, *, other_batches_than: str | None = None) -> tuple[date, ...]:
-        """The days that the table has, in order; no file is read for it.  `other_batches_than` leaves one batch out."""
-        files = _Files(spark, self.path(table))
+    def days(
+        self, spark: SparkSession, table: Table, *, batch: str | None = None, others_than: str | None = None
+    ) -> tuple[date, ...]:
+        """The days that the table has, in order; those of one batch, or those of all others.  No file is read."""
+        files = Folder(spark, self.path(table))
         found = []
         for name in files.folders():
             key, _, value = name.partition("=")
             if key != _DAY or not _is_date(value):
                 continue
-            if other_batches_than is not None and files.folders(name) == [f"{_BATCH}={other_batches_than}"]:
+            if batch is not None and not files.exists(f"{name}/{_BATCH}={batch}"):
+                continue
+            if others_than is not None and files.folders(name) == [f"{_BATCH}={others_than}"]:
                 continue
             found.append(date.fromisoformat(value))
         return tuple(sorted(found))
@@ -89,7 +103,7 @@ class Lake:
         _dynamic(fitted, _DAY).parquet(self.path(table))
         if days is None:
             return
-        files = _Files(df.sparkSession, self.path(table))
+        files = Folder(df.sparkSession, self.path(table))
         for day in set(days) - set(seen.get[_DAY]):
             files.remove(f"{_DAY}={day.isoformat()}")
 
@@ -103,36 +117,38 @@ class Lake:
         fitted = _fitted(df, table).withColumn(_BATCH, f.lit(batch))
         _dynamic(fitted, _DAY, _BATCH).parquet(self.path(table))
 
+    def write_kinds(self, df: DataFrame, tables: Sequence[Table], batch: str) -> None:
+        """The same for several tables at once, which lie beside each other: each row has a `kind`, a table's name.
+
+        So what comes in is read once, whatever becomes of it.
+        """
+        from pyspark.sql import functions as f
+
+        (place,) = {table.place.rpartition("/")[0] for table in tables}
+        _dynamic(df.withColumn(_BATCH, f.lit(batch)), _KIND, _DAY, _BATCH).parquet(self.place(place))
+
     def replace(self, df: DataFrame, table: Table) -> None:
         """Put these rows in the place of the whole table, which is not cut by days."""
-        path, made = self.path(table), f"{self.path(table)}.made"
+        made = f"{self.path(table)}.made"
         _fitted(df, table).write.mode("overwrite").option("compression", _COMPRESSION).parquet(made)
-        files = _Files(df.sparkSession, self.url)
+        files = Folder(df.sparkSession, self.url)
         files.remove(table.place)
-        files.rename(f"{table.place}.made", table.place, path)
+        files.rename(f"{table.place}.made", table.place)
 
     def sweep(self, spark: SparkSession, tables: Iterable[Table]) -> None:
         """Remove what writers that were killed have laid beside these tables.  There must be no other writer."""
         for table in tables:
-            files = _Files(spark, self.path(table))
+            files = Folder(spark, self.path(table))
             for name in files.folders():
                 if name.startswith(_STAGING):
                     files.remove(name)
 
     def _stored(self, spark: SparkSession, table: Table) -> DataFrame | None:
         path = self.path(table)
-        if not _Files(spark, path).exists():
+        if not Folder(spark, path).exists():
             return None
-        return spark.read.schema(f"{table.ddl}{_batch_ddl(spark, path)}").parquet(path)
-
-
-def _batch_ddl(spark: SparkSession, path: str) -> str:
-    """The column `batch` for a table that is cut by it: Spark would else guess its type from how it looks."""
-    files = _Files(spark, path)
-    for name in files.folders():
-        if name.startswith(f"{_DAY}=") and any(inner.startswith(f"{_BATCH}=") for inner in files.folders(name)):
-            return f", `{_BATCH}` string"
-    return ""
+        # Spark would else guess the type of what is told by folders from how it looks.
+        return spark.read.schema(f"{table.ddl}, `{_BATCH}` string" if table.has_batches else table.ddl).parquet(path)
 
 
 def _fitted(df: DataFrame, table: Table) -> DataFrame:
@@ -158,31 +174,3 @@ def _is_date(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class _Files:
-    """A folder on the file system that its URL names."""
-
-    def __init__(self, spark: SparkSession, url: str) -> None:
-        jvm: Any = spark.sparkContext._jvm
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._root = self._path(url)
-        self._url = url
-        self._system: Any = self._root.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
-
-    def exists(self) -> bool:
-        return bool(self._system.exists(self._root))
-
-    def folders(self, name: str = "") -> list[str]:
-        """Names of the folders in it, or in one of them."""
-        place = self._path(f"{self._url}/{name}") if name else self._root
-        if not self._system.exists(place):
-            return []
-        return sorted(found.getPath().getName() for found in self._system.listStatus(place) if found.isDirectory())
-
-    def remove(self, name: str) -> None:
-        self._system.delete(self._path(f"{self._url}/{name}"), True)
-
-    def rename(self, name: str, to: str, told: str) -> None:
-        if not self._system.rename(self._path(f"{self._url}/{name}"), self._path(f"{self._url}/{to}")):
-            raise OSError(f"{told}: cannot be put in place")

@@ -1,0 +1,163 @@
+"""Bronze: every line that came, as it came; what is no event of this schema lies apart, with the reason.
+
+Both tables come from one reading of the batch: each line is parsed once, by Spark's own JSON parser and the schema of
+`gateway.ops.access_log`, and written to the folder of its kind.  A reason is one of
+
+    not JSON                  also what is cut off, and two lines that have become one
+    not an object             JSON, but another kind of value
+    too long                  beyond what any gateway writes
+    unknown version: 7        `v` is another one
+    wrong type: status        JSON's type of a field is not the schema's
+    missing: node             a field that is always there is not
+    time out of range: …      before 2020, or more than a day after it was taken in
+    too late                  of a day that is taken for done; where streams are followed only
+
+Empty lines are nothing.  Fields that the schema does not have are left alone: new ones come without a new version.  A
+text may be any value, written out: to look at each for its quotes costs as much as all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from gateway.ops.access_log import FIELDS, VERSION
+from gateway.pipeline.tables import LINES, REJECTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from gateway.pipeline.lake import Lake
+
+LONGEST_LINE: Final = 1 << 20
+"""Bytes.  A gateway's own lines have 20,000 at most."""
+KEPT_OF_REJECT: Final = 4_096
+EARLIEST_S: Final = 1_577_836_800
+"""2020-01-01: before Durable Streams, so no gateway has written it."""
+AHEAD_S: Final = 86_400
+
+_TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
+_BAD: Final = "_bad"
+# Beyond strict JSON nothing is taken: the gateway writes none of it, and torn lines are full of it.
+_STRICT: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _BAD,
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
+}
+
+
+def line_fields() -> dict[str, str]:
+    """Each field of a line that the pipeline reads, with its Spark type: the log's schema, whatever it has."""
+    return {field.name: _TYPES[field.kind] for field in FIELDS}
+
+
+def parsed(line: Column, *, with_bad: bool = False) -> Column:
+    """A line as a struct of the schema's fields; `with_bad` adds what could not be parsed."""
+    from pyspark.sql import functions as f
+
+    ddl = ", ".join(f"`{name}` {kind}" for name, kind in line_fields().items())
+    return f.from_json(line, f"{ddl}, `{_BAD}` string" if with_bad else ddl, _STRICT)
+
+
+def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None = None) -> None:
+    """Write what came (`line`, `source`, and `taken`, when) as a batch; events of days before `oldest` are too late."""
+    from pyspark.sql import functions as f
+
+    # Nothing is filtered behind this: Spark would move the filter before it, and parse each line twice.
+    read = came.where(f.octet_length("line") > 0).withColumn("event", parsed(f.col("line"), with_bad=True))
+    event = {name: f.col(f"event.{name}") for name in line_fields()}
+    reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
+    told = read.select("line", "source", "taken", "event", reason.alias("reason"))
+    is_event = f.col("reason").isNull()
+    rows = told.select(
+        f.when(is_event, day_of(f.col("event.time"))).otherwise(f.to_date("taken")).alias("day"),
+        f.col("event.id").alias("id"),
+        "source",
+        f.when(is_event, f.col("line")).otherwise(f.left("line", f.lit(KEPT_OF_REJECT))).alias("line"),
+        "reason",
+        f.when(is_event, LINES.name).otherwise(REJECTS.name).alias("kind"),
+    )
+    lake.write_kinds(rows, (LINES, REJECTS), batch)
+
+
+def day_of(seconds: Column) -> Column:
+    """The UTC day of Unix seconds; NULL where that is no time."""
+    return time_of(seconds).cast("date")
+
+
+def time_of(seconds: Column) -> Column:
+    """The time of Unix seconds, to the microsecond; NULL where that is no time."""
+    from pyspark.sql import functions as f
+
+    # Never an error: what is out of range has been told apart, or is about to be.
+    is_time = seconds.between(0, 253_402_300_799)
+    return f.when(is_time, f.timestamp_micros(f.round(seconds * 1_000_000).try_cast("bigint")))
+
+
+def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, oldest: date | None) -> Column:
+    """Why a line is no event; NULL where it is one.  The first that holds: what is costly comes where it is rare."""
+    from pyspark.sql import functions as f
+
+    seconds = event["time"]
+    last = f.unix_timestamp(taken) + AHEAD_S
+    # A line as gateways write it has one brace that closes, its last character.
+    has_rest = f.octet_length(f.substring_index(line, "}", 1)) + 1 != f.octet_length(line)
+    may_be_broken = bad.isNotNull() | has_rest
+    return f.coalesce(
+        f.when(f.octet_length(line) > LONGEST_LINE, "too long"),
+        f.when(may_be_broken, _broken(line)),
+        f.when(event["v"] != VERSION, f.concat(f.lit("unknown version: "), event["v"].cast("string"))),
+        f.when(bad.isNotNull(), f.coalesce(_wrong_type(event, line), f.lit("wrong type"))),
+        _no_number(event),
+        _first(
+            (event[field.name].isNull(), f"missing: {field.name}")
+            for field in FIELDS
+            # Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
+            if field.is_always_there and field.name != "id"
+        ),
+        f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
+        f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), "too late"),
+    )
+
+
+def _broken(line: Column) -> Column:
+    """Why a line is not one JSON object; NULL where it is."""
+    from pyspark.sql import functions as f
+
+    # Spark stops at the end of the first value and does not see what follows: so a value is one that can stand in an
+    # array alone, and in an object before another.  What follows it passes for no more than one of the two.
+    alone = f.size(f.from_json(f.concat(f.lit("["), line, f.lit("]")), "array<string>", _STRICT)) == 1
+    before = f.from_json(f.concat(f.lit('{"a":'), line, f.lit(',"b":1}')), f"a string, b int, {_BAD} string", _STRICT)
+    is_json = f.coalesce(alone & (before.getField("b") == 1) & before.getField(_BAD).isNull(), f.lit(False))
+    return f.when(~is_json, "not JSON").when(~f.startswith(f.ltrim(line), f.lit("{")), "not an object")
+
+
+def _wrong_type(event: dict[str, Column], line: Column) -> Column:
+    """Which field could not be taken for what it should be."""
+    from pyspark.sql import functions as f
+
+    return _first(
+        (value.isNull() & f.get_json_object(line, f"$.{name}").isNotNull(), f"wrong type: {name}")
+        for name, value in event.items()
+    )
+
+
+def _no_number(event: dict[str, Column]) -> Column:
+    """Which number is too large to be one."""
+    return _first(
+        (event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
+        for field in FIELDS
+        if field.kind == "number"
+    )
+
+
+def _first(cases: Iterable[tuple[Column, str]]) -> Column:
+    """The text of the first that holds; NULL where none does."""
+    from pyspark.sql import functions as f
+
+    # Rows for which a condition is NULL go on to the next.
+    (condition, text), *rest = cases
+    return reduce(lambda found, case: found.when(*case), rest, f.when(condition, text))

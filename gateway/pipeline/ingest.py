@@ -1,0 +1,318 @@
+"""Ingest: lines of the access log into bronze and silver, and their sessions, each line once however often it is run.
+
+What comes in is cut into batches, and a batch does the same whatever it came from: bronze, silver, and a mark on the
+days that it touched.  Then the sessions of marked days are computed and the marks taken off.  A batch has a name of its
+own and writes to places of its own (`lake`), so one that was begun and not ended is begun again and takes the place of
+what it left.  What is in it does not change meanwhile: lines of files lie in the landing place until they are done
+(`landing`), and those of a stream are named by the offsets in Spark's checkpoint.
+
+Batches run one after the other, and there is one ingest of a lake at a time.  While a source is followed, sessions and
+gold are computed only now and then: they cost what the day has, not what the batch has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from gateway.clock import Clock, SystemClock
+from gateway.pipeline.book import digest
+from gateway.pipeline.bronze import write_bronze
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.events import Files, LogStream, Source
+from gateway.pipeline.folder import Folder
+from gateway.pipeline.landing import Batch, Landing
+from gateway.pipeline.sessions import write_sessions
+from gateway.pipeline.silver import write_silver
+from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from gateway.pipeline.lake import Lake
+
+LATE_DAYS: Final = 3
+"""While a source is followed, a day is done when there are events so many days after it."""
+FOLLOW_S: Final = 10.0
+"""How often new lines are looked for."""
+FIGURES_S: Final = 60.0
+"""How often sessions and gold are computed, while a source is followed, at most."""
+
+_MARKS: Final = "checkpoints/days"
+_STREAMS: Final = "checkpoints/streams"
+_LOCK: Final = ".ingest.lock"
+_TABLES: Final = (LINES, REJECTS, REQUESTS, SESSIONS)
+_BATCH_BYTES: Final = 1 << 30
+"""Of a stream: what one batch has at most, so that a backlog is taken in parts."""
+
+Told = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Ingested:
+    """What came in: events (`lines`), those of them that silver did not have (`added`), and the others by reason."""
+
+    batches: int = 0
+    lines: int = 0
+    added: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)
+    days: set[date] = field(default_factory=set)
+
+    @property
+    def twice(self) -> int:
+        """Lines that had come before."""
+        return self.lines - self.added
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "ingest: nothing new"
+        days = sorted(self.days)
+        of = f" of {len(days)} days, {days[0]} to {days[-1]}" if days else ""
+        rejected = f"; {self.rejects.total():,} rejected ({_listed(self.rejects)})" if self.rejects else ""
+        return f"ingest: {self.added:,} lines{of}; {self.twice:,} had come before{rejected}"
+
+
+def ingest(
+    spark: SparkSession,
+    source: Source,
+    lake: Lake,
+    *,
+    follow: bool = False,
+    progress: Told,
+    clock: Clock | None = None,
+    late_days: int | None = None,
+    stop: threading.Event | None = None,
+) -> Ingested:
+    """Take in what a source has that the lake has not; with `follow` also what comes, until `stop` or SIGINT.
+
+    Events of days that lie `late_days` before the newest are rejected as too late; None means none are, or, with
+    `follow`, those of three days.  PipelineFailed where the source cannot be read, or another ingest is at work.
+    """
+    with _held(lake):
+        lake.sweep(spark, _TABLES)
+        work = _Ingest(
+            spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
+        )
+        # What was marked by a run that did not come to its end.
+        work.compute_sessions()
+        match source:
+            case Files() if follow:
+                work.follow_files(source, stop or threading.Event())
+            case Files():
+                work.take_files(source)
+            case LogStream() if follow:
+                work.follow_stream(source, stop or threading.Event())
+            case LogStream():
+                work.take_stream(source)
+        work.compute_sessions()
+        return work.ingested
+
+
+@dataclass(slots=True)
+class _Ingest:
+    """One run."""
+
+    spark: SparkSession
+    lake: Lake
+    told: Told
+    clock: Clock
+    late_days: int | None
+    ingested: Ingested = field(default_factory=Ingested)
+    _computed_at: float = float("-inf")
+
+    def take_files(self, source: Files) -> None:
+        """Everything that is new in files."""
+        landing = Landing(self.spark, self.lake)
+        if (batch := landing.unfinished()) is not None:
+            self.told(f"batch {batch.name} was not finished: once more")
+            self._take_batch(landing, batch)
+        files = source.found()
+        if (batch := landing.land(files, self.clock.wall())) is not None:
+            self._take_batch(landing, batch)
+
+    def follow_files(self, source: Files, stop: threading.Event) -> None:
+        """What is new in files, and again, until told to stop."""
+        try:
+            while True:
+                self.take_files(source)
+                self._compute_now_and_then()
+                if stop.wait(FOLLOW_S):
+                    return
+        except KeyboardInterrupt:
+            self.told("stopping")
+
+    def take_stream(self, source: LogStream) -> None:
+        """Everything that a stream has up to now."""
+        query = self._query(source, follows=False)
+        self._wait(source, query, threading.Event())
+
+    def follow_stream(self, source: LogStream, stop: threading.Event) -> None:
+        """What a stream has and gets, until told to stop."""
+        query = self._query(source, follows=True)
+        try:
+            self._wait(source, query, stop)
+        except KeyboardInterrupt:
+            self.told("stopping")
+        finally:
+            query.stop()
+
+    def take(self, came: DataFrame, batch: str) -> None:
+        """One batch (`line`, `source`, `taken`) into bronze and silver; to do it again changes nothing."""
+        oldest = None
+        if self.late_days is not None and (known := self.lake.days(self.spark, REQUESTS, others_than=batch)):
+            oldest = known[-1] - timedelta(days=self.late_days)
+        write_bronze(came, self.lake, batch, oldest=oldest)
+        self.told(f"{batch}: bronze")
+        days = self.lake.days(self.spark, LINES, batch=batch)
+        self._mark(days)
+        write_silver(self.spark, self.lake, batch)
+        self._count(batch, days)
+
+    def compute_sessions(self) -> None:
+        """The sessions of marked days."""
+        marks = Folder(self.spark, self.lake.place(_MARKS))
+        names = [name for name in marks.files() if not name.startswith(".")]
+        if not names:
+            return
+        write_sessions(self.spark, self.lake, [date.fromisoformat(name) for name in names])
+        for name in names:
+            marks.remove(name)
+        self.told(f"sessions of {_counted(len(names), 'day')}")
+
+    # -- the parts
+
+    def _take_batch(self, landing: Landing, batch: Batch) -> None:
+        from pyspark.sql import functions as f
+
+        lines = self.spark.read.option("lineSep", "\n").text(batch.url)
+        came = lines.select(
+            f.col("value").alias("line"),
+            # As `landing` names them: a number goes before.
+            f.substring("_metadata.file_name", 8, 1 << 16).alias("source"),
+            f.timestamp_micros(f.lit(int(batch.taken_at * 1_000_000))).alias("taken"),
+        )
+        self.told(f"{batch.name}: landed")
+        self.take(came, batch.name)
+        landing.done(batch)
+
+    def _query(self, source: LogStream, *, follows: bool) -> StreamingQuery:
+        from pyspark.sql import functions as f
+
+        parts = urlsplit(source.url)
+        checkpoint = Folder(self.spark, self.lake.place(f"{_STREAMS}/{digest(source.url.encode())}"))
+        options = {
+            "url": f"{parts.scheme}://{parts.netloc}",
+            "stream": unquote(parts.path),
+            "format": "messages",
+            "startingOffsets": "earliest",
+            "maxBytesPerTrigger": str(_BATCH_BYTES),
+            **source.options,
+        }
+        came = (
+            self.spark.readStream.format("durable_streams")
+            .options(**options)
+            .load()
+            # The time of the batch, as the checkpoint has it: the same when the batch is run again.
+            .select(
+                f.col("value").alias("line"), f.lit(source.url).alias("source"), f.current_timestamp().alias("taken")
+            )
+        )
+
+        def take(batch: DataFrame, number: int) -> None:
+            lineage = str(json.loads(checkpoint.text("metadata"))["id"])[:8]
+            self.take(batch, f"{lineage}-{number:08d}")
+            if follows:
+                self._compute_now_and_then()
+
+        writer = came.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint.url)
+        if follows:
+            return writer.trigger(processingTime=f"{FOLLOW_S} seconds").start()
+        return writer.trigger(availableNow=True).start()
+
+    def _wait(self, source: LogStream, query: StreamingQuery, stop: threading.Event) -> None:
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            # In short turns, so that a signal is noticed.
+            while not query.awaitTermination(1) and not stop.is_set():
+                pass
+        except StreamingQueryException as error:
+            raise PipelineFailed(f"{source.url}: {_cause(error)}") from None
+
+    def _compute_now_and_then(self) -> None:
+        now = self.clock.now()
+        if now - self._computed_at < FIGURES_S:
+            return
+        from gateway.pipeline.aggregate import aggregate
+
+        self.compute_sessions()
+        aggregate(self.spark, self.lake, progress=self.told)
+        self._computed_at = now
+
+    def _mark(self, days: tuple[date, ...]) -> None:
+        marks = Folder(self.spark, self.lake.place(_MARKS))
+        marks.make()
+        for day in days:
+            if not marks.exists(day.isoformat()):
+                marks.write_text(day.isoformat(), "")
+
+    def _count(self, batch: str, days: tuple[date, ...]) -> None:
+        from pyspark.sql import functions as f
+
+        lines, added = (
+            self.lake.read_batches(self.spark, table, batch=batch, days=days).count() for table in (LINES, REQUESTS)
+        )
+        reason = f.substring_index("reason", ":", 1).alias("reason")
+        rejects = self.lake.read_batches(self.spark, REJECTS, batch=batch).select(reason).groupBy("reason").count()
+        found = Counter({row[0]: row[1] for row in rejects.collect()})
+        self.ingested.batches += 1
+        self.ingested.lines += lines
+        self.ingested.added += added
+        self.ingested.rejects += found
+        self.ingested.days.update(days)
+        rejected = f", {found.total():,} rejected: {_listed(found)}" if found else ""
+        self.told(f"{batch}: silver, {added:,} lines, {lines - added:,} had come before{rejected}")
+
+
+@contextmanager
+def _held(lake: Lake) -> Iterator[None]:
+    """The lake for one ingest; PipelineFailed where another one has it.  Only a lake on this machine can tell."""
+    if "://" in lake.url or lake.url.startswith("file:"):
+        yield
+        return
+    folder = Path(lake.url)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / _LOCK).open("wb") as lock:
+            # The system lets go of it when the process ends, in whatever way.
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PipelineFailed(f"{lake.url}: another ingest is at work there") from None
+            yield
+    except OSError as error:
+        raise PipelineFailed(f"{lake.url}: {error.strerror or error}") from None
+
+
+def _listed(rejects: Counter[str]) -> str:
+    return ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _cause(error: Exception) -> str:
+    """The line of Spark's report that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith(("at ", "...", "JVM"))), "failed")
