@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -91,5 +92,6 @@ def _write(out: Path, text: str) -> None:
         beside.write_bytes(text.encode())
         beside.replace(out)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise PipelineFailed(f"{out}: {error.strerror or error}") from None

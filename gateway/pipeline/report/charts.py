@@ -34,7 +34,7 @@ class Line:
     colour: str
     points: Sequence[tuple[float, float | None]]
     dash: str = ""
-    """`long`, `short` or nothing: lines are told apart by more than colour."""
+    """`long`, `short`, `mixed` or nothing: lines are told apart by more than colour."""
 
 
 @dataclass(frozen=True, slots=True)

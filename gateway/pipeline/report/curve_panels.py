@@ -13,7 +13,10 @@ from gateway.pipeline.report.numbers import Column, Numbers
 from gateway.pipeline.report.panels import Panel
 
 _COLOURS = ("tape", "follow", "origin", "collapse")
-_DASHES = ("", "long", "short", "")
+_DASHES = ("", "long", "short", "mixed")
+_LRU_BLOCKS = "lru-blocks"
+_BLOCKS = "-blocks"
+"""Ends the name of a curve over blocks, which has no reads."""
 _WISHES = {
     "pin": "Keep",
     "warm": "Fetch before anybody asks",
@@ -34,7 +37,7 @@ def bytes_curve(figures: Figures) -> Panel:
         panel,
         lambda point: point.byte_miss_ratio,
         None if plan is None else 1 - plan.expected_byte_hit_ratio,
-        has_bands=True,
+        of_blocks=True,
         target=None,
     )
 
@@ -50,7 +53,7 @@ def reads_curve(figures: Figures) -> Panel:
         panel,
         lambda point: point.miss_ratio,
         None if plan is None else 1 - plan.expected_hit_ratio,
-        has_bands=False,
+        of_blocks=False,
         target=plan,
     )
 
@@ -112,18 +115,19 @@ def _curve(
     ratio: Callable[[CurvePoint], float],
     chosen: float | None,
     *,
-    has_bands: bool,
+    of_blocks: bool,
     target: Plan | None,
 ) -> Panel:
-    if not figures.curve:
+    points = [point for point in figures.curve if of_blocks or not point.policy.endswith(_BLOCKS)]
+    if not points:
         return panel
-    policies = list(dict.fromkeys(point.policy for point in figures.curve))
-    by_policy = {policy: [one for one in figures.curve if one.policy == policy] for policy in policies}
-    every = [float(point.cache_bytes) for point in figures.curve]
+    policies = list(dict.fromkeys(point.policy for point in points))
+    by_policy = {policy: [one for one in points if one.policy == policy] for policy in policies}
+    every = [float(point.cache_bytes) for point in points]
     made = figures.plan
     x = scales.sizes([*every, *([float(made.cache_bytes)] if made and made.cache_bytes else [])])
-    errors = [(ratio(point) + (point.error or 0)) for point in figures.curve] if has_bands else []
-    y = scales.parts([*(ratio(point) for point in figures.curve), *errors, chosen])
+    errors = [(ratio(point) + (point.error or 0)) for point in points] if of_blocks else []
+    y = scales.parts([*(ratio(point) for point in points), *errors, chosen])
     colours = {policy: _COLOURS[nth % len(_COLOURS)] for nth, policy in enumerate(policies)}
     series = [
         Line(
@@ -134,7 +138,7 @@ def _curve(
     bands = [
         Band(colours[policy], [(p.cache_bytes, ratio(p) - (p.error or 0), ratio(p) + (p.error or 0)) for p in points])
         for policy, points in by_policy.items()
-        if has_bands and any(point.error for point in points)
+        if of_blocks and any(point.error for point in points)
     ]
     marks = []
     if made is not None and chosen is not None:
@@ -153,10 +157,10 @@ def _curve(
         if target is None
         else [Rule(f"Target: {wording.share(1 - target.target_hit_ratio)}", 1 - target.target_hit_ratio)]
     )
-    sizes = sorted({point.cache_bytes for point in figures.curve})
-    at = {(point.policy, point.cache_bytes): point for point in figures.curve}
+    sizes = sorted({point.cache_bytes for point in points})
+    at = {(point.policy, point.cache_bytes): point for point in points}
     says = f"{panel.title}, {', '.join(policies)}" + (f". {marks[0].label}." if marks else ".")
-    best = max(figures.curve, key=lambda point: point.cache_bytes)
+    best = next((one for one in points if not one.policy.endswith(_BLOCKS)), points[0])
     return Panel(
         panel.name,
         panel.title,
@@ -173,7 +177,7 @@ def _curve(
                     for policy in policies
                     for column in (
                         Column(policy, wording.share, colours[policy]),
-                        *([Column(f"{policy} ±", wording.share)] if has_bands else []),
+                        *([Column(f"{policy} ±", wording.share)] if of_blocks else []),
                     )
                 ),
             ],
@@ -186,7 +190,7 @@ def _curve(
                         for point in [at.get((policy, size))]
                         for value in (
                             None if point is None else ratio(point),
-                            *([None if point is None else point.error] if has_bands else []),
+                            *([None if point is None else point.error] if of_blocks else []),
                         )
                     ),
                 )
@@ -194,11 +198,15 @@ def _curve(
             ],
             places=[x.place(size) for size in sizes],
         ),
-        note=f"From {wording.count(best.references)} references, "
-        + (
-            "all of them looked at."
-            if best.rate >= 1
-            else f"{wording.count(best.sampled_keys)} of their keys looked at, 1 in {wording.times(1 / best.rate)}."
-        )
-        + (" The band is the 95 % interval." if bands else ""),
+        note=" ".join(_notes(best, has_bands=bool(bands), has_blocks=any(one.endswith(_BLOCKS) for one in policies))),
     )
+
+
+def _notes(point: CurvePoint, *, has_bands: bool, has_blocks: bool) -> list[str]:
+    looked_at = "all played" if point.rate >= 1 else f"of whose tapes 1 in {wording.times(1 / point.rate)} was played"
+    return [
+        f"From {wording.many(point.references, 'catch-up read')}, {looked_at}.",
+        "What was read for the first time counts as missing, whatever the memory.",
+        *(["Bands are 95 % intervals."] if has_bands else []),
+        *([f"{_LRU_BLOCKS} gives up blocks, the gateway's policies whole tapes."] if has_blocks else []),
+    ]

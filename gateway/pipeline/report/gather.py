@@ -7,12 +7,13 @@ nothing happened are there, with nothing in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 
 from gateway.pipeline import tables
+from gateway.pipeline.gold.sketches import PERCENTILES, merged, quantile, values_in
 from gateway.pipeline.report.figures import (
     MOST_STEPS,
     Anomaly,
@@ -55,7 +56,6 @@ SAVED_BY: Final = {
     "unanswered": (Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED),
 }
 """Who answered a read, by its outcome: the same groups as `tables.OFFLOAD` has."""
-_RANKS: Final = (0.5, 0.9, 0.99)
 
 
 def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> Figures:
@@ -65,9 +65,13 @@ def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> 
         return lake.read(spark, table)
 
     traffic = frame(tables.TRAFFIC)
-    first, last = _reach([traffic, frame(tables.LATENCY), frame(tables.DELIVERY)])
-    step_s = step_for(first or 0, last or 0, MOST_STEPS)
-    steps = range((first or 0) // step_s * step_s, (last or 0) + 1, step_s) if first is not None else range(0)
+    reach = _reach(traffic)
+    if reach is None:
+        # Whatever else there could be would be of requests.
+        return Figures(curve=_curve(frame(tables.CURVE)))
+    first, last = reach
+    step_s = step_for(first, last, MOST_STEPS)
+    steps = range(first // step_s * step_s, last + 1, step_s)
     progress(f"report: traffic, in steps of {step_s // 60} min")
     moments, routes, requests = _traffic(traffic, steps)
     progress("report: latency and delivery")
@@ -108,13 +112,11 @@ def gather(spark: SparkSession, lake: Lake, progress: Callable[[str], None]) -> 
     )
 
 
-def _reach(frames: Sequence[DataFrame]) -> tuple[int | None, int | None]:
-    """First and last minute of any of them, as Unix seconds."""
-    minutes = frames[0].select("minute")
-    for other in frames[1:]:
-        minutes = minutes.unionAll(other.select("minute"))
-    (row,) = minutes.agg(f.min(_seconds("minute")).alias("first"), f.max(_seconds("minute")).alias("last")).collect()
-    return row["first"], row["last"]
+def _reach(traffic: DataFrame) -> tuple[int, int] | None:
+    """First and last minute, as Unix seconds; None where there is none."""
+    minute = _seconds("minute")
+    (row,) = traffic.agg(f.min(minute).alias("first"), f.max(minute).alias("last")).collect()
+    return None if row["first"] is None else (row["first"], row["last"])
 
 
 def _traffic(traffic: DataFrame, steps: range) -> tuple[tuple[Moment, ...], tuple[Route, ...], int]:
@@ -166,11 +168,11 @@ def _latency(latency: DataFrame, step_s: int) -> tuple[dict[int | None, Percenti
     """First byte of catch-up reads by step and (None) over all; all percentiles by route and mode."""
     catchup = latency.where(f.col("mode") == str(Mode.CATCHUP))
     first_byte = _merged(catchup, "first_byte", step_s)
-    merged = latency.groupBy("route", "mode").agg(
-        *(f.kll_merge_agg_double(f"{name}_sketch").alias(name) for name in ("duration", "first_byte")),
+    by_mode = latency.groupBy("route", "mode").agg(
+        *(merged(f.col(f"{name}_sketch")).alias(name) for name in ("duration", "first_byte")),
         f.sum("requests").alias("requests"),
     )
-    rows = merged.select("route", "mode", "requests", *_quantiles("duration"), *_quantiles("first_byte")).collect()
+    rows = by_mode.select("route", "mode", "requests", *_quantiles("duration"), *_quantiles("first_byte")).collect()
     rows.sort(key=lambda row: (-row["requests"], row["route"], row["mode"]))
     return first_byte, tuple(
         Latency(row["route"], row["mode"], _percentiles(row, "duration"), _percentiles(row, "first_byte"))
@@ -185,31 +187,27 @@ def _delivery(delivery: DataFrame, step_s: int) -> tuple[dict[int | None, Percen
 
 def _merged(frame: DataFrame, name: str, step_s: int) -> dict[int | None, Percentiles]:
     """Percentiles by step, and under None those of everything."""
-    merged = (
+    by_step = (
         frame.where(f.col(f"{name}_sketch").isNotNull())
         .select(_step("minute", step_s).alias("at"), f"{name}_sketch")
         .groupingSets([[f.col("at")], []], f.col("at"))
-        .agg(f.kll_merge_agg_double(f"{name}_sketch").alias(name))
-        .where(f.col(name).isNotNull())
+        .agg(merged(f.col(f"{name}_sketch")).alias(name))
     )
-    found = {row["at"]: _percentiles(row, name) for row in merged.select("at", *_quantiles(name)).collect()}
+    found = {row["at"]: _percentiles(row, name) for row in by_step.select("at", *_quantiles(name)).collect()}
     return {at: one for at, one in found.items() if one.count}
 
 
 def _quantiles(name: str) -> list[Column]:
-    """What a merged sketch says.  One that is empty has no quantiles, and asking for them is an error."""
-    counted = f.kll_sketch_get_n_double(name)
+    """What a merged sketch says."""
+    sketch = f.col(name)
     return [
-        counted.alias(f"{name}_n"),
-        *(
-            f.when(counted > 0, f.kll_sketch_get_quantile_double(name, f.lit(rank))).alias(f"{name}_{rank}")
-            for rank in _RANKS
-        ),
+        values_in(sketch).alias(f"{name}_n"),
+        *(quantile(sketch, rank).alias(f"{name}_{rank}") for rank in PERCENTILES.values()),
     ]
 
 
 def _percentiles(row: Row, name: str) -> Percentiles:
-    return Percentiles(row[f"{name}_n"] or 0, *(row[f"{name}_{rank}"] for rank in _RANKS))
+    return Percentiles(row[f"{name}_n"], *(row[f"{name}_{rank}"] for rank in PERCENTILES.values()))
 
 
 def _filled(found: dict[int | None, Percentiles], steps: range) -> tuple[Wait, ...]:
@@ -252,7 +250,11 @@ def _fan_out(fan_out: DataFrame) -> tuple[tuple[Shared, ...], int]:
 
 
 def _curve(curve: DataFrame) -> tuple[CurvePoint, ...]:
-    rows = curve.select(*CurvePoint.__slots__).orderBy("policy", "cache_bytes").collect()
+    rows = (
+        curve.select(*CurvePoint.__slots__)
+        .orderBy(f.col("policy").contains("-blocks"), "policy", "cache_bytes")
+        .collect()
+    )
     return tuple(CurvePoint(**row.asDict()) for row in rows)
 
 

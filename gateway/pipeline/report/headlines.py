@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from gateway.pipeline.report import wording
 from gateway.pipeline.report.figures import Figures, Percentiles
 
+_AT_ONCE_S = 1e-6
+"""Less than the log can tell: the answer was ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class Headline:
@@ -26,8 +29,8 @@ def headlines(figures: Figures) -> list[Headline]:
     said = [
         _requests(figures),
         _bytes(figures),
-        _waits("of catch-up reads began to be answered within this time", figures.first_byte_all, "half"),
-        _waits("of appends were with their long-polling readers within this time", figures.delivery_all, "half"),
+        _waits("of catch-up reads began to be answered within this time", figures.first_byte_all),
+        _waits("of appends were with their long-polling readers within this time", figures.delivery_all),
         _shared(figures),
         _errors(figures),
     ]
@@ -58,11 +61,13 @@ def _bytes(figures: Figures) -> Headline | None:
     return Headline(f"{wording.times(ratio)} ×", "was every byte from the origin delivered", made_of)
 
 
-def _waits(says: str, waited: Percentiles | None, share: str) -> Headline | None:
+def _waits(says: str, waited: Percentiles | None) -> Headline | None:
     if waited is None or waited.p50_s is None:
         return None
+    if waited.p50_s < _AT_ONCE_S:
+        return Headline(wording.span(waited.p99_s), f"99 % {says}", f"half of {wording.count(waited.count)} at once")
     made_of = f"99 % within {wording.span(waited.p99_s)}, of {wording.count(waited.count)}"
-    return Headline(wording.span(waited.p50_s), f"{share} {says}", made_of)
+    return Headline(wording.span(waited.p50_s), f"half {says}", made_of)
 
 
 def _shared(figures: Figures) -> Headline | None:

@@ -4,7 +4,8 @@ The page's own policy forbids it everything but that one style and that one scri
 request leaves it, and markup that came in a stream's name, were it ever let through, could run nothing.  Without a
 script all charts, lists and tables are there; it adds pointing, sorting, and tables as CSV.
 
-The same figures make the same page, byte for byte.
+The same figures make the same page, byte for byte.  (The same lake makes nearly the same figures: sketches of very
+many values are merged by drawing lots, so percentiles may differ within their error.)
 """
 
 from __future__ import annotations

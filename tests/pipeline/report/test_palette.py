@@ -7,6 +7,7 @@ is that of WCAG 2.2, whose success criterion 1.4.11 asks for 3:1 between a graph
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from importlib import resources
 
@@ -62,7 +63,7 @@ def oklab(colour: str, sight: str) -> Triple:
 
 
 def distance(one: str, other: str, sight: str) -> float:
-    return 100 * sum((a - b) ** 2 for a, b in zip(oklab(one, sight), oklab(other, sight), strict=True)) ** 0.5
+    return 100 * math.dist(oklab(one, sight), oklab(other, sight))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,0 +1,105 @@
+"""What the report says in words: of figures, and of what went wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.cache_plan import parse_plan
+from gateway.pipeline.report import chosen_point
+from gateway.pipeline.report.curve_panels import plan
+from gateway.pipeline.report.figures import Figures, Found, Percentiles, Refusal, Saved, Storm, Traffic
+from gateway.pipeline.report.findings import advice_for, findings, measured, shortened
+from gateway.pipeline.report.headlines import Headline, headlines
+from tests.pipeline.report import made_lake
+
+
+def of(**total: Any) -> Figures:
+    return Figures(requests=100, total=Traffic(**{"by": Saved(tape=93, origin=7), **total}))
+
+
+def test_what_the_origin_was_spared() -> None:
+    said = headlines(of(origin_requests=7, sent_bytes=1_080_000, fetched_bytes=100_000))
+    assert said[0] == Headline("93 %", "of reads never reached the origin", "100 reads cost it 7 requests")
+    assert said[1].figure == "10.8 ×"
+    assert said[1].says == "was every byte from the origin delivered"
+
+
+def test_an_origin_that_does_more_than_readers_ask_for_is_not_called_a_saving() -> None:
+    said = headlines(of(origin_requests=130, sent_bytes=100_000, fetched_bytes=150_000))
+    assert (said[0].figure, said[0].says) == ("1.30 ×", "was the origin asked for each read")
+    assert (said[1].figure, said[1].says) == ("1.50 ×", "what readers got was sent by the origin")
+
+
+def test_an_origin_that_had_nothing_to_send() -> None:
+    said = headlines(of(sent_bytes=100_000))
+    assert [one.figure for one in said] == ["100 %", "0 B", "0 %"]
+
+
+def test_answers_that_were_ready_are_told_by_the_slowest() -> None:
+    ready = replace(of(), first_byte_all=Percentiles(900, 0.0, 0.001, 0.02))
+    (said,) = [one for one in headlines(ready) if "catch-up" in one.says]
+    assert said == Headline(
+        "20 ms", "99 % of catch-up reads began to be answered within this time", "half of 900 at once"
+    )
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert headlines(Figures()) == []
+    assert all(not one.items and one.total == 0 for one in findings(Figures()))
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "word"),
+    [
+        (502, "failed", "could not be reached"),
+        (504, "failed", "too slow"),
+        (503, "failed", "Retry-After"),
+        (0, "aborted", "dropped"),
+        (400, "refused", "400"),
+        (401, "pass", "credentials"),
+        (404, "refused", "not there"),
+        (409, "pass", "contradict"),
+        (410, "pass", "no longer keeps"),
+        (413, "refused", "larger"),
+        (429, "pass", "limit"),
+        (418, "pass", "418"),
+    ],
+)
+def test_every_error_has_advice(status: int, outcome: str, word: str) -> None:
+    assert word in advice_for(Refusal("default", "catchup", status, outcome, 1, 0))
+
+
+def test_advice_is_not_given_twice() -> None:
+    twice = tuple(Refusal(route, "catchup", 404, "refused", 1, 0) for route in ("one", "other"))
+    (errors, *_) = findings(Figures(refusals=Found(twice, 2)))
+    assert len(errors.items) == 2
+    assert len(errors.advice) == 1
+
+
+def test_a_storm_without_an_hour_before_has_no_usual() -> None:
+    storm = Storm(1_795_000_000, "default", 900, 800, None)
+    (said,) = findings(Figures(storms=Found((storm,), 1)))[1].items
+    assert said == (
+        "2026-11-18 11:06, <bdi><code>default</code></bdi>: <b>900 reconnects</b> by 800 readers in a minute"
+    )
+
+
+def test_measures_have_their_units() -> None:
+    assert [measured(name, 0.5) for name in ("hit_ratio", "sent_bytes", "errors")] == ["50 %", "0 B", "0.5"]
+
+
+def test_long_names_keep_both_ends() -> None:
+    assert shortened("a" * 50 + "b" * 50, 10) == "aaaaa…bbbbb"
+    assert shortened("short", 10) == "short"
+
+
+@pytest.mark.parametrize(("target", "word"), [(0.85, "Asked for were 85 %."), (0.95, "nothing better was found")])
+def test_a_plan_says_whether_it_is_what_was_asked_for(target: float, word: str) -> None:
+    made = chosen_point(parse_plan(json.dumps({**made_lake.PLAN, "target_hit_ratio": target}).encode()))
+    assert made.wished == 8
+    assert [wish.wish for wish in made.wishes] == ["pin"] * 5 + ["do_not_store"]
+    assert word in str(plan(Figures(plan=made)).body)
