@@ -44,6 +44,7 @@ class BatchReader(DataSourceReader):
         client = Client(options.client)
         surveyor = Surveyor(client, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning)
         spool = Spool(options.spool_bytes)
+        _keep(spool)
         surveyor.begin(spool)
         found: dict[str, News] = {}
         try:
@@ -55,7 +56,6 @@ class BatchReader(DataSourceReader):
             for name in sorted(found)
             for stretch in found[name].stretches
         ]
-        _keep(spool)
         return tasks_of(dealt(shares, options.partitions), surveyor)
 
     def _look(self, surveyor: Surveyor, stream: str, found: dict[str, News]) -> None:

@@ -147,7 +147,9 @@ class _Driver:
         positions = dict(start.positions)
         # What a stream was entered at is part of the batch's end even where nothing came behind it.
         entered = self._enter([name for name in tails if name not in positions], start)
+        self.let_go()
         spool = Spool(options.spool_bytes)
+        self._spools.append(spool)
         self.surveyor.begin(spool)
         names = self._candidates(tails, {**positions, **entered})
         found, last = self._collect(in_turn(names, start.last), {**positions, **entered}, budget)
@@ -159,9 +161,7 @@ class _Driver:
         for name, position in entered.items():
             positions.setdefault(name, position)
         if not stretches and not entered and (start.has_begun or options.starting.general != LATEST):
-            spool.close()
             return None
-        self._spools.append(spool)
         return Offset(positions, stretches, options.partitions, last or start.last, options.as_chunks, has_begun=True)
 
     def _enter(self, names: Sequence[str], start: Offset) -> dict[str, Position]:

@@ -45,6 +45,15 @@ class Beside:
 
         return self.run(called())
 
+    def stop(self) -> None:
+        """Serve no longer."""
+        self.run(self._running.stop(0))
+
+    def start(self) -> None:
+        """Serve the same streams at the same address again."""
+        at = OriginSettings(port=int(self.url.rpartition(":")[2]))
+        self._running = self.run(start_origin(at, origin=self.origin))
+
     def ask(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> int:
         """The status that a request is answered with."""
         return self._http.request(method, f"{self.url}/{path}", headers=headers or {}, body=body).status
@@ -101,7 +110,7 @@ def beside(settings: OriginSettings | None = None) -> Iterator[Beside]:
             yield found
         finally:
             found._http.clear()
-            asyncio.run_coroutine_threadsafe(running.stop(0), loop).result(BOUND_S)
+            found.stop()
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(BOUND_S)

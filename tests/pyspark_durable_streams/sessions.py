@@ -23,14 +23,22 @@ class Program:
                 [sys.executable, "-m", module, *arguments], stdout=said, stderr=said, start_new_session=True
             )
 
-    def kill_workers(self) -> int:
-        """SIGKILL to Spark's Python workers; how many there were."""
+    def workers(self) -> set[int]:
+        """Spark's Python workers."""
         processes = self._processes()
         daemons = {pid for pid, (_, command) in processes.items() if "pyspark.daemon" in command}
-        workers = [pid for pid in daemons if processes[pid][0] in daemons]
+        return {pid for pid in daemons if processes[pid][0] in daemons}
+
+    def kill_workers(self) -> int:
+        """SIGKILL to Spark's Python workers; how many there were."""
+        workers = self.workers()
         for pid in workers:
             _kill(pid)
         return len(workers)
+
+    def wait(self) -> int:
+        """The status it leaves with."""
+        return self._process.wait(BOUND_S)
 
     def kill(self) -> None:
         """SIGKILL to the driver: its Python and its Java.  Their workers are left to find out."""
