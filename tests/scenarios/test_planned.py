@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.app import start_gateway
+from gateway.cache_plan import parse_plan
 from gateway.clock import ManualClock
 from gateway.config import GatewayConfig
 from gateway.config_file import ConfigError
@@ -289,6 +290,21 @@ async def test_a_tape_with_a_live_reader_is_not_idle(
     for _ in range(60):
         edge.clock.advance(1)
     assert held(edge, "/idle") > 0
+
+
+async def test_a_reader_who_was_there_before_the_plan_keeps_his_stream(edge: Edge, plan: PlanFile) -> None:
+    await edge.put("/idle", b"[1]", "application/json")
+    reader = await edge.begin("/idle?live=sse&offset=-1")
+    await confirmed(edge)
+    edge.clock.advance(20)
+    plan.write(lifetimes=[entry("/idle", idle_s=5)])
+    gateway = edge.gateway
+    assert gateway.planned.take(parse_plan(plan.path), gateway.config.cache.plan, gateway.routes.routes)
+    for _ in range(3):
+        edge.clock.advance(1)
+    assert held(edge, "/idle") > 0
+    await edge.send("POST", "/idle", {"Content-Type": "application/json", "Stream-Closed": "true"}, b"[2]")
+    assert b"[2]" in (await bounded(reader.answer("GET"))).body
 
 
 # -- reading it --------------------------------------------------------------------------------------------------------
