@@ -35,11 +35,10 @@ from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
+from gateway.pipeline.ingest import LATE_DAYS
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import Table
 
-WATERMARK: Final = timedelta(days=3)
-"""How much older than the newest a line may be and still be taken in."""
 _DAY: Final = timedelta(days=1)
 # Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A day
 # has 1,440 minutes; 20,000 sketches take about 100 MB.
@@ -57,14 +56,15 @@ class Aggregated:
     newest: datetime | None
     """Time of silver's newest line (UTC, without a zone); None where there is none."""
     final_before: datetime | None
-    """Windows that end at this time or before will not change any more: no line of theirs will be taken in."""
+    """Windows that end at this time or before do not change any more where a source is followed: ingest takes in no
+    line of theirs.  Files that are handed to it are taken in however old they are."""
 
     def __str__(self) -> str:
         if self.newest is None:
             return "gold: no lines yet"
         done = "nothing has changed" if not self.days else f"{_told(self.days)} computed"
         again = f", {_told(self.followed)} looked at again" if self.followed else ""
-        return f"gold: {done}{again}; windows before {self.final_before:%Y-%m-%d %H:%M} are final"
+        return f"gold: {done}{again}; days before {self.final_before:%Y-%m-%d} are final where a source is followed"
 
 
 def aggregate(
@@ -72,19 +72,17 @@ def aggregate(
     lake: Lake,
     *,
     since: date | None = None,
-    watermark: timedelta = WATERMARK,
+    late_days: int = LATE_DAYS,
     progress: Callable[[str], None],
 ) -> Aggregated:
     """Compute the gold tables of every day whose silver has changed, and of those that look back on it.
 
     With `since`, days from that one on are computed whether they have changed or not, and days before it are left as
-    they are.  `watermark` is ingest's, and says which windows are final.
+    they are.  `late_days` is ingest's, and says which windows are final.
     """
     stored = lake.days(spark, tables.REQUESTS)
     if not stored:
-        for table in tables.GOLD:
-            progress(table.place)
-            lake.write_days(spark.createDataFrame([], table.ddl), table)
+        # A table that is not there reads as one without rows.
         return Aggregated((), (), None, None)
     newest = _newest(lake.read(spark, tables.REQUESTS, stored[-1:]))
     books = Books(spark, lake)
@@ -99,7 +97,8 @@ def aggregate(
         with _many_groups(spark):
             followed = _compute(spark, lake, changed, stored, newest, progress)
         books.finish({day: sources[day] for day in changed})
-    return Aggregated(changed, followed, newest, newest - watermark)
+    midnight = newest.replace(hour=0, minute=0, second=0, microsecond=0)
+    return Aggregated(changed, followed, newest, midnight - late_days * _DAY)
 
 
 def _compute(

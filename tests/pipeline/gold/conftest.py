@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gateway.pipeline.aggregate import Aggregated, aggregate
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REQUESTS, Table
 from tests.pipeline.gold.exact import columns
-from tests.pipeline.gold.silver_log import Line, arrow
+from tests.pipeline.gold.silver_log import Line, arrow, log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +29,20 @@ class GoldLake:
         self.lake = Lake(str(folder))
         self._batches = 0
 
+    def copied(self, folder: Path) -> GoldLake:
+        """A lake with the same in it."""
+        shutil.copytree(self.folder, folder)
+        return GoldLake(self.spark, folder)
+
+    def run(self, progress: Callable[[str], None] = lambda text: None, since: date | None = None) -> Aggregated:
+        """What has changed, computed."""
+        return aggregate(self.spark, self.lake, since=since, progress=progress)
+
     def take_in(self, lines: Sequence[Line]) -> None:
         """Lines that come into silver."""
         self._batches += 1
         frame = self.spark.createDataFrame(arrow(lines)).repartition("day")
-        self.lake.write_batch(frame, REQUESTS, f"batch-{self._batches}")
+        self.lake.write_batch(frame, REQUESTS, f"batch-{self._batches}-of-{self.folder.name}")
 
     def rows(self, table: Table) -> list[tuple[Any, ...]]:
         """The table's rows, in the order of its key, without sketches; days and times as text."""
@@ -38,6 +50,18 @@ class GoldLake:
         text = {"day", "minute", "hour"}
         chosen = [frame[name].cast("string") if name in text else frame[name] for name in columns(table)]
         return [tuple(row) for row in frame.select(*chosen).collect()]
+
+
+LOG = log()
+
+
+@pytest.fixture(scope="package")
+def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> GoldLake:
+    """The whole log, and gold of it, computed once for all tests: whoever changes it takes a copy."""
+    gold = GoldLake(spark, tmp_path_factory.mktemp("gold") / "whole")
+    gold.take_in(LOG)
+    gold.run()
+    return gold
 
 
 @pytest.fixture

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 
 from gateway.pipeline import tables
-from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.tables import Table
 from tests.pipeline.gold import exact
-from tests.pipeline.gold.conftest import GoldLake
-from tests.pipeline.gold.silver_log import arrow, log
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-LOG = log()
-
-
-@pytest.fixture(scope="module")
-def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> GoldLake:
-    """Gold of the whole log, computed once."""
-    gold = GoldLake(spark, Path(tmp_path_factory.mktemp("gold")) / "lake")
-    gold.take_in(LOG)
-    aggregate(spark, gold.lake, progress=lambda text: None)
-    return gold
+from tests.pipeline.gold.conftest import LOG, GoldLake
+from tests.pipeline.gold.silver_log import arrow
 
 
 @pytest.mark.parametrize("table", tables.GOLD, ids=lambda table: table.name)
@@ -37,3 +19,14 @@ def test_gold_is_what_duckdb_computes_from_the_same_lines(whole: GoldLake, table
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert exact.is_same(one, other), f"{one}\nis not\n{other}\nin {exact.columns(table)}"
+
+
+def test_the_log_has_what_is_rare(whole: GoldLake) -> None:
+    storms = [row[1] for row in whole.rows(tables.RECONNECTS) if row[-1] and row[2] == "chat"]
+    assert storms == ["2026-11-09 00:30:00"]
+    scores = {row[2:4]: row[-1] for row in whole.rows(tables.ANOMALIES)}
+    assert scores["chat", "requests"]
+    assert {score > 0 for score in (row[-1] for row in whole.rows(tables.ANOMALIES))} == {True, False}
+    assert {row[5] for row in whole.rows(tables.CLOSED_LOOPS) if row[3] == "/chat/closed"} == {"loop", "catch-up 0042"}
+    assert min(row[4] for row in whole.rows(tables.DELIVERY)) == 0
+    assert {row[0] for row in whole.rows(tables.DELIVERY)} == {"2026-11-08", "2026-11-09"}

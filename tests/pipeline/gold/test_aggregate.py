@@ -1,0 +1,147 @@
+"""Gold is a function of silver, however it came about: day by day, late, twice, or after a run that died."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from gateway.pipeline import tables
+from gateway.pipeline.ingest import LATE_DAYS
+from tests.pipeline.gold import exact
+from tests.pipeline.gold.conftest import LOG, GoldLake
+from tests.pipeline.gold.silver_log import Line, arrow, at, line, log
+
+DAYS: Final = tuple(sorted({one["day"] for one in LOG}))
+CHILD_S: Final = 240
+
+
+def files(gold: GoldLake) -> dict[str, list[str]]:
+    """Names of gold's files, by table and day; Spark gives each file that it writes a name of its own."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((gold.folder / "gold").rglob("*.parquet")):
+        found.setdefault(str(file.parent.relative_to(gold.folder / "gold")), []).append(file.name)
+    return found
+
+
+def assert_is_whole(gold: GoldLake, lines: Sequence[Line]) -> None:
+    """Gold has what DuckDB computes from these lines."""
+    for table in tables.GOLD:
+        expected, found = exact.rows(arrow(lines), table), gold.rows(table)
+        assert len(found) == len(expected), table.name
+        assert all(exact.is_same(one, other) for one, other in zip(found, expected, strict=True)), table.name
+
+
+def test_a_second_run_changes_nothing(whole: GoldLake) -> None:
+    written = files(whole)
+    again = whole.run()
+    assert (again.days, again.followed) == ((), ())
+    assert files(whole) == written
+    assert all(len(names) == 1 for names in written.values()), "more than one file for a day"
+
+
+def test_lines_that_come_in_any_order_give_what_all_at_once_give(gold: GoldLake) -> None:
+    lines = log(seed=2, days=4)
+    days = sorted({one["day"] for one in lines})
+    third = [one for one in lines if one["day"] == days[2]]
+    others = [one for one in lines if one["day"] != days[2]]
+    Random(1).shuffle(others)
+    gold.take_in(third)
+    assert gold.run().days == (days[2],)
+    gold.take_in(others[:-500])
+    assert gold.run().days == (days[0], days[1], days[3])
+    gold.take_in(others[-500:])
+    gold.run()
+    assert_is_whole(gold, lines)
+
+
+def test_late_lines_change_their_own_windows_and_no_others(whole: GoldLake, tmp_path: Path) -> None:
+    gold = whole.copied(tmp_path / "late")
+    written = files(gold)
+    late = at(1, 2.5)
+    gold.take_in([line(late, id="late", outcome="failed", status=502, mode="catchup", duration_s=9.0)])
+    assert gold.run().days == (DAYS[1],)
+    changed = {place.split("/")[0] for place, names in files(gold).items() if names != written.get(place)}
+    others = {
+        place.split("/")[0]
+        for place, names in files(gold).items()
+        if names != written.get(place) and not place.endswith(f"day={DAYS[1]}")
+    }
+    assert changed >= {"traffic", "offload", "errors", "latency", "top_streams"}
+    # These look back: an hour, or days.
+    assert others <= {"delivery", "closed_loops", "reconnects", "anomalies"}
+    minute, hour = f"{late:%Y-%m-%d %H:%M}:00", f"{late:%Y-%m-%d %H}:00:00"
+    for table in tables.GOLD:
+        old, new = set(whole.rows(table)), set(gold.rows(table))
+        # What is usual at that hour has changed for the days after.
+        told = [row[1][11:] if table is tables.ANOMALIES and row[1] > hour else row[1] for row in old ^ new]
+        assert set(told) <= {minute, hour, hour[11:]}, table.name
+    row = ("chat", "catchup", 502, "failed", 1)
+    assert [found[2:] for found in gold.rows(tables.ERRORS) if found[1] == minute and found[4] == 502] == [row]
+
+
+def test_a_run_that_was_killed_is_done_again(gold: GoldLake, tmp_path: Path) -> None:
+    lines = log(seed=3, days=2)
+    gold.take_in(lines)
+    died = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.gold.dying", str(gold.folder), str(tmp_path), "gold/top_streams"],
+        timeout=CHILD_S,
+        capture_output=True,
+        check=False,
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert gold.rows(tables.LATENCY)
+    assert not gold.rows(tables.TOP_STREAMS)
+    # As it is between taking a day away and putting the new one in its place.
+    shutil.rmtree(gold.folder / "gold/latency" / f"day={DAYS[1]}")
+    (gold.folder / "gold/latency/.spark-staging-dead" / f"day={DAYS[1]}").mkdir(parents=True)
+    assert gold.run().days[:2] == DAYS[:2]
+    assert_is_whole(gold, lines)
+
+
+def _breaking_at(place: str) -> Callable[[str], None]:
+    def progress(text: str) -> None:
+        if text.startswith(place):
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_days_that_were_asked_for_and_not_finished_are_open_again(whole: GoldLake, tmp_path: Path) -> None:
+    gold = whole.copied(tmp_path / "since")
+    written = files(gold)
+    with pytest.raises(KeyboardInterrupt):
+        gold.run(_breaking_at("gold/offload"), since=DAYS[-2])
+    assert gold.run().days == DAYS[-2:]
+    assert {place: names for place, names in files(gold).items() if place[-10:] < str(DAYS[-3])} == {
+        place: names for place, names in written.items() if place[-10:] < str(DAYS[-3])
+    }
+    for table in tables.GOLD:
+        assert gold.rows(table) == whole.rows(table)
+
+
+def test_an_empty_lake_has_empty_tables(gold: GoldLake) -> None:
+    done = gold.run()
+    assert (done.days, done.newest, str(done)) == ((), None, "gold: no lines yet")
+    for table in tables.GOLD:
+        frame = gold.lake.read(gold.spark, table)
+        assert frame.schema == gold.spark.createDataFrame([], table.ddl).schema
+        assert frame.isEmpty()
+
+
+def test_one_line_is_enough_and_says_what_is_final(gold: GoldLake) -> None:
+    gold.take_in([line(at(0, 12.5), mode="sse", first_byte_s=None, close_reason="left", is_final=False)])
+    done = gold.run()
+    assert done.newest == at(0, 12.5)
+    assert done.final_before == at(-LATE_DAYS)
+    assert [row[-4:] for row in gold.rows(tables.TRAFFIC)] == [(0, 0, 0, 0)]
+    assert [row[-5:] for row in gold.rows(tables.OFFLOAD)] == [(None,) * 5]
+    filled = {table.name for table in tables.GOLD if gold.rows(table)}
+    assert filled == {"traffic", "offload"}

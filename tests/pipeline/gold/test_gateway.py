@@ -1,0 +1,136 @@
+"""From a real gateway's log to gold: its sums are the gateway's own counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from gateway.app import start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.pipeline import tables
+from gateway.pipeline.aggregate import aggregate
+from gateway.pipeline.events import Files
+from gateway.pipeline.ingest import ingest
+from gateway.pipeline.lake import Lake
+from tests.scenarios.conftest import Edge, eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONG_POLLS = 3
+LOOPS = 15
+JSON = "application/json"
+
+Counted = dict[str, Counter[tuple[str, ...]]]
+
+
+async def traffic(edge: Edge, origin: RunningOrigin) -> None:
+    """Reads of every mode and outcome that comes easily, writes, a stream that is closed, a failing origin."""
+    tail = (await edge.put("/s", b'[{"a":1}]', JSON)).headers["Stream-Next-Offset"]
+    gate = origin.origin.faults.hold(kind="catchup")
+    shared = [edge.asking("/s?offset=-1") for _ in range(5)]
+    await eventually(edge.riders(5))
+    gate.release()
+    for reader in shared:
+        assert (await reader).status == 200
+    for _ in range(4):
+        await edge.get("/s?offset=-1", {"X-Some": "1"})
+    await edge.get(f"/s?offset={tail}")
+    await edge.get("/s?offset=-1&offset=now")
+    await edge.get("/missing?offset=-1")
+    await edge.send("HEAD", "/s")
+    polls = [edge.asking(f"/s?live=long-poll&offset={tail}") for _ in range(LONG_POLLS)]
+    await _wait_for_readers(edge, LONG_POLLS)
+    tail = (await edge.post("/s", b'[{"a":2}]', JSON)).headers["Stream-Next-Offset"]
+    for poll in polls:
+        assert (await poll).status == 200
+    follower = await edge.begin("/s?live=sse&offset=-1")
+    await follower.head()
+    await _wait_for_readers(edge, 1)
+    tail = (await edge.post("/s", b'[{"a":3}]', JSON)).headers["Stream-Next-Offset"]
+    while (event := await follower.event()) is not None and tail not in event.data:
+        pass
+    await follower.closed()
+    await edge.send("POST", "/s", {"Content-Type": JSON, "Stream-Closed": "true"}, b"")
+    for _ in range(LOOPS):
+        assert (await edge.get(f"/s?live=long-poll&offset={tail}")).status == 204
+    origin.origin.faults.status(503, kind="append", times=1)
+    assert (await edge.post("/other", b"x")).status == 503
+
+
+async def _wait_for_readers(edge: Edge, readers: int) -> None:
+    topics = edge.gateway.engine.live._topics
+    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics.values()))
+
+
+async def logged(log: Path) -> Counted:
+    """A gateway's counters after such traffic, whose lines are in the log."""
+    origin = await start_origin(OriginSettings())
+    settings: dict[str, Any] = {"sink": "file", "path": str(log), "client_address": "full"}
+    config = GatewayConfig.for_origin(
+        origin.url, **settings, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, live_linger_s=0
+    )
+    try:
+        edge = Edge(await start_gateway(config), ManualClock())
+        try:
+            await traffic(edge, origin)
+        finally:
+            await edge.leave()
+            await edge.gateway.stop()
+    finally:
+        await origin.stop(grace_s=0)
+    counted: Counted = {}
+    for family in edge.gateway.metrics.registry.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total") and sample.value:
+                key = tuple(sample.labels.get(name, "-") for name in ("route", "mode", "outcome"))
+                counted.setdefault(family.name, Counter())[key] += int(sample.value)
+    return counted
+
+
+def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        counted = runner.run(logged(log))
+    lake = Lake(str(tmp_path / "lake"))
+    ingest(spark, Files((str(log),)), lake, progress=lambda text: None)
+    aggregate(spark, lake, progress=lambda text: None)
+
+    requests: Counter[tuple[str, ...]] = Counter()
+    sent: Counter[tuple[str, ...]] = Counter()
+    origin: Counter[str] = Counter()
+    for row in lake.read(spark, tables.TRAFFIC).collect():
+        key = (row["route"], row["mode"], row["outcome"])
+        requests[key] += row["requests"]
+        sent[key] += row["sent_bytes"]
+        origin["requests"] += row["origin_requests"]
+        origin["bytes"] += row["fetched_bytes"]
+    assert +requests == counted["gateway_requests"]
+    assert +sent == counted["gateway_response_bytes"]
+    assert sent.total() == counted["gateway_downstream_bytes"].total()
+    assert origin["requests"] == counted["gateway_upstream_requests"].total()
+    assert origin["bytes"] == counted["gateway_upstream_bytes"].total()
+    assert {mode for _, mode, _ in requests} >= {"append", "catchup", "create", "head", "longpoll", "sse"}
+    assert {outcome for _, _, outcome in requests} >= {"collapsed", "failed", "followed", "hit", "miss", "refused"}
+
+    (reads,) = _summed(spark, lake, tables.OFFLOAD, "requests", "by_collapse", "by_follow")
+    assert reads[0] == sum(n for (_, mode, _), n in requests.items() if mode in ("catchup", "longpoll", "sse"))
+    assert reads[1:] == (requests["default", "catchup", "collapsed"], _of(requests, "followed"))
+    (woken,) = _summed(spark, lake, tables.DELIVERY, "deliveries")
+    assert woken == (LONG_POLLS,)
+    loops = [row["requests"] for row in lake.read(spark, tables.CLOSED_LOOPS).collect()]
+    assert sum(loops) in range(LOOPS // 2, LOOPS + 1), "a minute may have ended meanwhile"
+
+
+def _summed(spark: SparkSession, lake: Lake, table: tables.Table, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in lake.read(spark, table).groupBy().sum(*names).collect()]
+
+
+def _of(requests: Counter[tuple[str, ...]], outcome: str) -> int:
+    return sum(n for (_, _, found), n in requests.items() if found == outcome)
