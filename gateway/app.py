@@ -13,17 +13,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from aiohttp import web
 
-from gateway.cache_plan import CachePlan, PlanError, parse_plan
+from gateway.cache_plan import CachePlan
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
 from gateway.config_change import Change
 from gateway.config_change import change as config_change
-from gateway.config_file import ConfigError
+from gateway.config_file import ConfigError, load_plan
 from gateway.config_reader import ConfigReader, Load
 from gateway.config_values import Address
 from gateway.engine.core import Engine
@@ -221,7 +220,7 @@ async def start_gateway(
     for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
-    plan = _plan_of(config)
+    plan = load_plan(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
     rng = rng or random.Random()
@@ -246,18 +245,7 @@ async def start_gateway(
 def _loaded(load: Load) -> tuple[GatewayConfig, CachePlan | None]:
     """The configuration as it is now, with its plan."""
     config = load()
-    return config, _plan_of(config)
-
-
-def _plan_of(config: GatewayConfig) -> CachePlan | None:
-    """The plan that the configuration names; ConfigError where it cannot be used."""
-    file = config.cache.plan.file
-    if not file:
-        return None
-    try:
-        return parse_plan(Path(file))
-    except PlanError as error:
-        raise ConfigError(f"cache.plan.file: {error}") from None
+    return config, load_plan(config)
 
 
 def _is_budget_set(config: GatewayConfig) -> bool:

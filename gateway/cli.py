@@ -41,7 +41,7 @@ from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
-from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config
+from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config, load_plan
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
@@ -223,8 +223,10 @@ def origin(
 
 @app.command()
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
-    """Validate a configuration; print each value in effect and where it came from."""
-    _print_settings(load_config(config, environ=os.environ))
+    """Validate a configuration, and the plan that it names; print each value in effect and where it came from."""
+    loaded = load_config(config, environ=os.environ)
+    load_plan(loaded.config)
+    _print_settings(loaded)
 
 
 for _command in (tail, append, bench, top, streams, purge, drain, reload):

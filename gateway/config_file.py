@@ -24,6 +24,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway import toml_lines
+from gateway.cache_plan import CachePlan, PlanError, parse_plan
 from gateway.config import (
     CacheConfig,
     CachePlanConfig,
@@ -129,6 +130,17 @@ def load_config(
         return draft.judged()
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
+
+
+def load_plan(config: GatewayConfig) -> CachePlan | None:
+    """The cache plan that the configuration names, None where it names none; ConfigError where it cannot be used."""
+    file = config.cache.plan.file
+    if not file:
+        return None
+    try:
+        return parse_plan(Path(file))
+    except PlanError as error:
+        raise ConfigError(f"cache.plan.file: {error}") from None
 
 
 class _Draft:

@@ -195,6 +195,16 @@ def test_check_prints_every_value_and_its_source(start: Start) -> None:
     assert said["route.dev.origin"] == ('"http://127.0.0.1:4438"', "config/dev.toml:12")
 
 
+def test_check_looks_at_the_plan_too(start: Start, tmp_path: Path) -> None:
+    plan, file = tmp_path / "plan.json", tmp_path / "gateway.toml"
+    file.write_text(f'[cache.plan]\nfile = "{plan}"\n[[route]]\norigin = "http://a"\n')
+    plan.write_text('{"version": 3}')
+    status, out, err = start("check", str(file)).finished()
+    assert (status, out) == (2, "")
+    assert err.startswith(f"durable-gateway: cache.plan.file: {plan}: version: should be 1, got 3")
+    assert err.count("\n") == 1
+
+
 def test_check_names_file_line_and_key(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('[[route]]\norigin = "http://a"\nheartbeet_s = 5\n')

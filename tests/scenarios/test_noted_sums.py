@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,25 @@ async def test_a_write_whose_client_has_left_is_told_all_the_same(edge: Edge, lo
     gate.release()
     lines = await all_told(edge, log)
     assert [line["origin_requests"] for line in lines if line["mode"] == "append"] == [1]
+
+
+async def test_streams_fetched_before_anybody_asks_have_lines_of_their_own(
+    start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin, tmp_path: Path
+) -> None:
+    sample = json.loads((Path(__file__).parents[2] / "config" / "cache-plan.json").read_bytes())
+    entry = {"route": "default", "stream": "/s", "bytes": 1, "reason": "so"}
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(sample | {"pin": [], "warm": [entry], "do_not_store": [], "lifetimes": []}))
+    edge = await start(origin.url, **settings, file=str(plan))
+    await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789")
+    warming = edge.gateway.planned.warming
+    assert warming is not None
+    async with edge.time_passing():
+        await eventually(lambda: warming.is_over)
+    assert (await edge.get("/s?offset=-1")).body == b"0123456789"
+    lines = await all_told(edge, log)
+    (own,) = [line for line in lines if not line["is_final"]]
+    assert (own["stream"], own["fetched_bytes"], own["origin_requests"], "client" in own) == ("/s", 10, 2, False)
 
 
 async def test_a_drain_and_an_end_leave_nothing_untold(
