@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER = "local[2,4]"
+CONTENT_TYPE = "application/ndjson"
 MAX_BATCH_BYTES = 65_536
 
 
@@ -32,7 +33,7 @@ def write(spark: SparkSession, url: str, source: str, checkpoint: str, tasks: in
         df = by_stream(df, partitions=tasks)
     query = (
         df.writeStream.format("durable_streams")
-        .options(url=url, create="application/json", orderBy="n", maxBatchBytes=str(MAX_BATCH_BYTES))
+        .options(url=url, create=CONTENT_TYPE, orderBy="n", maxBatchBytes=str(MAX_BATCH_BYTES))
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()

@@ -226,6 +226,20 @@ def test_a_query_that_failed_goes_on_where_it_stopped_in_the_other_way_and_with_
         assert origin.messages(f"s/{stream}") == dealt(600, stream)
 
 
+def test_streams_are_copied_from_one_place_to_another(spark: SparkSession, origin: Beside, tmp_path: Path) -> None:
+    save(numbers(spark, 300), origin, orderBy="n")
+    names = ",".join(f"s/{stream}" for stream in range(5))
+    source = spark.readStream.format("durable_streams").options(
+        url=origin.url, streams=names, startingOffsets="earliest", maxRowsPerTrigger="100"
+    )
+    df = source.load().withColumn("stream", sf.concat(sf.lit("copy/"), "stream"))
+
+    run(by_stream(df), origin, tmp_path / "ck", orderBy="pos", maxBatchBytes="150")
+
+    for stream in range(5):
+        assert origin.messages(f"copy/s/{stream}") == dealt(300, stream)
+
+
 def test_a_query_goes_on_from_an_old_checkpoint_only_to_be_told(
     spark: SparkSession, origin: Beside, tmp_path: Path
 ) -> None:

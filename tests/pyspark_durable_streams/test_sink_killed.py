@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,9 +18,9 @@ from gateway.origin.app import Origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.requests import Kind
 from pyspark_durable_streams.posts import Framing, bodies
-from tests.pyspark_durable_streams.beside import JSON, Beside, beside
+from tests.pyspark_durable_streams.beside import Beside, beside
 from tests.pyspark_durable_streams.sessions import BOUND_S, Program
-from tests.pyspark_durable_streams.sink_job import MAX_BATCH_BYTES, write
+from tests.pyspark_durable_streams.sink_job import CONTENT_TYPE, MAX_BATCH_BYTES, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ def rows(start: int, stop: int) -> pa.Table:
 def posts_needed(tables: list[pa.Table]) -> int:
     """By a run that nobody disturbs."""
     batches = [pa.concat_tables(tables[at : at + FILES_A_BATCH]) for at in range(0, FILES, FILES_A_BATCH)]
-    framing = Framing.of(JSON)
+    framing = Framing.of(CONTENT_TYPE)
     needed = 0
     for batch in batches:
         values = batch["value"].combine_chunks().cast(pa.large_binary())
@@ -115,7 +116,7 @@ def test_nothing_is_lost_doubled_or_out_of_order_whoever_is_killed(
     write(spark, origin.url, str(tmp_path / "in"), str(tmp_path / "checkpoint"), tasks=5)
 
     for stream in range(STREAMS):
-        numbers = [message["n"] for message in origin.messages(f"out/{stream}")]
+        numbers = [json.loads(line)["n"] for line in origin.read(f"out/{stream}").splitlines()]
         assert numbers[0] == stream
         assert {after - before for before, after in pairwise(numbers)} == {STREAMS}
         assert len(numbers) == FILES * ROWS_A_FILE // STREAMS

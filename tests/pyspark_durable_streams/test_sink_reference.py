@@ -1,4 +1,4 @@
-"""The sink's producers before the protocol's own reference server."""
+"""The sink's producers before the protocol's own reference server, and before a gateway."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from pyspark_durable_streams.sender import Batch, Sender
 from pyspark_durable_streams.write_options import WriteOptions
 from tests.node_tools import node_packages, node_tools
 from tests.pyspark_durable_streams.beside import read_all
-from tests.served import served
+from tests.served import durable_gateway, served
 
 
-@pytest.fixture(scope="module")
-def reference_server() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["reference", "gateway"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "gateway":
+        ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+        with served(durable_gateway("dev", *ports), "gateway") as urls:
+            yield urls["gateway"]
+        return
     tools = node_tools()
     command = [tools.node, "reference_server.mjs"]
     with served(command, "reference", environment=tools.environment, cwd=node_packages()) as urls:
@@ -52,32 +57,32 @@ def numbers(url: str, stream: str) -> list[int]:
         http.clear()
 
 
-def test_a_batch_is_taken_once_however_often_it_comes(reference_server: str) -> None:
-    with sender(reference_server) as sends:
+def test_a_batch_is_taken_once_however_often_it_comes(url: str) -> None:
+    with sender(url) as sends:
         first = sends.send(table("once", *range(100)), Batch("query", 0), may_come_again=True)
         again = sends.send(table("once", *range(100)), Batch("query", 0), may_come_again=True)
         sends.send(table("once", *range(100, 200)), Batch("query", 3), may_come_again=True)
 
-    assert numbers(reference_server, "once") == list(range(200))
+    assert numbers(url, "once") == list(range(200))
     assert first["once"].duplicates == 0
     assert again["once"].duplicates == again["once"].posts > 5
 
 
-def test_a_run_that_was_overtaken_is_refused(reference_server: str) -> None:
-    with sender(reference_server) as sends:
+def test_a_run_that_was_overtaken_is_refused(url: str) -> None:
+    with sender(url) as sends:
         sends.send(table("overtaken", 1), Batch("query", 4), may_come_again=True)
         with pytest.raises(Refused, match="batch 4 of this query already, and this is batch 3"):
             sends.send(table("overtaken", 2), Batch("query", 3), may_come_again=True)
 
-    assert numbers(reference_server, "overtaken") == [1]
+    assert numbers(url, "overtaken") == [1]
 
 
-def test_a_save_that_closes_can_be_run_again_and_nobody_else_can_write(reference_server: str) -> None:
+def test_a_save_that_closes_can_be_run_again_and_nobody_else_can_write(url: str) -> None:
     for _ in range(2):
-        with sender(reference_server, close="true", writeId="load") as sends:
+        with sender(url, close="true", writeId="load") as sends:
             sent = sends.send(table("closed", *range(50)), Batch("load", 0), may_come_again=True)
             sends.close({stream: by.posts for stream, by in sent.items()}, Batch("load", 0))
 
-    assert numbers(reference_server, "closed") == list(range(50))
-    with sender(reference_server) as sends, pytest.raises(StreamClosed, match="closed: the stream is closed"):
+    assert numbers(url, "closed") == list(range(50))
+    with sender(url) as sends, pytest.raises(StreamClosed, match="closed: the stream is closed"):
         sends.send(table("closed", 1), Batch("query", 0), may_come_again=True)
