@@ -64,6 +64,11 @@ def parsed(line: Column, *, with_bad: bool = False) -> Column:
 
 def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None = None) -> None:
     """Write what came (`line`, `source`, and `taken`, when) as a batch; events of days before `oldest` are too late."""
+    lake.write_kinds(classified(came, oldest=oldest), (LINES, REJECTS), batch)
+
+
+def classified(came: DataFrame, *, oldest: date | None = None) -> DataFrame:
+    """The rows of both tables, told apart by `kind`."""
     from pyspark.sql import functions as f
 
     # Nothing is filtered behind this: Spark would move the filter before it, and parse each line twice.
@@ -72,7 +77,7 @@ def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None
     reason = _reason(event, f.col("event").getField(_BAD), f.col("line"), f.col("taken"), oldest)
     told = read.select("line", "source", "taken", "event", reason.alias("reason"))
     is_event = f.col("reason").isNull()
-    rows = told.select(
+    return told.select(
         f.when(is_event, day_of(f.col("event.time"))).otherwise(f.to_date("taken")).alias("day"),
         f.col("event.id").alias("id"),
         "source",
@@ -80,7 +85,6 @@ def write_bronze(came: DataFrame, lake: Lake, batch: str, *, oldest: date | None
         "reason",
         f.when(is_event, LINES.name).otherwise(REJECTS.name).alias("kind"),
     )
-    lake.write_kinds(rows, (LINES, REJECTS), batch)
 
 
 def day_of(seconds: Column) -> Column:

@@ -1,0 +1,74 @@
+"""Lines of an access log for the pipeline's tests, and what a lake says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gateway.clock import ManualClock
+from gateway.pipeline.events import source_of
+from gateway.pipeline.ingest import Ingested, ingest
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOON: Final = 1_790_251_200.0
+"""2026-09-24T12:00:00Z."""
+DAY_S: Final = 86_400
+TABLES: Final = (LINES, REJECTS, REQUESTS, SESSIONS)
+
+
+def line(number: int, *, at: float | None = None, **more: Any) -> bytes:
+    """A line of its own for each number, one a second from noon on; a field that is None is left out."""
+    told = {
+        "time": NOON + number if at is None else at,
+        "id": f"c0ffee.{number:x}.0",
+        "v": 1,
+        "node": "edge",
+        "route": "default",
+        "stream": "/s",
+        "method": "GET",
+        "mode": "longpoll",
+        "status": 200,
+        "outcome": "followed",
+        "duration_s": 0.5,
+        "start": f"{number:08d}",
+        "next_offset": f"{number + 1:08d}",
+        "sent_bytes": 100 + number,
+        "fetched_bytes": 0,
+        "client": "192.0.2.0",
+        "is_final": True,
+        **more,
+    }
+    return orjson.dumps({key: value for key, value in told.items() if value is not None}) + b"\n"
+
+
+def lines(*numbers: int, **more: Any) -> bytes:
+    return b"".join(line(number, **more) for number in numbers)
+
+
+def take(spark: SparkSession, lake: Lake, *paths: Path, **more: Any) -> Ingested:
+    """One ingest of files."""
+    source = source_of([str(path) for path in paths])
+    clock = ManualClock(wall=NOON + 2 * DAY_S)
+    return ingest(spark, source, lake, clock=clock, **{"progress": lambda _: None, **more})
+
+
+def rows(spark: SparkSession, lake: Lake, table: Table) -> list[tuple[Any, ...]]:
+    """All rows of a table, in an order."""
+    return sorted((tuple(row) for row in lake.read(spark, table).collect()), key=repr)
+
+
+def ids(spark: SparkSession, lake: Lake) -> list[int]:
+    """The numbers of silver's lines, in order."""
+    found = lake.read(spark, REQUESTS).select("id").collect()
+    return sorted(int(row.id.split(".")[1], 16) for row in found)
+
+
+def contents(spark: SparkSession, lake: Lake) -> dict[str, list[tuple[Any, ...]]]:
+    """All that an ingest writes."""
+    return {table.name: rows(spark, lake, table) for table in TABLES}
