@@ -196,8 +196,8 @@ class Library:
             if stream is not None:
                 self._admit(stream, stream.tape.cost)
         self._shunned = frozenset(shunned)
-        if self._shunned:
-            for stream in list(self):
+        for key in self._shunned:
+            for stream in self.group(key.group):
                 if not stream.pins:
                     self._bare(stream)
 
