@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from pyspark_durable_streams.client import ClientConfig
@@ -145,11 +146,11 @@ def format_of(options: Mapping[str, str]) -> Format:
 
 
 def _refuse_unknown(found: Mapping[str, str], *, is_streaming: bool) -> None:
-    known = {name.lower() for name in _OF_READING}
+    known = {name.lower(): name for name in _OF_READING}
     for name in sorted(found):
         if name not in known and not name.startswith((_HEADERS, _CATALOGUE_HEADERS)):
-            near = next((one for one in _OF_READING if one.lower().rstrip("s") == name.rstrip("s")), None)
-            hint = f"; is {near} meant?" if near is not None else ""
+            near = get_close_matches(name, known, 1)
+            hint = f"; is {known[near[0]]} meant?" if near else ""
             raise BadOption(f"option {name} is unknown{hint}")
     for name in _ONLY_BATCH if is_streaming else _ONLY_STREAMING:
         if name.lower() in found:

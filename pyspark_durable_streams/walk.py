@@ -25,7 +25,7 @@ _RESUMES: Final = 5
 
 
 class Gone(DataLost):
-    """The stream does not have the place: 404 and 410, or a tail before it."""
+    """The stream does not have the place: 404, 410, 400 for a token of its own, or a tail before it."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -164,7 +164,9 @@ class Walk:
         if status != 200:
             whole = Reply(status, headers, b"".join(chunks))
             error = refusal(whole, f"stream {self.stream} from offset {request}")
-            raise Gone(str(error), status) if status in (404, 410) else error
+            # A token that the origin gave and now refuses is one of a stream that is not there any more.
+            is_gone = status in (404, 410) or (status == 400 and request != START)
+            raise Gone(str(error), status) if is_gone else error
         following = headers.get(NEXT_OFFSET)
         if not following:
             raise BadReply(f"stream {self.stream}: a reply without {NEXT_OFFSET}; is url that of an origin or gateway?")

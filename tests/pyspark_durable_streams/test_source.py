@@ -1,0 +1,191 @@
+"""The source in a real Spark, before a real origin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from gateway.origin.app import OriginSettings
+from tests.pyspark_durable_streams.beside import JSON, Beside, beside
+from tests.served import durable_gateway, served
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[Beside]:
+    with beside(OriginSettings(max_chunk_bytes=1_000)) as running:
+        yield running
+
+
+def fill(origin: Beside, stream: str, *values: object) -> None:
+    origin.ask("PUT", stream, {"Content-Type": JSON})
+    for at in range(0, len(values), 50):
+        body = json.dumps(values[at : at + 50]).encode()
+        assert origin.ask("POST", stream, {"Content-Type": JSON}, body) == 204
+
+
+def load(spark: SparkSession, origin: Beside, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("durable_streams").options(url=origin.url, **options)
+    return (reader.schema(schema) if schema is not None else reader).load()
+
+
+def run(spark: SparkSession, origin: Beside, folder: Path, **options: str) -> StreamingQuery:
+    """A query into Parquet files that reads what there is; ended."""
+    given = {"url": origin.url, "startingOffsets": "earliest", **options}
+    query = (
+        spark.readStream.format("durable_streams")
+        .options(**given)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(120)
+    finally:
+        query.stop()
+    return query
+
+
+def test_messages_of_a_batch(spark: SparkSession, origin: Beside) -> None:
+    fill(origin, "m/1", *range(500))
+    fill(origin, "m/2", {"a": "é"}, [1, {"b": 2}], "x", None)
+    frame = load(spark, origin, streams="m/1,m/2", minPartitions="3")
+    assert frame.schema.simpleString() == "struct<stream:string,pos:bigint,offset:string,value:string>"
+    assert frame.rdd.getNumPartitions() <= 3
+    rows = frame.orderBy("stream", "pos").collect()
+    assert [json.loads(row["value"]) for row in rows[:500]] == list(range(500))
+    assert [(row["stream"], row["pos"], json.loads(row["value"])) for row in rows[500:]] == [
+        ("m/2", 0, {"a": "é"}),
+        ("m/2", 1, [1, {"b": 2}]),
+        ("m/2", 2, "x"),
+        ("m/2", 3, None),
+    ]
+    # The offset of a row is one that it can be had again from.
+    tokens = json.dumps({"m/1": rows[400]["offset"], "m/2": "earliest"})
+    again = load(spark, origin, streams="m/1,m/2", startingOffsets=tokens)
+    assert again.where("stream = 'm/1' and value = '400'").count() == 1
+
+
+def test_an_ending_offset_within_a_reply(spark: SparkSession, origin: Beside) -> None:
+    fill(origin, "e/1", *range(100))
+    token = origin.do(lambda origin: origin.store.get("/e/1", 0.0).tail.token)
+    fill(origin, "e/1", *range(100, 130))
+    frame = load(spark, origin, stream="e/1", endingOffsets=json.dumps({"e/1": token}))
+    assert sorted(int(row["value"]) for row in frame.collect()) == list(range(100))
+
+
+def test_an_empty_stream_has_no_rows(spark: SparkSession, origin: Beside) -> None:
+    fill(origin, "z/1")
+    assert load(spark, origin, stream="z/1").collect() == []
+    assert load(spark, origin, "a long", stream="z/1", format="typed").collect() == []
+
+
+TYPES: Final = (
+    "id bigint, name string, ok boolean, at timestamp, day date, price decimal(10,2), ratio double, "
+    "tags array<string>, inner struct<a:int,d:date>, missing string, _stream string, _pos bigint, "
+    "_corrupt_record string"
+)
+
+
+def test_typed_rows(spark: SparkSession, origin: Beside) -> None:
+    good = {
+        "id": 1, "name": 'a"b\\c', "ok": True, "at": "2026-01-02T03:04:05.5Z", "day": "2026-01-02", "price": 1.25,
+        "ratio": 2, "tags": ["x", "y"], "inner": {"a": 1, "d": "2025-12-31"}, "unknown": [1],
+    }  # fmt: skip
+    bad = [{"id": "no number"}, 5, None, [1]]
+    fill(origin, "t/1", good, *bad, {**good, "id": 2})
+    rows = load(spark, origin, TYPES, stream="t/1", format="typed").orderBy("_pos").collect()
+    assert [row["_pos"] for row in rows] == list(range(6))
+    first = rows[0].asDict(recursive=True)
+    assert first["name"] == 'a"b\\c'
+    assert first["day"] == date(2026, 1, 2)
+    assert first["price"] == Decimal("1.25")
+    assert first["tags"] == ["x", "y"]
+    assert first["inner"] == {"a": 1, "d": date(2025, 12, 31)}
+    assert first["missing"] is None
+    assert first["_stream"] == "t/1"
+    assert first["_corrupt_record"] is None
+    assert [json.loads(row["_corrupt_record"]) for row in rows[1:5]] == bad
+    assert [row["id"] for row in rows] == [1, None, None, None, None, 2]
+
+    dropped = load(spark, origin, "id bigint", stream="t/1", format="typed", mode="DROPMALFORMED")
+    assert [row["id"] for row in dropped.collect()] == [1, 2]
+    failing = load(spark, origin, "id bigint", stream="t/1", format="typed", mode="FAILFAST")
+    with pytest.raises(PySparkException, match="stream t/1: the message at pos 1 does not fit the schema"):
+        failing.collect()
+
+
+def test_chunks_are_unpacked_by_spark_itself(spark: SparkSession, origin: Beside) -> None:
+    fill(origin, "c/1", *[{"n": number} for number in range(300)])
+    frame = load(spark, origin, stream="c/1", format="chunks", chunkBytes="500")
+    assert frame.count() > 3
+    rows = frame.selectExpr("explode(from_json(cast(value as string), 'array<struct<n:long>>')) row")
+    assert sorted(row["row"]["n"] for row in rows.collect()) == list(range(300))
+
+
+def test_a_query_goes_on_where_it_was(spark: SparkSession, origin: Beside, tmp_path: Path) -> None:
+    fill(origin, "q/1", *range(100))
+    fill(origin, "q/2", *range(50))
+    query = run(spark, origin, tmp_path, streams="q/1,q/2", maxRowsPerTrigger="40")
+    sizes = [progress["numInputRows"] for progress in query.recentProgress]
+    assert sum(sizes) == 150
+    assert max(sizes) <= 40
+    latest = json.loads(json.dumps(query.recentProgress[-1]["sources"][0]["latestOffset"]))
+    assert latest is not None
+    fill(origin, "q/1", *range(100, 120))
+    origin.close("q/2")
+    query = run(spark, origin, tmp_path, streams="q/1,q/2", maxRowsPerTrigger="1000")
+    assert sum(progress["numInputRows"] for progress in query.recentProgress) == 20
+    found = spark.read.parquet(str(tmp_path / "out")).orderBy("stream", "pos").collect()
+    assert [int(row["value"]) for row in found] == [*range(120), *range(50)]
+
+
+def test_a_query_ends_with_one_line_where_a_stream_was_made_anew(
+    spark: SparkSession, origin: Beside, tmp_path: Path
+) -> None:
+    fill(origin, "n/1", *range(100))
+    run(spark, origin, tmp_path, stream="n/1")
+    assert origin.ask("DELETE", "n/1") == 204
+    fill(origin, "n/1", *range(200)[::-1])
+    with pytest.raises(StreamingQueryException, match=r"DataLost: stream n/1.*; failOnDataLoss=false goes on"):
+        run(spark, origin, tmp_path, stream="n/1")
+
+
+def test_a_bad_option_is_one_line(spark: SparkSession, origin: Beside) -> None:
+    with pytest.raises(PySparkException, match="option streamz is unknown; is streams meant"):
+        load(spark, origin, stream="a", streamz="b").collect()
+    with pytest.raises(PySparkException, match=r"format=typed needs your columns: give them with \.schema"):
+        load(spark, origin, stream="a", format="typed").collect()
+
+
+def test_a_secret_is_in_no_plan(spark: SparkSession, origin: Beside, capfd: pytest.CaptureFixture[str]) -> None:
+    fill(origin, "s/1", 1)
+    frame = load(spark, origin, stream="s/1", **{"headers.Authorization": "Bearer s3cret"})
+    frame.explain(extended=True)
+    assert frame.count() == 1
+    said = capfd.readouterr()
+    assert "s3cret" not in said.out + said.err
+
+
+def test_a_prefix_of_what_a_gateway_holds(spark: SparkSession) -> None:
+    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+    with served(durable_gateway("dev", *ports), "gateway", "admin") as urls, beside() as hand:
+        hand.url = urls["gateway"]
+        for name in ("p/1", "p/2", "o/1"):
+            fill(hand, name, name)
+            hand.read(name)
+        frame = load(spark, hand, streamsPrefix="p/", catalogue=urls["admin"])
+        assert sorted(row["value"] for row in frame.collect()) == ['"p/1"', '"p/2"']
