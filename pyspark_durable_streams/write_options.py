@@ -6,7 +6,7 @@ create              content type to create a missing stream with; without it a m
 contentType         the streams' content type, where `create` does not say; without both, each stream is asked once
 orderBy             columns, separated by commas: the order in which a stream's rows of a batch are sent
 maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); a query keeps it, as it keeps its checkpoint
-maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 256 MiB)
+maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 128 MiB)
 lineSep             put behind each message of a stream that is not JSON (default: a newline for application/ndjson)
 headers.<name>      sent with every request
 connectTimeout, readTimeout, requestTimeout
@@ -58,7 +58,7 @@ class WriteOptions:
     """None: the stream is asked."""
     order: tuple[str, ...] = ()
     max_batch_bytes: int = 1 << 20
-    max_driver_bytes: int = 256 << 20
+    max_driver_bytes: int = 128 << 20
     separator: bytes | None = None
     write_id: str | None = None
     close: bool = False
@@ -88,7 +88,7 @@ class WriteOptions:
             content_type=create or content_type,
             order=tuple(name.strip() for name in given.get("orderby", "").split(",") if name.strip()),
             max_batch_bytes=_count(given, "maxBatchBytes", 1 << 20),
-            max_driver_bytes=_count(given, "maxDriverBytes", 256 << 20),
+            max_driver_bytes=_count(given, "maxDriverBytes", 128 << 20),
             separator=None if line_sep is None else _ESCAPES.get(line_sep, line_sep).encode(),
             write_id=_text(given, "writeId"),
             close=_truth(given, "close"),
