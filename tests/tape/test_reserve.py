@@ -81,14 +81,13 @@ def a_stream(library: Library, name: str, size: int) -> Stream:
 def test_what_is_kept_is_never_chosen_while_it_is_within_its_share(
     policy: str, sizes: list[int], names: list[str]
 ) -> None:
-    library, recorder = new_library(20_000, policy)
+    library, _ = new_library(20_000, policy)
     library.wish([key("a"), key("b"), key("c")], 0.5, [])
     kept = [a_stream(library, name, 1_000) for name in "abc"]
     for name, size in zip(names, sizes, strict=False):
         a_stream(library, name, size)
     assert all(stream.ended is None and stream.tape.size == 1_000 for stream in kept)
     assert library.cost <= library.budget_bytes
-    assert recorder.counts["eviction",] or library.cost < 20_000
 
 
 def test_one_that_grows_past_the_share_has_the_least_worthwhile_let_go() -> None:
