@@ -293,4 +293,5 @@ class _Driver:
     def close(self) -> None:
         """Close all."""
         self.let_go()
+        self.surveyor.close()
         self._client.close()

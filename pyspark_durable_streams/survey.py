@@ -18,11 +18,13 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from pyspark_durable_streams.client import Client, refusal
 from pyspark_durable_streams.errors import BadReply, DataLost
 from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit
+from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Part, Walk
@@ -89,6 +91,9 @@ class Surveyor:
         self._fails_on_loss = fails_on_loss
         self._warn = warn
         self._spool: Spool | None = None
+        self._paused = PausedWalks()
+        self._counts: dict[tuple[str, str], int] = {}
+        """Counts at targets that lie within replies."""
         self.extents: dict[ExtentKey, Extent] = {}
         """Where the spool has a stretch, by its stream and the count at its beginning."""
 
@@ -96,6 +101,10 @@ class Surveyor:
         """A batch begins: its bytes go to this spool."""
         self._spool = spool
         self.extents = {}
+
+    def close(self) -> None:
+        """Nothing more will be asked."""
+        self._paused.close()
 
     def each(self, streams: Iterable[str], work: Callable[[str], object]) -> None:
         """Do something for every stream, several at a time; the first failure is raised when all are done."""
@@ -168,12 +177,14 @@ class Surveyor:
         if target is not None and place.skip == 0 and place.token != START and not place.token < target.token:
             assert position is not None
             return News(position, tail=target.token)
-        walk = Walk(self._client, stream, place, self._as_chunks, unit)
+        paused = self._paused.take(stream, place)
+        walk = paused.walk if paused is not None else Walk(self._client, stream, place, self._as_chunks, unit)
+        fresh = paused.parts if paused is not None else walk.parts()
         taken = _Taken(stream, allowance, self._spool, self.extents)
         cut: int | None = None
-        for part in walk.parts():
+        for part in fresh if paused is None else chain([paused.rest], fresh):
             if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
-                cut = part.place.count + self._units_to(stream, part.place, walk.unit, target.token)
+                cut = self._count_at(stream, part.place, walk.unit, target.token)
             if target is None and taken.size >= _CHASED_BYTES:
                 target = Target(self.tail(stream)[0], is_exact=False)
             if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
@@ -186,17 +197,23 @@ class Surveyor:
         if target is not None and end.count == cut and walk.unit is not Unit.LINE:
             end = Place(target.token, 0, cut)
         is_done = not taken.was_cut and walk.is_at_tail
-        tail = walk.token if walk.token is not None else walk.reply_end
+        if taken.rest is not None and taken.is_limited:
+            self._paused.keep(walk, fresh, taken.rest)
         stretches = taken.stretches()
         evidence = position.evidence if position is not None and not is_anew else None
         if stretches and evidence is not None:
             self._verify(stream, position, evidence)
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
-        return News(found, stretches, tail, has_more=not reached)
+        return News(found, stretches, walk.reply_end, has_more=not reached)
+
+    def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
+        """The count at a token that lies within the reply that has this place."""
+        if (stream, token) not in self._counts:
+            self._counts[stream, token] = place.count + self._units_to(stream, place, unit, token)
+        return self._counts[stream, token]
 
     def _units_to(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
-        """Units from a place to a token that lies within a reply."""
         whole = Walk(self._client, stream, replace(place, count=0), self._as_chunks, unit)
         rest = Walk(self._client, stream, Place(token), self._as_chunks, unit)
         ends = [_ends(whole), _ends(rest)]
@@ -250,6 +267,8 @@ class _Taken:
         self.units = 0
         self.size = 0
         self.was_cut = False
+        self.rest: Part | None = None
+        """What is left of a part that was cut."""
         self.is_limited = False
         """Whether it was the allowance that cut it."""
         self.end = Place()
@@ -280,6 +299,7 @@ class _Taken:
         if most < part.piece.count:
             self.is_limited = cut is None or part.place.count + most < cut
             self.stop(part.place if most <= 0 else _inside(part, most, unit))
+            self.rest = Part(self.end, part.piece.after(most, unit), part.end)
         if most > 0:
             taken = part if not self.was_cut else Part(part.place, part.piece.before(most, unit), self.end)
             self._take(taken, unit)

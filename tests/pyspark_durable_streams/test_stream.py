@@ -397,3 +397,18 @@ def test_planning_reads_a_stream_once_and_tasks_read_the_spool(origin: Beside, s
     assert values(batches) == list(range(10))
     # The chain's one reply, and the look behind the batch that finds nothing.
     assert reads() - before == 2
+
+
+def test_a_long_reply_is_read_once_by_many_batches(request: pytest.FixtureRequest) -> None:
+    with beside() as origin:
+        origin.create("long")
+        append(origin, "long", *["x" * 200] * 2_000)
+        bounded = reader(origin, stream="long", maxRowsPerTrigger="100")
+        bounded.prepareForTriggerAvailableNow()
+        append(origin, "long", "behind the target")
+        batches, _ = follow(bounded)
+        assert [len(batch) for batch in batches] == [100] * 20
+        reads = origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
+        # One for the messages, two to find the target in it, and for each batch but the first a look at who it is.
+        assert reads == 1 + 2 + 19
+        bounded.stop()
