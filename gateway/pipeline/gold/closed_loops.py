@@ -1,10 +1,13 @@
 """Readers that go on asking for more of a stream that is closed and that they have all of.
 
-A closed stream never has more, so one answer that says so would have done.  The log shows two kinds of requests there:
+A closed stream never has more, so one answer that says so would have done.  The log shows three kinds of requests
+there:
 
 - live reads that end with the reason `closed`: there was nothing, and there will be nothing;
-- catch-up reads answered from the tape whose answer ends where they began, at the very offset at which a live read of
-  the same stream had ended with `closed` before (an hour back at most: a catch-up read alone does not say that).
+- long-polls that were answered 204 from the tape at once, without a reason why they ended, because they did not begin
+  to wait: so it is at the end of a closed stream, and only there;
+- catch-up reads answered from the tape whose answer ends where they began, at the very offset at which one of those
+  had been told before (an hour back at most: a catch-up read alone does not say that the stream is closed).
 
 A reader that has done so `LEAST` times in a minute is listed: many clients ask a second time, and several readers
 behind one address (or one network, where `log.client_address` masks) look like one.
@@ -33,7 +36,13 @@ def closed_loops(requests: DataFrame) -> DataFrame:
     looked_at = with_the_hour_before(requests.where(f.col("is_final"))).select(
         "of", "day", "time", *_END, "client", "user_agent", "start", "mode", "status", "outcome", "close_reason"
     )
-    told = looked_at.where(is_live() & (f.col("close_reason") == CloseReason.CLOSED.value))
+    is_answered_at_once = (
+        (f.col("mode") == Mode.LONGPOLL.value)
+        & (f.col("status") == 204)
+        & (f.col("outcome") == Outcome.HIT.value)
+        & f.col("close_reason").isNull()
+    )
+    told = looked_at.where(is_live() & ((f.col("close_reason") == CloseReason.CLOSED.value) | is_answered_at_once))
     ends = told.where(f.col("next_offset").isNotNull()).select("of", *_END).distinct()
     again = looked_at.where(
         (f.col("mode") == Mode.CATCHUP.value)

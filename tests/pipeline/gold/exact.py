@@ -128,7 +128,9 @@ select day, date_trunc('minute', time) as minute, route, mode, status, outcome, 
 from silver where is_final and (status >= 400 or outcome in ('refused', 'failed', 'aborted')) group by all
 """
 CLOSED_LOOPS: Final = """
-with told as (select * from silver where is_final and mode in ('longpoll', 'sse') and close_reason = 'closed'),
+with told as (select * from silver where is_final and mode in ('longpoll', 'sse') and (
+    close_reason = 'closed' or mode = 'longpoll' and status = 204 and outcome = 'hit' and close_reason is null
+)),
 found as (
     select * from told union all
     select * from silver c where is_final and mode = 'catchup' and outcome = 'hit' and status in (200, 304)

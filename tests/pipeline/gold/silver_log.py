@@ -197,7 +197,7 @@ def _slow(random: Random, days: int) -> Iterator[Line]:
 def _closed(random: Random, days: int) -> Iterator[Line]:
     """Readers at the end of a closed stream: one who loops, one who asks a few times, one who loops by catching up."""
     minute = at(days - 1, 3)
-    for reader, times in (("loop", 25), ("patient", 9)):
+    for reader, times, reason in (("loop", 25, None), ("patient", 9, None), ("waiter", 10, "closed")):
         for _ in range(times):
             yield line(
                 minute + timedelta(seconds=random.uniform(1, 59)),
@@ -205,7 +205,7 @@ def _closed(random: Random, days: int) -> Iterator[Line]:
                 mode="longpoll",
                 status=204,
                 outcome="hit",
-                close_reason="closed",
+                close_reason=reason,
                 start="0042",
                 next_offset="0042",
                 user_agent=reader,
