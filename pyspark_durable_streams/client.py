@@ -219,18 +219,16 @@ class Client:
         is_framed = raw.headers.get("Content-Length") is not None or (
             raw.headers.get("Transfer-Encoding", "").lower().endswith("chunked")
         )
+        if not (is_framed or method == "HEAD" or raw.status in (204, 304)):
+            raise _Passing(f"{method} {self._shown(path)}: a reply that does not say where it ends may lack its end")
         is_coded = "Content-Encoding" in raw.headers
         try:
             while chunk := raw.read1(_CHUNK_BYTES, decode_content=is_coded):
-                if not is_framed:
-                    break
                 if self._clock.now() > deadline:
                     raise _Passing(f"{method} {self._shown(path)}: still sending after {self.config.total_s:g} s")
                 yield chunk
         except HTTPError as error:
             raise _Passing(f"{method} {self._shown(path)}: {_reason(error)}") from error
-        if not is_framed and chunk:
-            raise _Passing(f"{method} {self._shown(path)}: a body that does not say where it ends may lack its end")
 
     def _shown(self, path: str) -> str:
         return self._base + path

@@ -1,0 +1,168 @@
+"""Answers are whole or an error, against a server that does what it is told."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_durable_streams.client import Client, ClientConfig
+from pyspark_durable_streams.errors import BadOption, Unreachable
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+
+
+class Scripted:
+    """Answers each connection's first request with the next of its replies, then closes."""
+
+    def __init__(self) -> None:
+        self.replies: list[bytes] = []
+        self.heads: list[bytes] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    data = connection.recv(65_536)
+                    if not data:
+                        break
+                    head += data
+                if head:
+                    self.heads.append(head)
+                    connection.sendall(self.replies.pop(0) if self.replies else OK)
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+
+class Stopwatch:
+    """A clock that sleeping alone moves."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.at += seconds
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    running = Scripted()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def clock() -> Stopwatch:
+    return Stopwatch()
+
+
+@pytest.fixture
+def client(server: Scripted, clock: Stopwatch) -> Iterator[Client]:
+    made = Client(
+        ClientConfig(server.url, {"Authorization": "Bearer s3cret"}, tries=4), clock=clock, uniform=lambda: 1.0
+    )
+    yield made
+    made.close()
+
+
+CUT_SHORT = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhi",
+    b"HTTP/1.1 200 OK\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\nContent-Le",
+    b"",
+]
+
+
+@pytest.mark.parametrize("reply", CUT_SHORT)
+def test_an_answer_that_may_lack_its_end_is_asked_for_again(server: Scripted, client: Client, reply: bytes) -> None:
+    server.replies = [reply]
+    assert client.request("GET", "/a").body == b"hi"
+    assert client.requests == 2
+
+
+@pytest.mark.parametrize("reply", CUT_SHORT)
+def test_where_it_may_not_be_asked_for_again_it_is_an_error(server: Scripted, client: Client, reply: bytes) -> None:
+    server.replies = [reply]
+    with pytest.raises(Unreachable):
+        client.request("POST", "/a", body=b"x", retry=False)
+    assert client.requests == 1
+
+
+@pytest.mark.parametrize("reply", CUT_SHORT[:4])
+def test_a_body_that_is_read_as_it_comes_tells_that_it_broke_off(
+    server: Scripted, client: Client, reply: bytes
+) -> None:
+    server.replies = [reply]
+    with client.open("/a") as opened, pytest.raises(Unreachable):
+        list(opened.chunks)
+
+
+def test_429_and_5xx_are_tried_again_with_pauses_that_grow(server: Scripted, client: Client, clock: Stopwatch) -> None:
+    server.replies = [b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 429 No\r\nContent-Length: 0\r\n\r\n"]
+    assert client.request("GET", "/a").status == 200
+    assert clock.slept == [0.1, 0.2]
+
+
+def test_retry_after_is_the_floor_of_a_pause(server: Scripted, client: Client, clock: Stopwatch) -> None:
+    server.replies = [b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 0\r\n\r\n"]
+    assert client.request("GET", "/a").status == 200
+    assert clock.slept == [7.0]
+
+
+def test_what_would_take_longer_than_there_is_time_is_given_up(server: Scripted, client: Client) -> None:
+    server.replies = [b"HTTP/1.1 503 No\r\nRetry-After: 700\r\nContent-Length: 4\r\n\r\nbusy"]
+    with pytest.raises(Unreachable, match=r"GET http://127.0.0.1:\d+/a: 503 busy$"):
+        client.request("GET", "/a")
+
+
+def test_tries_come_to_an_end(server: Scripted, client: Client) -> None:
+    server.replies = [b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"] * 9
+    with pytest.raises(Unreachable, match=r"500 \(4 tries\)"):
+        client.request("GET", "/a")
+    assert client.requests == 4
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 410])
+def test_what_another_try_cannot_change_is_the_answer(server: Scripted, client: Client, status: int) -> None:
+    server.replies = [f"HTTP/1.1 {status} No\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n".encode()]
+    assert client.request("GET", "/a").status == status
+    assert client.requests == 1
+
+
+def test_secrets_are_sent_and_not_shown(server: Scripted, client: Client) -> None:
+    client.request("GET", "/a b?offset=1")
+    assert b"GET /a%20b?offset=1 HTTP/1.1" in server.heads[0]
+    assert b"authorization: Bearer s3cret" in server.heads[0]
+    assert "s3cret" not in repr(client.config)
+    again = pickle.loads(pickle.dumps(client))
+    assert again.config == client.config
+    again.close()
+
+
+@pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h/?a=b", "http://u:s3cret@h/"])
+def test_a_url_that_is_none_is_told(url: str) -> None:
+    with pytest.raises(BadOption, match="url: ") as caught:
+        ClientConfig(url)
+    assert "s3cret" not in str(caught.value)
