@@ -43,7 +43,7 @@ _REFERENCES: Final = 5_000_000
 _TAPES: Final = 20_000
 _READS: Final = 80_000
 """Tapes and reads that are played, about; each is played once for every policy and size, and again in a part."""
-_POINTS: Final = 20
+_POINTS: Final = 16
 _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
 _LEAST_SHARE: Final = 1 / 1024
@@ -101,7 +101,9 @@ def measure_curve(
     if unknown := [policy for policy in policies if policy not in POLICIES]:
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     progress("curve: placing offsets")
-    reads = references.placed(references.reads_of(lake.read(spark, tables.REQUESTS))).persist()
+    # Names are long, and only a plan needs them.
+    reads = references.reads_of(lake.read(spark, tables.REQUESTS)).drop("route", "stream", "fetched")
+    reads = references.placed(reads).persist()
     try:
         found = references.placement(reads, block_bytes)
         if not found.counted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,71 @@ def test_a_target_that_no_size_reaches_gives_the_least_that_is_nearly_the_best()
     found = budget(POINTS, 0.9, "sieve")
     assert 4 << 20 < found.cache_bytes < 16 << 20
     assert found.expected_hit_ratio == 0.605
+
+
+HOT_ONE = StreamFigures("default", "/hot", 1_000, 10, 10_000, 0, 9_000, WINDOWS, 5.0, 9, 5.0, 0.0)
+CROWDED = (Gaps(10.0, 1e6, 5e6), Gaps(1_000.0, 1e6, 5e8))
+"""Of gaps that need more memory than there is."""
+
+
+def decided(*streams: StreamFigures, cache_bytes: int = 100_000) -> dict[str, list[str]]:
+    lists = decide(Traffic(1_000.0, streams, CROWDED), cache_bytes, 1)
+    return {name: [entry.stream for entry in entries] for name, entries in lists.items()}
+
+
+def test_pins_and_warmed_streams_are_the_most_read_for_their_size_and_fit() -> None:
+    streams = [
+        replace(HOT_ONE, stream=f"/{number:02d}", asked_bytes=10_000 * number, bytes=1_000 + number)
+        for number in range(90)
+    ]
+    found = decided(*streams)
+    best = [one.stream for one in reversed(streams)]
+    sizes = {one.stream: one.bytes for one in streams}
+    for name, share in (("pin", PIN_SHARE), ("warm", WARM_SHARE)):
+        taken = found[name]
+        room = share * 100_000 - sum(sizes[stream] for stream in taken)
+        assert 0 <= room < 1_000
+        # In the order of worth, but for one who was too large at the end.
+        assert taken[:-1] == best[: len(taken) - 1]
+
+
+def test_a_stream_too_large_to_fit_leaves_the_room_to_the_others() -> None:
+    found = decided(replace(HOT_ONE, stream="/huge", bytes=60_000, asked_bytes=10**9, fetched_again=10**6), HOT_ONE)
+    assert found["pin"] == found["warm"] == ["/hot"]
+
+
+def test_only_what_was_given_up_too_soon_is_pinned() -> None:
+    assert decided(replace(HOT_ONE, fetched_again=400))["pin"] == []
+    assert decided(replace(HOT_ONE, windows=WINDOWS // 2 - 1))["pin"] == []
+    assert decided(HOT_ONE, cache_bytes=10**9)["pin"] == []
+
+
+def test_only_large_streams_that_nobody_shares_or_comes_back_to_are_not_stored() -> None:
+    once = StreamFigures("default", "/once", 100_000, 1, 100_000, 0, 0, 1, None, 0, 0.0, 900.0)
+    assert decided(once)["do_not_store"] == ["/once"]
+    assert decided(replace(once, again_s=800.0))["do_not_store"] == ["/once"]
+    for other in (
+        replace(once, again_s=0.0),
+        replace(once, again_s=20.0),
+        replace(once, live=1),
+        replace(once, quiet_s=10.0),
+        replace(once, bytes=60_000),
+        replace(once, asked=0),
+        replace(once, stream="/with space"),
+        replace(once, route="-"),
+    ):
+        assert decided(other)["do_not_store"] == []
+    assert decided(once, cache_bytes=10**9)["do_not_store"] == []
+
+
+def test_a_lifetime_is_given_to_streams_whose_readers_have_left() -> None:
+    chat = StreamFigures("default", "/chat", 100_000, 30, 3_000_000, 0, 0, 1, 20.0, 29, 40.0, 900.0)
+    given_up = decide(Traffic(1_000.0, (chat,), CROWDED), 10**9, 1)["lifetimes"]
+    assert [(entry.stream, entry.idle_s) for entry in given_up] == [("/chat", 80.0)]
+    for other in (replace(chat, quiet_s=79.0), replace(chat, returns=4), replace(chat, bytes=1_000)):
+        assert decided(other, cache_bytes=10**9)["lifetimes"] == []
+    # A cache that keeps nothing for so long needs no lifetimes.
+    assert decided(chat, cache_bytes=20_000)["lifetimes"] == []
 
 
 COUNTS = st.integers(0, 1_000)
