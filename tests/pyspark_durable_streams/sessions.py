@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-BOUND_S: Final = 120.0
+BOUND_S: Final = 240.0
 
 
 class Program:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_durable_streams.errors import BadOption
 from pyspark_durable_streams.layout import STREAM_TASK, by_stream
-from tests.pyspark_durable_streams.beside import JSON, Beside, beside
+from tests.pyspark_durable_streams.beside import BOUND_S, JSON, Beside, beside
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +50,7 @@ def run(df: DataFrame, origin: Beside, checkpoint: Path, **options: str) -> None
         .start()
     )
     try:
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(int(BOUND_S))
     finally:
         query.stop()
 
