@@ -181,6 +181,8 @@ def _sse(random: Random, days: int) -> Iterator[Line]:
 
 
 def _slow(random: Random, days: int) -> Iterator[Line]:
+    """Readers that are cut off; and, alone in its minute, one who stays."""
+    yield line(at(days - 1, 4), mode="sse", outcome="miss", subscribers=1, sent_bytes=7, is_final=False)
     for _ in range(12):
         yield line(
             at(days - 1, random.uniform(0, 3)),
