@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 from urllib.parse import unquote, urlsplit
 
 from gateway.clock import Clock, SystemClock
@@ -30,7 +30,7 @@ from gateway.pipeline.bronze import write_bronze
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source
 from gateway.pipeline.folder import Folder
-from gateway.pipeline.landing import Batch, Landing
+from gateway.pipeline.landing import Batch, Landing, source_name
 from gateway.pipeline.sessions import write_sessions
 from gateway.pipeline.silver import write_silver
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
@@ -105,15 +105,10 @@ def ingest(
         )
         # What was marked by a run that did not come to its end.
         work.compute_sessions()
-        match source:
-            case Files() if follow:
-                work.follow_files(source, stop or threading.Event())
-            case Files():
-                work.take_files(source)
-            case LogStream() if follow:
-                work.follow_stream(source, stop or threading.Event())
-            case LogStream():
-                work.take_stream(source)
+        if follow:
+            work.follow(source, stop or threading.Event())
+        else:
+            work.take_all(source)
         work.compute_sessions()
         return work.ingested
 
@@ -130,41 +125,26 @@ class _Ingest:
     ingested: Ingested = field(default_factory=Ingested)
     _computed_at: float = float("-inf")
 
-    def take_files(self, source: Files) -> None:
-        """Everything that is new in files."""
-        landing = Landing(self.spark, self.lake)
-        if (batch := landing.unfinished()) is not None:
-            self.told(f"batch {batch.name} was not finished: once more")
-            self._take_batch(landing, batch)
-        files = source.found()
-        if (batch := landing.land(files, self.clock.wall())) is not None:
-            self._take_batch(landing, batch)
-
-    def follow_files(self, source: Files, stop: threading.Event) -> None:
-        """What is new in files, and again, until told to stop."""
+    def follow(self, source: Source, stop: threading.Event) -> None:
+        """What is new, and what is new after that, until told to stop."""
         try:
             while True:
-                self.take_files(source)
+                self.take_all(source)
                 self._compute_now_and_then()
                 if stop.wait(FOLLOW_S):
                     return
         except KeyboardInterrupt:
             self.told("stopping")
 
-    def take_stream(self, source: LogStream) -> None:
-        """Everything that a stream has up to now."""
-        query = self._query(source, follows=False)
-        self._wait(source, query, threading.Event())
-
-    def follow_stream(self, source: LogStream, stop: threading.Event) -> None:
-        """What a stream has and gets, until told to stop."""
-        query = self._query(source, follows=True)
-        try:
-            self._wait(source, query, stop)
-        except KeyboardInterrupt:
-            self.told("stopping")
-        finally:
-            query.stop()
+    def take_all(self, source: Source) -> None:
+        """Everything that is new up to now."""
+        match source:
+            case Files():
+                self._take_files(source)
+            case LogStream():
+                self._take_stream(source)
+            case _:
+                assert_never(source)
 
     def take(self, came: DataFrame, batch: str) -> None:
         """One batch (`line`, `source`, `taken`) into bronze and silver; to do it again changes nothing."""
@@ -191,21 +171,43 @@ class _Ingest:
 
     # -- the parts
 
+    def _take_files(self, source: Files) -> None:
+        landing = Landing(self.spark, self.lake)
+        if (batch := landing.unfinished()) is not None:
+            self.told(f"batch {batch.name} was not finished: once more")
+            self._take_batch(landing, batch)
+        files = source.found()
+        if (batch := landing.land(files, self.clock.wall())) is not None:
+            self._take_batch(landing, batch)
+
     def _take_batch(self, landing: Landing, batch: Batch) -> None:
         from pyspark.sql import functions as f
 
         lines = self.spark.read.option("lineSep", "\n").text(batch.url)
         came = lines.select(
             f.col("value").alias("line"),
-            # As `landing` names them: a number goes before.
-            f.substring("_metadata.file_name", 8, 1 << 16).alias("source"),
+            source_name(f.col("_metadata.file_name")).alias("source"),
             f.timestamp_micros(f.lit(int(batch.taken_at * 1_000_000))).alias("taken"),
         )
         self.told(f"{batch.name}: landed")
         self.take(came, batch.name)
         landing.done(batch)
 
-    def _query(self, source: LogStream, *, follows: bool) -> StreamingQuery:
+    def _take_stream(self, source: LogStream) -> None:
+        from pyspark.errors import StreamingQueryException
+
+        query = self._query(source)
+        try:
+            # In short turns, so that a signal is noticed.
+            while not query.awaitTermination(1):
+                pass
+        except StreamingQueryException as error:
+            raise PipelineFailed(f"{source.url}: {_cause(error)}") from None
+        finally:
+            query.stop()
+
+    def _query(self, source: LogStream) -> StreamingQuery:
+        """The stream's batches up to now, on their way."""
         from pyspark.sql import functions as f
 
         parts = urlsplit(source.url)
@@ -231,23 +233,9 @@ class _Ingest:
         def take(batch: DataFrame, number: int) -> None:
             lineage = str(json.loads(checkpoint.text("metadata"))["id"])[:8]
             self.take(batch, f"{lineage}-{number:08d}")
-            if follows:
-                self._compute_now_and_then()
 
         writer = came.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint.url)
-        if follows:
-            return writer.trigger(processingTime=f"{FOLLOW_S} seconds").start()
         return writer.trigger(availableNow=True).start()
-
-    def _wait(self, source: LogStream, query: StreamingQuery, stop: threading.Event) -> None:
-        from pyspark.errors import StreamingQueryException
-
-        try:
-            # In short turns, so that a signal is noticed.
-            while not query.awaitTermination(1) and not stop.is_set():
-                pass
-        except StreamingQueryException as error:
-            raise PipelineFailed(f"{source.url}: {_cause(error)}") from None
 
     def _compute_now_and_then(self) -> None:
         now = self.clock.now()

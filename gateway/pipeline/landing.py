@@ -32,7 +32,7 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.folder import Folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from gateway.pipeline.lake import Lake
 
@@ -82,7 +82,7 @@ class Landing:
         with self._workplace(making) as place:
             landed = 0
             for path in files:
-                landed += _land(path, following, place / f"{landed:06d}-{_plain(path.name)}")
+                landed += _land(path, following, place / landed_name(landed, path.name))
             if not landed:
                 return None
             (place / _BOOK).write_text(following.written())
@@ -235,6 +235,13 @@ def _zstandard(raw: IO[bytes]) -> Any:
     return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
 
 
-def _plain(name: str) -> str:
-    """A name that no file system and no pattern stumbles over."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[-100:]
+def landed_name(number: int, name: str) -> str:
+    """What a file is called here: Spark takes some endings for compressed, and some beginnings for hidden."""
+    return f"{number:06d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-100:]}.log"
+
+
+def source_name(landed: Column) -> Column:
+    """What it was called where it came from."""
+    from pyspark.sql import functions as f
+
+    return f.regexp_extract(landed, r"^[0-9]+-(.*)\.log$", 1)

@@ -1,0 +1,214 @@
+"""Ingest of files: each line once, however files grow, move and come again, and however often a run is killed."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.events import Files, LogStream, source_of
+from gateway.pipeline.ingest import ingest
+from gateway.pipeline.lake import Lake
+from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
+from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+CHILD_S = 240.0
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    return folder / "access.log"
+
+
+def test_a_log_that_grows_is_set_aside_compressed_and_copied_gives_each_line_once(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    # Lines without an id could not be told apart any more.
+    log.write_bytes(lines(1, 2, id=None) + line(3)[:20])
+    told: list[str] = []
+    first = take(spark, lake, log.parent, progress=told.append)
+    assert (first.lines, first.added, first.rejects.total()) == (2, 2, 0)
+    assert told
+
+    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
+
+    with log.open("ab") as file:
+        file.write(line(3)[20:] + lines(4, id=None))
+    assert take(spark, lake, log.parent).added == 2
+
+    aside = log.rename(log.with_name("access.log.20260924T120005Z"))
+    log.write_bytes(lines(5, id=None))
+    with aside.open("ab") as file:
+        file.write(lines(6, id=None))
+    assert take(spark, lake, log.parent).added == 2
+
+    packed = aside.with_name(f"{aside.name}.gz")
+    packed.write_bytes(gzip.compress(aside.read_bytes() + lines(7, id=None)))
+    aside.unlink()
+    (log.parent / "more.zst").write_bytes(zstandard.compress(lines(8, 9, id=None)))
+    assert take(spark, lake, log.parent).added == 3
+
+    assert str(take(spark, lake, log.parent, log)) == "ingest: nothing new"
+    assert sorted(row.sent_bytes for row in lake.read(spark, REQUESTS).collect()) == [*range(101, 110)]
+    sources = {row.source for row in lake.read(spark, LINES).select("source").collect()}
+    assert sources == {"access.log", "access.log.20260924T120005Z", f"{packed.name}", "more.zst"}
+
+
+def test_a_last_line_waits_for_its_end_unless_it_is_whole_or_nothing_can_follow(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(line(1) + line(2).rstrip(b"\n"))
+    (log.parent / "access.log.20260924T000000Z").write_bytes(line(3) + line(4)[:30])
+    (log.parent / "live").write_bytes(line(5)[:30])
+    found = take(spark, lake, log.parent)
+    assert ids(spark, lake) == [1, 2, 3]
+    assert found.rejects == {"not JSON": 1}
+    with log.open("ab") as file:
+        file.write(b"\n" + line(6))
+    with (log.parent / "live").open("ab") as file:
+        file.write(line(5)[30:])
+    take(spark, lake, log.parent)
+    assert ids(spark, lake) == [1, 2, 3, 5, 6]
+    assert lake.read(spark, REJECTS).count() == 1
+
+
+def test_lines_that_come_twice_and_late_lines_count_once_in_their_own_day(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2, 2, 3, 1) + lines(4, 4, id=None))
+    found = take(spark, lake, log)
+    assert (found.lines, found.added, found.twice) == (7, 5, 2)
+    late = log.with_name("late")
+    late.write_bytes(lines(3, 9) + line(10, at=NOON - 30 * DAY_S) + line(11, at=NOON + DAY_S))
+    found = take(spark, lake, late)
+    assert (found.lines, found.added) == (4, 3)
+    # The same lines once more in another file, which begins with another.
+    again = log.with_name("again")
+    again.write_bytes(line(12) + log.read_bytes().replace(b'"id"', b'"ID"') + late.read_bytes())
+    assert take(spark, lake, again).added == 1 + 7
+    counted = {str(row.day): row["count"] for row in lake.read(spark, REQUESTS).groupBy("day").count().collect()}
+    assert counted == {"2026-08-25": 1, "2026-09-24": 14, "2026-09-25": 1}
+    assert [str(day) for day in lake.days(spark, SESSIONS)] == sorted(counted)
+
+
+def test_lines_of_days_that_are_done_are_kept_apart_and_counted(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+    take(spark, lake, log, late_days=1)
+    log.with_name("more").write_bytes(line(2, at=NOON - DAY_S) + line(3, at=NOON - 2 * DAY_S))
+    found = take(spark, lake, log.parent, late_days=1)
+    assert (found.added, found.rejects) == (1, {"too late": 1})
+    assert ids(spark, lake) == [1, 2]
+
+
+def test_no_lines_make_no_tables_and_no_harm(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(b"")
+    assert str(take(spark, lake, log)) == "ingest: nothing new"
+    log.write_bytes(b"\n\n")
+    take(spark, lake, log)
+    log.with_name("torn").write_bytes(b"nothing\n")
+    take(spark, lake, log.parent)
+    assert [lake.read(spark, table).count() for table in (LINES, REJECTS, REQUESTS, SESSIONS)] == [0, 1, 0, 0]
+
+
+def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:
+    with pytest.raises(PipelineFailed, match=r"^.*/nowhere: no such file$"):
+        take(spark, lake, log.with_name("nowhere"))
+    bad = log.with_name("bad.gz")
+    bad.write_bytes(gzip.compress(lines(1, 2, 3))[:-9])
+    with pytest.raises(PipelineFailed, match=r"^.*/bad.gz: cannot be read: .*$"):
+        take(spark, lake, bad)
+    for texts in ([], ["ftp://host/x"], ["http://host/"], ["http://host/a", "b"]):
+        with pytest.raises(PipelineFailed):
+            source_of(texts)
+    assert source_of(["a", "b"]) == Files(("a", "b"))
+    assert source_of(["http://host/logs/a"]) == LogStream("http://host/logs/a")
+
+
+def test_one_ingest_at_a_time(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+
+    def second(_: str) -> None:
+        with pytest.raises(PipelineFailed, match="another ingest is at work"):
+            take(spark, lake, log)
+        seen.append(1)
+
+    seen: list[int] = []
+    take(spark, lake, log, progress=second)
+    assert seen
+
+
+def test_files_are_followed_until_told_to_stop(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+    stop = threading.Event()
+
+    class Stop(threading.Event):
+        turns = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            self.turns += 1
+            with log.open("ab") as file:
+                file.write(lines(1 + self.turns))
+            return self.turns == 3
+
+    stop = Stop()
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=lambda _: None, stop=stop)
+    assert (found.batches, found.added) == (3, 3)
+    assert ids(spark, lake) == [1, 2, 3]
+    assert take(spark, lake, log).added == 1
+
+
+def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_an_undisturbed_one(
+    spark: SparkSession, tmp_path: Path, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2, 2) + line(3, at=NOON + DAY_S) + lines(4, 4, id=None) + b"torn\n")
+    more = log.with_name("more")
+    calm, hurt = Lake(str(tmp_path / "calm")), Lake(str(tmp_path / "hurt"))
+    for step in ("bronze", "silver", "sessions"):
+        killed = subprocess.run(
+            [sys.executable, "-m", "tests.pipeline.dying_ingest", hurt.url, step, str(tmp_path / step), str(log)],
+            cwd=ROOT,
+            capture_output=True,
+            timeout=CHILD_S,
+            check=False,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    # What had been taken stays taken, though the file grows and is set aside meanwhile.
+    with log.open("ab") as file:
+        file.write(lines(5))
+    log.rename(log.with_name("access.log.20260924T120005Z"))
+    more.write_bytes(lines(6, 1))
+    take(spark, hurt, log.parent)
+    take(spark, calm, log.parent)
+    wanted, found = contents(spark, calm), contents(spark, hurt)
+    assert found[REQUESTS.name] == wanted[REQUESTS.name]
+    assert found[SESSIONS.name] == wanted[SESSIONS.name]
+    assert len(wanted[REQUESTS.name]) == 7
+
+    def texts(table: str) -> list[str]:
+        return sorted(row[3 if table == LINES.name else 2] for row in found[table])
+
+    assert texts(LINES.name) == sorted(row[3] for row in wanted[LINES.name])
+    assert texts(REJECTS.name) == ["torn"]
+    assert not [path for path in Path(hurt.url).rglob("*") if path.name.startswith(".spark-staging")]
+    assert not list((Path(hurt.url) / "landing").iterdir())
+    assert rows(spark, hurt, REQUESTS)
