@@ -85,8 +85,10 @@ def _headlines(figures: Figures) -> Html:
     if not said:
         return element(
             "p",
-            "Nothing to show: no access log was taken in and aggregated, so there is nothing to count. "
-            "Run `durable-gateway pipeline ingest`, then `aggregate`, then this again.",
+            _prose(
+                "Nothing to show: no access log was taken in and aggregated, so there is nothing to count. "
+                "Run `durable-gateway pipeline ingest`, then `aggregate`, then this again."
+            ),
             class_="nothing headline-nothing",
         )
     return element(
@@ -142,7 +144,7 @@ def _card(panel: Panel) -> Html:
         element("h3", panel.title),
         element("p", panel.about, class_="about"),
         panel.legend,
-        element("p", panel.nothing, class_="nothing") if body is None else body,
+        element("p", _prose(panel.nothing), class_="nothing") if body is None else body,
         element("p", panel.note, class_="note") if panel.note else None,
         numbers(panel.numbers) if panel.numbers is not None else None,
         class_="card wide" if panel.is_wide else "card",
@@ -186,6 +188,11 @@ def _finding(finding: Finding) -> Html:
         class_="card wide",
         id=finding.name,
     )
+
+
+def _prose(text: str) -> list[Html | str]:
+    """A text of this package's own, with what stands between backticks as code."""
+    return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
 
 
 def _file(name: str) -> str:

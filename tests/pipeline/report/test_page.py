@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, expect
 
-from gateway.pipeline.report.figures import Figures
+from gateway.pipeline.report.figures import CurvePoint, Figures, Moment, Percentiles, Plan, Saved, Shared, Traffic, Wait
 from gateway.pipeline.report.page import page
 from tests.pipeline.report import made_lake
 from tests.pipeline.report.sight import WIDTHS, Sight
@@ -45,6 +45,24 @@ def apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )
 
 
+def check(charts: list[dict[str, Any]], width: int) -> None:
+    """Everything is inside, there is something, and no two words overlap."""
+    for chart in charts:
+        where = (chart["name"], width)
+        plot, card = chart["plot"], chart["card"]
+        assert plot["width"] > width / 5, where
+        assert chart["marks"], where
+        for mark in chart["marks"]:
+            assert plot["left"] - STROKE_PX <= mark["left"] <= mark["right"] <= plot["right"] + STROKE_PX, where
+            assert plot["top"] - STROKE_PX <= mark["top"] <= mark["bottom"] <= plot["bottom"] + STROKE_PX, where
+        assert len([text for text in chart["texts"] if text["kind"] == "y-label"]) >= 3, where
+        assert len([text for text in chart["texts"] if text["kind"].startswith("x-label")]) >= 2, where
+        for text in chart["texts"]:
+            assert card["left"] < text["left"] < text["right"] < card["right"], (where, text)
+        for one, other in itertools.combinations(chart["texts"], 2):
+            assert apart(one, other), (where, one["text"], other["text"])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 async def test_nothing_overlaps_overflows_or_is_missing(
@@ -55,20 +73,9 @@ async def test_nothing_overlaps_overflows_or_is_missing(
         assert await sight.page.evaluate("document.documentElement.scrollWidth") <= width
         charts = await sight.charts()
         assert [chart["name"] for chart in charts] == CHARTS
+        check(charts, width)
         for chart in charts:
-            where = (chart["name"], width)
-            plot, card = chart["plot"], chart["card"]
-            assert plot["width"] > width / 5, where
-            assert any(mark["width"] > 0 and mark["height"] > 0 for mark in chart["marks"]), where
-            for mark in chart["marks"]:
-                assert plot["left"] - STROKE_PX <= mark["left"] <= mark["right"] <= plot["right"] + STROKE_PX, where
-                assert plot["top"] - STROKE_PX <= mark["top"] <= mark["bottom"] <= plot["bottom"] + STROKE_PX, where
-            assert len([text for text in chart["texts"] if text["kind"] == "y-label"]) >= 3, where
-            assert len([text for text in chart["texts"] if text["kind"].startswith("x-label")]) >= 2, where
-            for text in chart["texts"]:
-                assert card["left"] < text["left"] < text["right"] < card["right"], (where, text)
-            for one, other in itertools.combinations(chart["texts"], 2):
-                assert apart(one, other), (where, one["text"], other["text"])
+            assert any(mark["width"] > 0 and mark["height"] > 0 for mark in chart["marks"]), chart["name"]
         for name in LISTS:
             assert await sight.page.locator(f"#{name} .bars li").count() >= 3
             for edge in await sight.page.locator(f"#{name} .bars li").evaluate_all(
@@ -249,5 +256,42 @@ async def test_an_empty_report_says_why_in_every_place(browser: Browser, tmp_pat
         for name in [*CHARTS, *LISTS, *FINDINGS, "plan"]:
             said = await sight.page.locator(f"#{name} .nothing").inner_text()
             assert len(said) > 20, name
+            assert "`" not in said
+        assert await sight.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert sight.complaints == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("steps", [1, 2, 8, 128])
+async def test_marks_never_overlap_however_long_the_time_and_large_the_memory(
+    browser: Browser, tmp_path: Path, width: int, steps: int
+) -> None:
+    step_s = 3 * 3600
+    first = 1_793_491_200
+    moments = tuple(
+        Moment(first + at * step_s, Traffic(Saved(tape=10**9, origin=at), at * 30, 2**40, 2**41)) for at in range(steps)
+    )
+    taken = Percentiles(9, 0.00001, 0.002, 4000.0)
+    waits = tuple(Wait(moment.at, taken) for moment in moments)
+    wide = Figures(
+        first=first,
+        last=moments[-1].at,
+        step_s=step_s,
+        requests=steps * 10**9,
+        total=moments[0].traffic,
+        moments=moments,
+        first_byte=waits,
+        first_byte_all=taken,
+        delivery=waits,
+        delivery_all=taken,
+        fan_out=tuple(Shared(2**power, 5, 3) for power in range(20)),
+        curve=tuple(CurvePoint("lru", 1000 << power, 1.0, 1.0, None, 9, 9, 1.0) for power in range(steps % 100)),
+        plan=Plan(1 << 62, "lru", 0.001, 0.0, 0.0, 0.0),
+    )
+    out = tmp_path / "wide.html"
+    out.write_text(page(wide, "W" * 300))
+    async with Sight.of(browser, out) as sight:
+        await sight.resize(width)
+        check(await sight.charts(), width)
         assert await sight.page.evaluate("document.documentElement.scrollWidth") <= width
     assert sight.complaints == []
