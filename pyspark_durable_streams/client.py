@@ -68,7 +68,8 @@ class ClientConfig:
     """Longest silence before and inside a reply."""
     total_s: float = 300.0
     """Longest that a request may take with all its tries and pauses."""
-    tries: int = 8
+    tries: int = 12
+    """Enough for an origin to restart: the pauses between them add up to about 40 s."""
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
 

@@ -38,7 +38,7 @@ class Program:
 
     def wait(self) -> int:
         """The status it leaves with."""
-        return self._process.wait(BOUND_S)
+        return self._process.wait(3 * BOUND_S)
 
     def kill(self) -> None:
         """SIGKILL to the driver: its Python and its Java.  Their workers are left to find out."""

@@ -150,6 +150,26 @@ def test_a_batch_is_the_same_however_often_it_is_read(origin: Beside, stream: st
     assert len(seen) == 70
 
 
+@pytest.mark.parametrize("content_type", [JSON, "text/plain"])
+def test_replies_may_be_cut_otherwise_when_a_batch_is_read_again(origin: Beside, content_type: str) -> None:
+    name = f"t/cut-{content_type}"
+    with beside() as whole:
+        for one in (whole, origin):
+            one.create(name, content_type)
+            for begin in range(0, 200, 40):
+                lines = [f'{{"n": {number}}}' for number in range(begin, begin + 40)]
+                body = f"[{','.join(lines)}]" if content_type == JSON else "\n".join([*lines, ""])
+                assert one.ask("POST", name, {"Content-Type": content_type}, body.encode()) == 204
+        planned = reader(whole, stream=name, maxRowsPerTrigger="70")
+        at = planned.initialOffset()
+        for begin in range(0, 200, 70):
+            end = through_json(planned.latestOffset(at, planned.getDefaultReadLimit()))
+            read = rows(reader(origin, stream=name), at, end)
+            assert [row["n"] for row in values([read])] == list(range(begin, min(begin + 70, 200)))
+            at = end
+        planned.stop()
+
+
 def test_latest_is_where_the_stream_was_when_the_query_began(origin: Beside, stream: str) -> None:
     append(origin, stream, 1, 2)
     first = reader(origin, stream=stream, startingOffsets="latest")
