@@ -33,7 +33,7 @@ from gateway.pipeline.gold.fan_out import fan_out
 from gateway.pipeline.gold.latency import latency
 from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
-from gateway.pipeline.gold.top_streams import top_streams
+from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
 from gateway.pipeline.ingest import LATE_DAYS
 from gateway.pipeline.lake import Lake
@@ -125,7 +125,11 @@ def _compute(
     finally:
         summed.unpersist()
     write(latency(lines), tables.LATENCY, changed)
-    write(top_streams(lines), tables.TOP_STREAMS, changed)
+    ranked = ranks(lines).persist()
+    try:
+        write(top_streams(lines, ranked), tables.TOP_STREAMS, changed)
+    finally:
+        ranked.unpersist()
     write(fan_out(lines), tables.FAN_OUT, changed)
     write(slow_consumers(lines), tables.SLOW_CONSUMERS, changed)
 

@@ -36,7 +36,8 @@ from gateway.pipeline.gold.lines import (
 from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
 
-_STREAM: Final = ("of", "route", "stream")
+# By a number made of both names, which is quicker to sort by.
+_STREAM: Final = ("of", "key")
 
 
 def delivery(requests: DataFrame) -> DataFrame:
@@ -54,7 +55,7 @@ def delivery(requests: DataFrame) -> DataFrame:
 
 
 def delays(requests: DataFrame) -> DataFrame:
-    """A row for each long-poll that was woken: `day`, `time` of its end, `route`, `stream` and `delay_s`."""
+    """A row for each long-poll that was woken: `day`, `time` of its end, `route` and `delay_s`."""
     mode, status = f.col("mode"), f.col("status")
     is_new = ((mode == Mode.CREATE.value) & (status == 201)) | ((mode == Mode.DELETE.value) & status.between(200, 299))
     is_append = (mode == Mode.APPEND.value) & status.between(200, 299) & f.col("next_offset").isNotNull()
@@ -69,7 +70,9 @@ def delays(requests: DataFrame) -> DataFrame:
         "day",
         "time",
         "node",
-        *_STREAM,
+        "of",
+        "route",
+        f.xxhash64("route", "stream").alias("key"),
         ended_us().alias("ended"),
         began_us().alias("began"),
         is_new.alias("is_new"),
@@ -100,4 +103,4 @@ def delays(requests: DataFrame) -> DataFrame:
         )
     )
     delay_us = f.greatest(f.col("ended") - f.col("by.ended"), f.lit(0))
-    return woken.select("day", "time", "route", "stream", (delay_us / 1_000_000).alias("delay_s"))
+    return woken.select("day", "time", "route", (delay_us / 1_000_000).alias("delay_s"))

@@ -44,7 +44,6 @@ MINUTES: Final = 5
 FAR: Final = 5.0
 
 _IN_ORDER: Final = (CloseReason.ANSWERED.value, CloseReason.TIMED_OUT.value, CloseReason.CLOSED.value)
-_READER: Final = ("route", "stream", "partition", "client", "user_agent")
 
 
 def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
@@ -68,15 +67,15 @@ def reconnects(requests: DataFrame, before: DataFrame) -> DataFrame:
 
 def returns(requests: DataFrame) -> DataFrame:
     """The table without what is usual: `day`, `minute`, `route`, `reconnects` and `readers`."""
+    # Whom a read is of, as a number made of it: lines are sorted by that, and five texts are much to sort by.
+    person = known("client"), known("user_agent")
     reads = with_the_hour_before(requests.where(f.col("is_final") & is_live())).select(
         "of",
         "day",
         "time",
         "route",
-        "stream",
-        "partition",
-        known("client"),
-        known("user_agent"),
+        f.xxhash64("route", "stream", "partition", *person).alias("reader"),
+        f.xxhash64(*person).alias("person"),
         began_us().alias("began"),
         ended_us().alias("ended"),
         (f.col("close_reason").isNotNull() & ~f.col("close_reason").isin(*_IN_ORDER)).alias("is_broken"),
@@ -84,7 +83,7 @@ def returns(requests: DataFrame) -> DataFrame:
     # Each read is there where it began, and where it ended if that was no ordinary end.
     begins = f.struct(f.col("began").alias("at"), f.lit(False).alias("is_end"))
     ends = f.struct(f.col("ended").alias("at"), f.lit(True).alias("is_end"))
-    onward = Window.partitionBy("of", *_READER).orderBy("at", "is_end").rowsBetween(Window.unboundedPreceding, 0)
+    onward = Window.partitionBy("of", "reader").orderBy("at", "is_end").rowsBetween(Window.unboundedPreceding, 0)
     ended_at = f.last(f.when(f.col("is_end"), f.col("at")), ignorenulls=True).over(onward)
     found = (
         reads.select("*", f.inline(f.when(f.col("is_broken"), f.array(begins, ends)).otherwise(f.array(begins))))
@@ -93,7 +92,7 @@ def returns(requests: DataFrame) -> DataFrame:
         .withColumn("is_back", f.coalesce(f.col("at") - f.col("ended_at") <= RETURN_S * 1_000_000, f.lit(False)))
     )
     return (
-        found.groupBy("day", window(MINUTE), "route", "client", "user_agent")
+        found.groupBy("day", window(MINUTE), "route", "person")
         .agg(f.count(f.when(f.col("is_back"), 1)).alias("times"))
         .groupBy("day", "minute", "route")
         .agg(f.sum("times").alias("reconnects"), f.count(f.when(f.col("times") > 0, 1)).alias("readers"))

@@ -21,9 +21,8 @@ KEPT: Final = 100
 _STREAM: Final = ("hour", "route", "stream")
 
 
-def top_streams(requests: DataFrame) -> DataFrame:
-    """`tables.TOP_STREAMS`, from `tables.REQUESTS`."""
-    ranked = ranks(requests)
+def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
+    """`tables.TOP_STREAMS`, from `tables.REQUESTS` and their `ranks`, which are read twice."""
     chosen = ranked.select(*_STREAM).distinct()
     readers = (
         requests.where(is_read())
