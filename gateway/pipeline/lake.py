@@ -137,8 +137,10 @@ class Lake:
 
     def sweep(self, spark: SparkSession, tables: Iterable[Table]) -> None:
         """Remove what writers that were killed have laid beside these tables.  There must be no other writer."""
-        for table in tables:
-            files = Folder(spark, self.path(table))
+        places = {table.place for table in tables}
+        # Tables that are written together have it above them.
+        for place in sorted(places | {place.rpartition("/")[0] for place in places}):
+            files = Folder(spark, self.place(place))
             for name in files.folders():
                 if name.startswith(_STAGING):
                     files.remove(name)
