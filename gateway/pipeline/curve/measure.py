@@ -48,7 +48,6 @@ _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
 _LEAST_SHARE: Final = 1 / 1024
 """Of the working set: a smaller cache is nobody's wish."""
-_ALL_TAPES: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,8 @@ def measure_curve(
 def grid_of(working_bytes: int) -> list[int]:
     """Cache sizes from little to everything, each the same factor larger than the one before it."""
     smallest = max(min(_SMALLEST, working_bytes), round(working_bytes * _LEAST_SHARE))
-    return sorted({int(np.ceil(size)) for size in np.geomspace(smallest, working_bytes, _POINTS)} | {working_bytes})
+    steps = np.geomspace(smallest, working_bytes, _POINTS)[:-1]
+    return sorted({min(working_bytes, int(np.ceil(size))) for size in steps} | {working_bytes})
 
 
 def _lru(reads: DataFrame, grid: Ints, found: Placement, rate: float | None, block_bytes: int) -> Curve:
