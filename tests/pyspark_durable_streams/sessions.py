@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 BOUND_S: Final = 240.0
+PATIENCE_S: Final = 10.0
 
 
 class Program:
@@ -49,12 +50,11 @@ class Program:
 
     def end(self) -> None:
         """Wait for all that it has started to be gone; what has not found out by then is killed too."""
-        patience = time.monotonic() + 10
-        while self._processes():
-            if time.monotonic() > patience:
-                for pid in self._processes():
+        while left := self._processes():
+            for pid in left:
+                if not _is_gone(pid, PATIENCE_S):
                     _kill(pid)
-            time.sleep(0.05)
+                    assert _is_gone(pid, BOUND_S)
         self._process.wait(BOUND_S)
 
     def _processes(self) -> dict[int, tuple[int, str]]:
@@ -71,6 +71,17 @@ class Program:
             if int(session) == self._process.pid and state != "Z":
                 found[int(folder.name)] = (int(parent), command)
         return found
+
+
+def _is_gone(pid: int, within_s: float) -> bool:
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watch], [], [], within_s)[0])
+    finally:
+        os.close(watch)
 
 
 def _kill(pid: int) -> None:
