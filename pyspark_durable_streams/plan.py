@@ -6,7 +6,6 @@ stream's messages stay in order from task to task, and ten thousand quiet stream
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark_durable_streams.errors import BadOption
@@ -55,8 +54,3 @@ def dealt(found: list[Share], partitions: int) -> list[list[Share]]:
         tasks[min(int(middle * len(tasks) / total), len(tasks) - 1) if total else 0].append(share)
         at += share.stretch.size
     return [task for task in tasks if task]
-
-
-def batch_size(stretches: Mapping[str, tuple[Stretch, ...]]) -> int:
-    """Bytes of a batch."""
-    return sum(stretch.size for group in stretches.values() for stretch in group)
