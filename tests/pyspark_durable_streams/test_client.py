@@ -41,7 +41,9 @@ class Scripted:
                     head += data
                 if head:
                     self.heads.append(head)
-                    connection.sendall(self.replies.pop(0) if self.replies else OK)
+                    reply = self.replies.pop(0) if self.replies else OK
+                    # Or the client might send its next request before it has seen this connection's end.
+                    connection.sendall(reply.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
