@@ -252,7 +252,11 @@ def _write_waits(spark: SparkSession, lake: Lake) -> None:
 
 def _write_streams(spark: SparkSession, lake: Lake) -> None:
     schema = "hour timestamp, route string, stream string, requests long, sent_bytes long, fetched_bytes long, n long"
-    found = spark.createDataFrame(streams(), schema).withColumn("reader", f.explode(f.sequence(f.lit(1), "n")))
+    # Ten readers leave every hour, and ten come.
+    before = (f.unix_seconds("hour") / 360).cast("long")
+    found = spark.createDataFrame(streams(), schema).withColumn(
+        "reader", f.explode(f.sequence(before + 1, before + f.col("n")))
+    )
     sketched = found.groupBy("hour", "route", "stream", "requests", "sent_bytes", "fetched_bytes").agg(
         f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch")
     )
