@@ -10,6 +10,7 @@ commands.  Spark is imported when a command runs, so `--help` needs neither it n
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -256,13 +257,19 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         spark = open_session(master, settings)
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark does not start: {one_line(error)}") from None
+    # A service manager's word is taken as the terminal's is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield spark, told
+    except KeyboardInterrupt:
+        raise PipelineFailed("stopped: run it again, and it goes on from there") from None
     except PlanError as error:
         raise PipelineFailed(str(error)) from None
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark gave up: {one_line(error)}") from None
     finally:
+        # Of work that is cut short, every task would complain by itself.
+        spark.sparkContext.setLogLevel("OFF")
         spark.stop()
 
 

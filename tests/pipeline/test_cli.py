@@ -72,7 +72,7 @@ def lines(count: int) -> str:
 def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
     log, lake, plan, report = (tmp_path / name for name in ("access.log", "lake", "plan.json", "report.html"))
     log.write_text(lines(400) + "no line at all\n")
-    flags = [log, "--lake", lake, "--plan", plan, "--report", report, *quick(tmp_path)]
+    flags: list[str | Path] = [log, "--lake", lake, "--plan", plan, "--report", report, *quick(tmp_path)]
     done = told("run", *flags)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
