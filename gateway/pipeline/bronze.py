@@ -18,7 +18,8 @@ text may be any value, written out: to look at each for its quotes costs as much
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from datetime import date
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -39,6 +40,8 @@ EARLIEST_S: Final = 1_577_836_800
 AHEAD_S: Final = 86_400
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
+# Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
+_NEEDED: Final = tuple(field.name for field in FIELDS if field.is_always_there and field.name != "id")
 _BAD: Final = "_bad"
 # Beyond strict JSON nothing is taken: the gateway writes none of it, and torn lines are full of it.
 _STRICT: Final = {
@@ -114,13 +117,11 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
         f.when(f.octet_length(line) > LONGEST_LINE, "too long"),
         f.when(may_be_broken, _broken(line)),
         f.when(event["v"] != VERSION, f.concat(f.lit("unknown version: "), event["v"].cast("string"))),
-        f.when(bad.isNotNull(), f.coalesce(_wrong_type(event, line), f.lit("wrong type"))),
+        f.when(bad.isNotNull(), f.coalesce(_wrong_type(line), f.lit("wrong type"))),
         _no_number(event),
-        _first(
-            (event[field.name].isNull(), f"missing: {field.name}")
-            for field in FIELDS
-            # Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
-            if field.is_always_there and field.name != "id"
+        f.when(
+            reduce(operator.or_, (event[name].isNull() for name in _NEEDED)),
+            f.concat(f.lit("missing: "), _named(_NEEDED, lambda name: ~_has(f.to_json("event"), name))),
         ),
         f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
         f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), "too late"),
@@ -139,14 +140,28 @@ def _broken(line: Column) -> Column:
     return f.when(~is_json, "not JSON").when(~f.startswith(f.ltrim(line), f.lit("{")), "not an object")
 
 
-def _wrong_type(event: dict[str, Column], line: Column) -> Column:
+def _wrong_type(line: Column) -> Column:
     """Which field could not be taken for what it should be."""
     from pyspark.sql import functions as f
 
-    return _first(
-        (value.isNull() & f.get_json_object(line, f"$.{name}").isNotNull(), f"wrong type: {name}")
-        for name, value in event.items()
-    )
+    read = f.to_json("event")
+    name = _named(tuple(line_fields()), lambda name: _has(line, name) & ~_has(read, name))
+    return f.concat(f.lit("wrong type: "), name)
+
+
+def _named(names: tuple[str, ...], is_it: Callable[[Column], Column]) -> Column:
+    """The first name of which that holds; NULL where it holds of none.  One small expression, as it is needed seldom:
+    a condition for each name would be compiled for every batch."""
+    from pyspark.sql import functions as f
+
+    return f.get(f.filter(f.array(*map(f.lit, names)), is_it), f.lit(0))
+
+
+def _has(text: Column, name: Column) -> Column:
+    """Whether a JSON object has such a field, and not null."""
+    from pyspark.sql import functions as f
+
+    return f.call_function("get_json_object", text, f.concat(f.lit("$."), name)).isNotNull()
 
 
 def _no_number(event: dict[str, Column]) -> Column:
