@@ -165,8 +165,8 @@ def test_a_query_ends_with_one_line_where_a_stream_was_made_anew(
 
 
 def test_a_bad_option_is_one_line(spark: SparkSession, origin: Beside) -> None:
-    with pytest.raises(PySparkException, match="option streamz is unknown; is streams meant"):
-        load(spark, origin, stream="a", streamz="b").collect()
+    with pytest.raises(PySparkException, match="option startingoffset is unknown; is startingOffsets meant"):
+        load(spark, origin, stream="a", startingOffset="earliest").collect()
     with pytest.raises(PySparkException, match=r"format=typed needs your columns: give them with \.schema"):
         load(spark, origin, stream="a", format="typed").collect()
 
