@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LONG_POLLS = 3
-LOOPS = 15
+LOOPS = 25
 JSON = "application/json"
 
 Counted = dict[str, Counter[tuple[str, ...]]]
@@ -125,7 +125,8 @@ def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path:
     (woken,) = _summed(spark, lake, tables.DELIVERY, "deliveries")
     assert woken == (LONG_POLLS,)
     loops = [row["requests"] for row in lake.read(spark, tables.CLOSED_LOOPS).collect()]
-    assert sum(loops) in range(LOOPS // 2, LOOPS + 1), "a minute may have ended meanwhile"
+    # A minute may have ended meanwhile; the longer part is listed.
+    assert LOOPS // 2 < sum(loops) <= LOOPS
 
 
 def _summed(spark: SparkSession, lake: Lake, table: tables.Table, *names: str) -> list[tuple[Any, ...]]:
