@@ -190,7 +190,9 @@ class Library:
         """Keep the `reserved` when others are given up, the first of them rather than the last, while they take no more
         than `share` of the budget; and have the `shunned` hold no bytes.  From here on, in place of any wish before."""
         self._reserve_share = share
-        self._let_go(self.reserve.wish(reserved, int(self.budget_bytes * share)))
+        # All of them first: who was kept by the wish before is not to take the room of those who come before it now.
+        self._let_go(self.reserve.wish((), 0))
+        self.reserve.wish(reserved, int(self.budget_bytes * share))
         for key in self.reserve.wished:
             stream = self.find(key)
             if stream is not None:

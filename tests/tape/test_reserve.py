@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
 from gateway.tape.library import Library
+from gateway.tape.reserve import Reserve
 from gateway.tape.stream import End, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
 from tests.tape.test_library import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
@@ -114,6 +117,23 @@ def test_a_stream_that_was_let_go_is_kept_again_once_there_is_room() -> None:
     assert second.key in library.reserve
 
 
+def test_one_that_is_past_the_share_alone_does_not_take_the_others_with_it() -> None:
+    library, _ = new_library(10_000)
+    library.wish([key("a"), key("b"), key("c")], 0.5, [])
+    kept = [a_stream(library, name, 500) for name in "bc"]
+    large = a_stream(library, "a", 6_000)
+    assert [one.key in library.reserve for one in (large, *kept)] == [False, True, True]
+
+
+def test_the_first_of_a_wish_come_before_those_that_an_earlier_one_kept() -> None:
+    library, _ = new_library(10_000)
+    late, first = a_stream(library, "a", 2_500), a_stream(library, "b", 2_500)
+    library.wish([late.key], 0.5, [])
+    library.wish([first.key, late.key], 0.5, [])
+    assert [one.key in library.reserve for one in (first, late)] == [True, False]
+    assert library.reserve.cost == first.tape.cost
+
+
 def test_another_wish_takes_the_place_of_the_one_before() -> None:
     library, _ = new_library(10_000)
     first, second = a_stream(library, "a", 1_000), a_stream(library, "b", 1_000)
@@ -149,3 +169,43 @@ def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> 
     # What is known of it is still known.
     assert theirs.tape.tail is not None
     assert library.cost == 2 * TAPE_COST
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["take", "changed", "forget", "bound", "pop"]), st.integers(0, 7), st.integers(0, 9)),
+        max_size=60,
+    )
+)
+def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, int]]) -> None:
+    keys = [key(str(rank)) for rank in range(8)]
+    reserve = Reserve()
+    reserve.wish(keys, 20)
+    kept: dict[StreamKey, int] = {}
+
+    def let_go(gone: Iterable[StreamKey]) -> None:
+        for one in gone:
+            assert one == max(kept, key=keys.index) or kept[one] > reserve.limit
+            del kept[one]
+
+    for step, rank, size in steps:
+        one = keys[rank]
+        match step:
+            case "take":
+                if reserve.take(one, size):
+                    kept.setdefault(one, size)
+            case "changed":
+                if one in kept:
+                    kept[one] += size
+                let_go(reserve.changed(one, size))
+            case "forget":
+                reserve.forget(one)
+                kept.pop(one, None)
+            case "bound":
+                let_go(reserve.bound(size * 4))
+            case "pop":
+                last = reserve.pop_last()
+                assert (last is None) == (not kept)
+                let_go([last] if last is not None else [])
+        assert set(kept) == {one for one in keys if one in reserve}
+        assert reserve.cost == sum(kept.values()) <= reserve.limit
