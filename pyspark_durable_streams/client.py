@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -196,6 +196,8 @@ class Client:
     def _send(
         self, method: str, path: str, headers: Mapping[str, str] | None, body: bytes | None, deadline: float
     ) -> urllib3.BaseHTTPResponse:
+        if leads_out(path):
+            raise BadOption(f"{path.partition('?')[0]!r} leads out of the url: a name has no . or .. between slashes")
         self.requests += 1
         config = self.config
         left = max(deadline - self._clock.now(), 0.001)
@@ -241,6 +243,15 @@ class _Passing(Unreachable):
     def __init__(self, text: str, floor_s: float = 0.0) -> None:
         super().__init__(" ".join(text.split()))
         self.floor_s = floor_s
+
+
+def leads_out(path: str) -> bool:
+    """Whether a path has a segment `.` or `..`, which clients and servers take out together with what is before it.
+
+    Names of streams may come from data, and data must not choose what else at the origin is written to.
+    """
+    segments = path.partition("?")[0].replace("\\", "/").split("/")
+    return any(unquote(segment) in (".", "..") for segment in segments)
 
 
 def refusal(reply: Reply, what: str) -> Refused:

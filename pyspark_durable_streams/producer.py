@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from pyspark_durable_streams.client import Client, Reply, refusal
+from pyspark_durable_streams.client import Client, Reply, leads_out, refusal
 from pyspark_durable_streams.errors import BadRow, Refused, StreamClosed
 
 PRODUCER_ID: Final = "Producer-Id"
@@ -157,6 +157,6 @@ class Producer:
 
 def path_of(stream: str) -> str:
     """Where a stream of this name is below the configured URL.  Raises BadRow for what is no name."""
-    if not stream.strip("/") or "?" in stream or "#" in stream:
+    if not stream.strip("/") or "?" in stream or "#" in stream or leads_out(stream):
         raise BadRow(f"{stream!r} is no name of a stream")
     return "/" + stream.lstrip("/")

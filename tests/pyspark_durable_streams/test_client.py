@@ -153,6 +153,13 @@ def test_what_another_try_cannot_change_is_the_answer(server: Scripted, client: 
     assert client.requests == 1
 
 
+@pytest.mark.parametrize("path", ["/../up", "/a/../../up?offset=-1", "/a/.", "/%2e%2E/up"])
+def test_no_path_leads_out_of_the_url(server: Scripted, client: Client, path: str) -> None:
+    with pytest.raises(BadOption, match="leads out of the url"):
+        client.request("GET", path)
+    assert client.requests == 0
+
+
 def test_secrets_are_sent_and_not_shown(server: Scripted, client: Client) -> None:
     client.request("GET", "/a b?offset=1")
     assert b"GET /a%20b?offset=1 HTTP/1.1" in server.heads[0]
