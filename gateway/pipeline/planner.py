@@ -13,6 +13,9 @@ would do badly:
   readers, and readers together, share one fetch, so a stream that has any of them is stored.
 - `lifetimes`: streams that were read again and again, and then no more, for far longer than they ever were idle.
 
+A plan knows no credentials, so what a gateway pins and warms is the tape of those who show none: streams that are
+mostly read by others are left out of these two.
+
 Whatever depends on what came after is said only of streams that the log goes on long enough after.  All is decided by
 plain functions of the figures in `curve.streams`, in an order that ends with the name: one lake, one plan.
 """
@@ -64,6 +67,8 @@ _REFETCHED: Final = 0.5
 _SURELY: Final = 2.0
 """How many times longer than what was seen a time must be to be relied on."""
 _RETURNS: Final = 5
+_MOST_BYTES: Final = 1024 * GIB
+"""What an entry can say."""
 _SHORTEST_S: Final = 60.0
 _MOST_S: Final = 31_536_000.0
 _LONGEST_STREAM: Final = 2_048
@@ -209,8 +214,9 @@ def decide(traffic: Traffic, cache_bytes: int, nodes: int) -> dict[str, Any]:
     streams = [one for one in traffic.streams if _can_be_named(one)]
     shunned = not_worth_storing(streams, cache_bytes, kept_s)
     others = _without(streams, shunned)
-    pinned = worth_pinning(others, cache_bytes, kept_s)
-    warmed = worth_warming(others, cache_bytes, traffic.span_s)
+    shared = [one for one in others if 2 * one.asked_apart <= one.asked]
+    pinned = worth_pinning(shared, cache_bytes, kept_s)
+    warmed = worth_warming(shared, cache_bytes, traffic.span_s)
     idle = lifetimes_of(_without(_without(others, pinned), warmed), kept_s)
     return {"pin": tuple(pinned), "warm": tuple(warmed), "do_not_store": tuple(shunned), "lifetimes": tuple(idle)}
 
@@ -302,7 +308,7 @@ def not_worth_storing(streams: Iterable[StreamFigures], cache_bytes: int, kept_s
         Entry(
             route=one.route,
             stream=one.stream,
-            bytes=one.bytes,
+            bytes=min(one.bytes, _MOST_BYTES),
             reason=(
                 "No byte of it was read twice"
                 if one.again_s is None
@@ -328,7 +334,7 @@ def lifetimes_of(streams: Iterable[StreamFigures], kept_s: float | None) -> list
         Lifetime(
             route=one.route,
             stream=one.stream,
-            bytes=one.bytes,
+            bytes=min(one.bytes, _MOST_BYTES),
             idle_s=lifetime_s,
             reason=f"Of {one.returns:,} times that readers came back none was after more than {_time(one.idle_s)}; "
             f"it had been quiet for {_time(one.quiet_s)} when the log ended.",

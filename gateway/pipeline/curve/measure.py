@@ -101,7 +101,7 @@ def measure_curve(
         raise PipelineFailed(f"policies: {unknown[0]} is none of {', '.join(POLICIES)}")
     progress("curve: placing offsets")
     # Names are long, and only a plan needs them.
-    reads = references.reads_of(lake.read(spark, tables.REQUESTS)).drop("route", "stream", "fetched")
+    reads = references.reads_of(lake.read(spark, tables.REQUESTS)).drop("route", "stream", "fetched", "is_apart")
     reads = references.placed(reads).persist()
     try:
         found = references.placement(reads, block_bytes)

@@ -88,7 +88,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
 
     Columns: `at` (microseconds), `read` (breaks ties), `node`, `route`, `stream`; `tape`, `scale` (the same for every
     gateway) and `step` (hashes); `start`, `end`, `sent`, `fetched`, `length` (NULL where what was sent tells none),
-    `is_counted`, `is_tail` (its bytes are the last of those between).
+    `is_counted`, `is_tail` (its bytes are the last of those between), `is_apart` (not all of the route share the tape).
     """
     from pyspark.sql import functions as f
 
@@ -127,6 +127,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
         f.when(is_plain & (f.col("mode") != Mode.SSE), f.col("sent_bytes")).alias("length"),
         (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
         ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
+        (f.coalesce(f.col("partition"), f.lit("")) != "").alias("is_apart"),
     )
 
 

@@ -55,6 +55,8 @@ class StreamFigures:
     """The longest time that it was idle between two reads."""
     quiet_s: float
     """From its last read to the end of the log."""
+    asked_apart: int = 0
+    """Of `asked`, those on tapes that not all of the route share: of readers who showed credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
         f.count_if(~f.col("is_counted")).alias("live"),
         f.sum("fetched").alias("fetched"),
         f.bit_or(f.when(f.col("is_counted") & (size > 0), f.pow(f.lit(2.0), window).cast("int"))).alias("windows"),
-        *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "tokens")),
+        *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "tokens", "is_apart")),
     )
     before = Window.partitionBy("tape").orderBy("at", "low", "high")
     same = Window.partitionBy("tape", "low").orderBy("at", "high")
@@ -113,7 +115,7 @@ def traffic_of(reads: DataFrame, first_us: int, last_us: int) -> Traffic:
     uses = uses.withColumn("cost", cost(f.col("extent"), f.col("tokens"))).persist()
     try:
         tapes = uses.groupBy("tape").agg(
-            *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "cost")),
+            *(f.first(name).alias(name) for name in ("route", "stream", "node", "extent", "cost", "is_apart")),
             *(f.sum(name).alias(name) for name in ("asked", "live", "fetched")),
             f.sum(f.col("asked") * size).alias("asked_bytes"),
             f.bit_or("windows").alias("windows"),
@@ -137,6 +139,7 @@ def _streams(tapes: DataFrame, last_us: int) -> tuple[StreamFigures, ...]:
         .agg(
             f.ceil(f.sum("cost") / f.count_distinct("node")).alias("bytes"),
             *(f.sum(name).alias(name) for name in ("asked", "asked_bytes", "live", "returns")),
+            f.sum(f.when(f.col("is_apart"), f.col("asked")).otherwise(0)).alias("asked_apart"),
             f.sum(f.greatest(f.col("fetched") - f.col("extent"), f.lit(0))).alias("fetched_again"),
             f.bit_count(f.coalesce(f.bit_or("windows"), f.lit(0))).alias("windows"),
             (f.min("again") / _SECOND_US).alias("again_s"),

@@ -57,6 +57,12 @@ def log() -> list[Asked]:
     out += [Asked(2 * HOUR - 1, "/late", 0, ARCHIVE_BYTES)]
     for chat in range(CHATS):
         out += [Asked(100 + 20.0 * n, f"/chats/{chat}", 0, 100_000) for n in range(30)]
+    # As hot, but every reader shows credentials, and has a tape that no plan can name.
+    for user in "ab":
+        out += [
+            Asked(60.0 * n + 5, "/private", 0, 50_000, fetched=50_000, outcome="miss", partition=user)
+            for n in range(120)
+        ]
     # What no plan can name.
     out += [Asked(60.0 * n, "/" + "x" * 2_047, 0, 50_000, fetched=50_000, outcome="miss") for n in range(120)]
     out += [Asked(60.0 * n, "/none", 0, 50_000, fetched=50_000, outcome="miss", route="-") for n in range(120)]
@@ -217,6 +223,18 @@ def test_only_large_streams_that_nobody_shares_or_comes_back_to_are_not_stored()
     ):
         assert decided(other)["do_not_store"] == []
     assert decided(once, cache_bytes=10**9)["do_not_store"] == []
+
+
+def test_what_is_larger_than_a_plan_can_say_is_no_reason_for_having_none() -> None:
+    archive = StreamFigures("default", "/archive", 2**45, 1, 2**45, 0, 0, 1, None, 0, 0.0, 900.0)
+    chat = replace(archive, stream="/chat", asked=30, again_s=20.0, returns=29, idle_s=40.0)
+    lists = decide(Traffic(1_000.0, (archive, chat), CROWDED), 100_000, 1)
+    assert [entry.stream for name in ("do_not_store", "lifetimes") for entry in lists[name]] == ["/archive", "/chat"]
+
+
+def test_what_most_readers_show_credentials_for_is_neither_pinned_nor_warmed() -> None:
+    assert (found := decided(replace(HOT_ONE, asked_apart=5)))["pin"] == found["warm"] == ["/hot"]
+    assert (found := decided(replace(HOT_ONE, asked_apart=6)))["pin"] == found["warm"] == []
 
 
 def test_a_lifetime_is_given_to_streams_whose_readers_have_left() -> None:
