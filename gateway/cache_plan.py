@@ -147,6 +147,9 @@ def parse_plan(source: bytes | Path) -> CachePlan:
             data = file.read(MOST_PLAN_BYTES + 1)
     except OSError as error:
         raise PlanError(f"{source}: {error.strerror or error}") from None
+    except ValueError as error:
+        # A name that no file can have.
+        raise PlanError(f"{str(source)!r}: {error}") from None
     try:
         return _judged(data)
     except PlanError as error:

@@ -90,6 +90,8 @@ def test_a_file_is_named_in_its_refusal(tmp_path: Path) -> None:
     missing.write_bytes(b"{")
     with pytest.raises(PlanError, match=r"none\.json: not JSON: "):
         parse_plan(missing)
+    with pytest.raises(PlanError, match=r"^'no\\x00ne': embedded null byte$"):
+        parse_plan(Path("no\0ne"))
 
 
 def test_what_is_too_large_for_a_plan_is_not_looked_at() -> None:

@@ -177,6 +177,7 @@ class Engine:
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from by somebody who remembers answers."""
+        stream.used_at = self.clock.now()
         self.library.touch(stream)
         self.coder.touch(stream)
 

@@ -177,12 +177,18 @@ class FlightDeck:
         For those who want the fact or the laid bytes and not the body itself.  One that is overtaken is neither: the
         origin is asked again, once for each time that the stream's bytes are forgotten meanwhile.
         """
-        while True:
-            found, is_overtaken = await self._fresh_head(stream, start, route, source)
-            if not is_overtaken or stream.ended is not None:
-                return as_seen_by(found, source.headers)
+        return (await self.fetched(stream, start, route, source))[0]
 
-    async def _fresh_head(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, bool]:
+    async def fetched(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, int]:
+        """The same, and how many body bytes came for it, those too that were too many to be laid."""
+        size = 0
+        while True:
+            found, flight = await self._flown(stream, start, route, source)
+            size += flight.fetched
+            if not _is_overtaken(stream, flight) or stream.ended is not None:
+                return as_seen_by(found, source.headers), size
+
+    async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
         stale = await self.settle(stream, start, route)
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
             # Its bytes are here: only what has come behind them since is still to be asked for.
@@ -196,7 +202,7 @@ class FlightDeck:
         finally:
             flight.unwatch()
         assert found is not None
-        return found, _is_overtaken(stream, flight)
+        return found, flight
 
     # -- one flight
 

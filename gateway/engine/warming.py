@@ -3,8 +3,9 @@ readers.
 
 Fetches go the way of every other: each is a flight of the deck, which a reader who comes meanwhile shares, and its
 bytes are laid by the same rules.  They are few at once, begin spread in time (gateways are restarted together), stop at
-a bound of bytes, and end as a whole when their time is over or the gateway leaves, whatever the origin does.  Nobody's
-credentials are shown.
+a bound of bytes, and end as a whole when their time is over or the gateway leaves, whatever the origin does.  An origin
+that fails is given time, longer with each failure in a row, and is asked for the same stream again when the others have
+had their turn.  Nobody's credentials are shown.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from multidict import CIMultiDict
@@ -21,16 +23,20 @@ from gateway.cache_plan import Entry
 from gateway.clock import Clock, Timer, pause
 from gateway.engine.deck import METADATA, FlightDeck
 from gateway.engine.wishes import Wish
+from gateway.errors import GatewayError, TailMovedBack
 from gateway.protocol.offsets import START
 from gateway.tape.library import Library
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import Head, StreamHead
+from gateway.upstream.flight import Head, Refusal, StreamHead
 
 _SPREAD: Final = 0.1
 """The part of its time over which a round of fetches begins."""
 _STEP_BYTES: Final = 1 << 18
+_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 8.0
+_JITTER: Final = (0.5, 1.5)
 
 
 class Warming:
@@ -94,55 +100,85 @@ class Warming:
 
     async def _work(self, delay_s: float) -> None:
         await pause(self._clock, delay_s)
+        pause_s = _PAUSE_S
         while self._waiting:
             wish = self._waiting.popleft()
-            expected = max(1, wish.entry.bytes)
-            if expected > self._left:
+            if await self._is_done_with(wish):
+                pause_s = _PAUSE_S
                 continue
-            self._left -= expected
-            laid = 0
-            try:
-                laid = await self._fetch(wish, expected)
-            finally:
-                self._left += expected - laid
+            # Behind the others: it may be this one alone that fails.
+            self._waiting.append(wish)
+            await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
+            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _fetch(self, wish: Wish[Entry], expected: int) -> int:
-        """Fetch one stream from its beginning to its tail; the bytes that came to its tape."""
+    async def _is_done_with(self, wish: Wish[Entry]) -> bool:
+        """Fetch one stream, where there is room for what it is expected to be; False where the origin failed."""
+        expected = max(1, wish.entry.bytes)
+        if expected > self._left:
+            return True
+        self._left -= expected
+        trip = _Trip(expected)
+        try:
+            await self._fetch(wish, trip)
+        finally:
+            self._left += expected - trip.fetched
+        return not trip.has_failed
+
+    async def _fetch(self, wish: Wish[Entry], trip: _Trip) -> None:
+        """Fetch one stream from its beginning to its tail."""
         stream = self._library.open(wish.key, self._clock.now())
         if stream.has_expired(self._clock.now(), self._clock.wall()):
             # A reader finds that out, and knows what to do.
-            return 0
+            return
         held = stream.tape.size
         stream.pins += 1
         try:
-            await self._walk(wish, stream, held + expected + self._left)
-            return max(0, stream.tape.size - held)
+            await self._walk(wish, stream, trip)
         finally:
             gained = max(0, stream.tape.size - held)
             self.streams += gained > 0
             self.bytes += gained
             self._library.release(stream)
 
-    async def _walk(self, wish: Wish[Entry], stream: Stream, most_bytes: int) -> None:
+    async def _walk(self, wish: Wish[Entry], stream: Stream, trip: _Trip) -> None:
         # By this a reader's hit needs no look at the origin of its own.
-        head = await self._ask(wish, stream, METADATA)
+        head = await self._ask(wish, stream, METADATA, trip)
         if not isinstance(head, StreamHead):
             return
         tail, at = head.next_offset, START
-        while stream.ended is None and stream.tape.size < most_bytes:
+        while stream.ended is None and trip.fetched < trip.expected + self._left:
             at = _furthest(stream.tape, at)
             if at == stream.tape.resolve(tail) or stream.tape.is_closed_at(at):
                 return
-            head = await self._ask(wish, stream, at)
+            head = await self._ask(wish, stream, at, trip)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
                 # Refused, or not to be kept, or nothing there.
                 return
             if head.up_to_date:
                 return
 
-    async def _ask(self, wish: Wish[Entry], stream: Stream, at: str) -> Head:
+    async def _ask(self, wish: Wish[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
         source = wish.route.source(wish.target, CIMultiDict())
-        return await self._deck.fresh_head(stream, at, wish.route, source)
+        head, fetched = await self._deck.fetched(stream, at, wish.route, source)
+        trip.fetched += fetched
+        trip.has_failed = _is_failure(head)
+        return head
+
+
+@dataclass(slots=True)
+class _Trip:
+    """One stream's fetching: the bytes that were put aside for it, those that came, and whether the origin failed."""
+
+    expected: int
+    fetched: int = 0
+    has_failed: bool = False
+
+
+def _is_failure(head: Head) -> bool:
+    """Whether the origin failed, or is asked too much, so that the next request may do no better."""
+    if isinstance(head, Refusal):
+        return head.status >= 500 or head.status == 429
+    return isinstance(head, GatewayError) and not isinstance(head, TailMovedBack)
 
 
 def _furthest(tape: Tape, at: str) -> str:

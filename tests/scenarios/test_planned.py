@@ -204,6 +204,47 @@ async def test_warming_stops_at_its_bound_of_bytes(
     assert [held(edge, path) for path in ("/a", "/large", "/b")] == [1_000, 0, 1_000]
 
 
+async def test_what_is_too_large_to_be_kept_counts_for_the_bound_of_bytes(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(cache_bytes=400_000, warm=[entry(f"/{number}", 1) for number in range(9)])
+    first = await start(origin.url)
+    for number in range(9):
+        await behind(first, origin, f"/{number}", b"x" * 300_000)
+    edge = await start(origin.url, **settings, warm_bytes=250_000, warm_fetches=1)
+    await warmed(edge)
+    assert counters.body_bytes[Kind.CATCHUP] <= 300_000
+
+
+@pytest.mark.parametrize("how", ["refused", "unavailable"])
+async def test_an_origin_that_fails_is_given_time_and_then_warmed_from(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, how: str
+) -> None:
+    plan.write(warm=[entry(f"/{number}") for number in range(100)])
+    faults = origin.origin.faults
+    fault = faults.refuse(times=None) if how == "refused" else faults.status(503, times=None)
+    edge = await start(origin.url, **settings | {"warm_s": 60})
+    warming = edge.gateway.planned.warming
+    assert warming is not None
+
+    def asked() -> float:
+        names = [family for family in edge.gateway.metrics.registry.collect() if family.name.endswith("am_requests")]
+        return sum(sample.value for sample in names[0].samples if sample.name.endswith("_total"))
+
+    def is_later() -> bool:
+        edge.clock.advance(0.02)
+        return edge.clock.now() >= 1_010
+
+    await eventually(is_later)
+    # Four at once, a retry each: a few rounds, and not all that there are.
+    assert 0 < asked() < 60
+    fault.remove()
+    await behind(edge, origin, "/0", b"x" * 1_000)
+    async with edge.time_passing(0.01):
+        await eventually(lambda: held(edge, "/0") == 1_000)
+    warming.stop()
+
+
 # -- not storing -------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +318,20 @@ async def test_an_idle_tape_is_given_up_after_its_time_and_no_sooner(
     assert (held(edge, "/idle"), held(edge, "/other")) == (0, 1_000)
     assert sample_of(edge, "gateway_plan_given_up_tapes_total") == 1
     assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
+
+
+async def test_a_read_of_a_remembered_answer_is_a_sign_of_life_at_once(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(lifetimes=[entry("/idle", idle_s=50)])
+    edge = await start(origin.url, **settings, trust_s=1_000)
+    await behind(edge, origin, "/idle", b"x" * 1_000, Stream_Closed="true")
+    for pause_s in (0, 30, 40):
+        for _ in range(pause_s):
+            edge.clock.advance(1)
+        assert held(edge, "/idle") == (1_000 if pause_s else 0)
+        for _ in range(1 if pause_s else 2):
+            await edge.get("/idle?offset=-1")
 
 
 async def test_a_tape_with_a_live_reader_is_not_idle(
