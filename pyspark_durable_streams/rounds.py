@@ -1,6 +1,7 @@
 """How a batch's bound is shared among streams: pure.
 
-All that may have news get equal parts; what some leave goes to those that have more, in further rounds.  The first of
+All that may have news get equal parts, or fewer larger ones; what some leave goes to those that have more, in further
+rounds.  The first of
 a batch is the stream behind the one that got the last of the batch before, so that a bound smaller than the number of
 streams starves none.
 """
@@ -46,12 +47,20 @@ def in_turn(streams: Sequence[str], last: str) -> list[str]:
     return [name for name in ordered if name > last] + [name for name in ordered if name <= last]
 
 
-def dealt_out(pending: Sequence[str], budget: Budget, *, to_first: bool) -> tuple[Sequence[str], Allowance]:
-    """Who is asked next and how much each may take: equal parts, or all to the first where a part was no use."""
-    if to_first:
-        return pending[:1], Allowance(budget.units, budget.size, is_forced=budget.is_untouched)
-    number = len(pending) if budget.units is None else min(len(pending), budget.units)
+def dealt_out(pending: Sequence[str], budget: Budget, width: int) -> tuple[Sequence[str], Allowance]:
+    """The streams that are asked next, `width` at most, and how much each may take: equal parts."""
+    number = min(len(pending), width) if budget.units is None else min(len(pending), width, budget.units)
     return pending[:number], Allowance(
         None if budget.units is None else budget.units // number,
         None if budget.size is None else max(budget.size // number, 1),
+        is_forced=number == 1 and budget.is_untouched,
     )
+
+
+def narrowed(width: int, asked: int, took: int) -> int:
+    """How many share the bound when of `asked` streams that have news `took` could take some of it.
+
+    A part that most streams' next message is larger than is no use to them.  Parts are doubled then, so that streams
+    are asked in vain a few times in a batch, and not once for each message of the others.
+    """
+    return width if 2 * took >= asked else max(width // 2, 1)

@@ -34,7 +34,7 @@ from pyspark_durable_streams.formats import check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.places import START, Offset, Position, Stretch
 from pyspark_durable_streams.plan import shares
-from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn
+from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn, narrowed
 from pyspark_durable_streams.spool import Spool
 from pyspark_durable_streams.survey import Allowance, News, Surveyor, Target
 from pyspark_durable_streams.walk import Gone
@@ -78,7 +78,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; `start` itself where there is nothing new."""
         end = self._here.end_of_batch(Offset.from_json(start), self._budget(limit))
-        return start if end is None else end.to_json()
+        self._here.planned = None if end is None else end.to_json()
+        return start if self._here.planned is None else self._here.planned
 
     def _budget(self, limit: ReadLimit) -> Budget:
         match limit:
@@ -109,7 +110,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch will not be read again: its bytes may go."""
-        if self._driver is not None:
+        # Spark commits a batch behind planning the next one, whose bytes are yet to be read.
+        if self._driver is not None and self._driver.planned == end:
             self._driver.let_go()
 
     def stop(self) -> None:
@@ -133,6 +135,8 @@ class _Driver:
         self._targets: dict[str, Target] | None = None
         self._tails: dict[str, str] = {}
         self._behind: set[str] = set()
+        self.planned: dict[str, Any] | None = None
+        """The end of the batch whose bytes the spool has."""
         self._finished: dict[str, int] = {}
         """Streams that were found closed, and the count at which."""
 
@@ -212,9 +216,10 @@ class _Driver:
             self.surveyor.each(names, lambda name: self._look(name, positions.get(name), Allowance(), found))
             self._behind = set()
             return found, ""
-        pending, last, to_first = list(names), "", False
+        pending, last = list(names), ""
+        width, left, asked, fitted = len(pending), len(pending), 0, 0
         while pending and not budget.is_spent:
-            wave, allowance = dealt_out(pending, budget, to_first=to_first)
+            wave, allowance = dealt_out(pending, budget, width)
             round_: dict[str, News] = {}
             now = {name: found[name].position if name in found else positions.get(name) for name in wave}
             self.surveyor.each(wave, lambda name: self._look(name, now[name], allowance, round_))  # noqa: B023
@@ -225,12 +230,13 @@ class _Driver:
                 budget = budget.less(news.units, news.size)
             last = next((name for name in reversed(wave) if name in took), last)
             more = [name for name in wave if name in round_ and round_[name].has_more]
-            rest = pending[len(wave) :]
-            if to_first and not took:
-                pending = more + rest
-                break
-            to_first = not took and not rest
-            pending = rest + more if not to_first else more
+            pending = pending[len(wave) :] + more
+            if len(wave) == 1 and more and not took:
+                break  # all that is left of the bound is too little for who is next
+            left, asked, fitted = left - len(wave), asked + len({*took, *more}), fitted + len(took)
+            if left <= 0:
+                width = narrowed(min(width, max(len(pending), 1)), asked, fitted)
+                left, asked, fitted = len(pending), 0, 0
         self._behind = {name for name in pending if name in found or name not in positions}
         return found, last
 

@@ -89,9 +89,9 @@ def test_a_turn_begins_behind_the_last() -> None:
     assert in_turn(["c", "a", "b"], "bb") == ["c", "a", "b"]
 
 
-@given(st.lists(st.text("abc", min_size=1), min_size=1, unique=True), st.integers(1, 20), st.booleans())
-def test_parts_never_exceed_the_bound(pending: list[str], units: int, to_first: bool) -> None:
-    wave, allowance = dealt_out(pending, Budget(units), to_first=to_first)
+@given(st.lists(st.text("abc", min_size=1), min_size=1, unique=True), st.integers(1, 20), st.integers(1, 9))
+def test_parts_never_exceed_the_bound(pending: list[str], units: int, width: int) -> None:
+    wave, allowance = dealt_out(pending, Budget(units), width)
     assert wave
     assert allowance.units is not None
     assert allowance.units >= 1
@@ -99,7 +99,7 @@ def test_parts_never_exceed_the_bound(pending: list[str], units: int, to_first: 
 
 
 def test_only_the_first_of_a_batch_may_be_larger_than_its_bound() -> None:
-    _, allowance = dealt_out(["a"], Budget(size=10), to_first=True)
+    _, allowance = dealt_out(["a"], Budget(size=10), 1)
     assert allowance.is_forced
-    _, allowance = dealt_out(["a"], Budget(size=100).less(1, 90), to_first=True)
+    _, allowance = dealt_out(["a"], Budget(size=100).less(1, 90), 1)
     assert not allowance.is_forced

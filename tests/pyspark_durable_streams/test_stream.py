@@ -419,6 +419,33 @@ def test_planning_reads_a_stream_once_and_tasks_read_the_spool(origin: Beside, s
     assert reads() - before == 2
 
 
+def test_the_spool_of_a_batch_outlives_the_commit_of_the_one_before(origin: Beside, stream: str) -> None:
+    append(origin, stream, *range(10))
+    planned = reader(origin, stream=stream, maxRowsPerTrigger="5")
+    first = planned.latestOffset(planned.initialOffset(), ReadMaxRows(5))
+    assert len(rows(planned, planned.initialOffset(), first)) == 5
+    # Spark commits a batch when it has written down the end of the next.
+    second = planned.latestOffset(first, ReadMaxRows(5))
+    planned.commit(through_json(first))
+    before = origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
+    assert [row["pos"] for row in rows(planned, first, second)] == [5, 6, 7, 8, 9]
+    assert origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP]) == before
+
+
+def test_many_streams_under_a_bound_smaller_than_a_message_for_each_are_not_asked_again_for_every_message(
+    origin: Beside, stream: str
+) -> None:
+    names = [f"{stream}/{number}" for number in range(40)]
+    for name in names:
+        origin.create(name)
+        append(origin, name, "x" * 123)
+    before = origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
+    batches, _ = follow(reader(origin, streams=",".join(names), maxBytesPerTrigger="4000"))
+    assert sum(map(len, batches)) == 40
+    assert all(sum(len(row["value"]) for row in batch) <= 4000 for batch in batches)
+    assert origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP]) - before < 40 * 12
+
+
 def test_a_long_reply_is_read_once_by_many_batches(request: pytest.FixtureRequest) -> None:
     with beside() as origin:
         origin.create("long")
