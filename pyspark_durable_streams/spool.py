@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -30,13 +31,21 @@ class Extent:
 
     def read(self) -> bytes | None:
         """The bytes; None where this process cannot get at them."""
+        # On another machine the path may be anything, a pipe of somebody's too: that is neither waited for nor read.
         try:
-            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123  (a descriptor's path, not a file's)
-                if file.read(_NONCE_BYTES) != self.nonce:
-                    return None
-                data = os.pread(file.fileno(), self.size, self.at)
+            if not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116  (a descriptor's path, not a file's)
+                return None
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return None
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode) or os.pread(file, _NONCE_BYTES, 0) != self.nonce:
+                return None
+            data = os.pread(file, self.size, self.at)
+        except OSError:
+            return None
+        finally:
+            os.close(file)
         return data if len(data) == self.size else None
 
 
