@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from gateway.cache_plan import CachePlan
@@ -27,6 +28,8 @@ _LOOKS: Final = 4
 """Looks at idle streams in the shortest of their lifetimes."""
 _MOST_OFTEN_S: Final = 1.0
 _LEAST_OFTEN_S: Final = 30.0
+_AT_ONCE: Final = 256
+"""Lifetimes looked at in one turn of the loop: about a millisecond."""
 
 
 class _Seen(NamedTuple):
@@ -46,6 +49,7 @@ class Planned:
         self.taken_at = 0.0
         """When it was taken (Unix seconds)."""
         self.wishes = Wishes()
+        self._granted_by: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
         """The latest round."""
         self._unlaid_before = 0
@@ -66,7 +70,10 @@ class Planned:
         """
         engine, is_new = self._engine, plan != self.plan
         before = self.wishes.warm
-        self.wishes = granted(plan, grants, routes)
+        if is_new or self._granted_by is None or self._granted_by[0] != grants or self._granted_by[1] is not routes:
+            # Tens of thousands of names to understand: not at each reload that has another reason.
+            self.wishes = granted(plan, grants, routes)
+            self._granted_by = grants, routes
         if is_new:
             self.plan = plan
             self.taken_at = engine.clock.wall()
@@ -122,18 +129,25 @@ class Planned:
             self._idle.clear()
 
     def _look(self) -> None:
+        self._look_on({}, 0)
+
+    def _look_on(self, idle: dict[Stream, _Seen], begin: int) -> None:
+        """Look at some of them, and have the others looked at in turns to come."""
         self._timer = None
         library, now = self._engine.library, self._engine.clock.now()
-        idle: dict[Stream, _Seen] = {}
-        for wish in self.wishes.lifetimes:
+        end = begin + _AT_ONCE
+        for wish in self.wishes.lifetimes[begin:end]:
             for stream in library.group(wish.key.group):
-                if stream.key._replace(partition=stream.key.share) != wish.key:
+                if (stream.key.query, stream.key.share) != (wish.key.query, wish.key.partition):
                     continue
                 seen = self._seen(stream, now)
                 if not stream.pins and now - seen.since >= wish.entry.idle_s:
                     self.given_up += library.drop(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
+        if end < len(self.wishes.lifetimes):
+            self._timer = self._engine.clock.call_later(0, partial(self._look_on, idle, end))
+            return
         self._idle = idle
         self._watch_idle()
 

@@ -320,6 +320,22 @@ async def test_an_idle_tape_is_given_up_after_its_time_and_no_sooner(
     assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
 
 
+async def test_the_last_of_very_many_lifetimes_is_kept_to_as_the_first(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
+) -> None:
+    plan.write(lifetimes=[entry(f"/{number}", idle_s=20) for number in range(1_000)])
+    edge = await start(origin.url, **settings)
+    for path in ("/0", "/500", "/999"):
+        await behind(edge, origin, path, b"x", Stream_Closed="true")
+        await edge.get(f"{path}?offset=-1")
+    for _ in range(15):
+        edge.clock.advance(1)
+    await edge.get("/500?offset=-1")
+    for _ in range(12):
+        edge.clock.advance(1)
+    assert [held(edge, path) for path in ("/0", "/500", "/999")] == [0, 1, 0]
+
+
 async def test_a_read_of_a_remembered_answer_is_a_sign_of_life_at_once(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
 ) -> None:
