@@ -132,7 +132,7 @@ class _Driver:
             self._client, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning
         )
         self._spools: list[Spool] = []
-        self._targets: dict[str, Target] | None = None
+        self._targets: dict[str, Target | None] | None = None
         self._tails: dict[str, str] = {}
         self._behind: set[str] = set()
         self.planned: dict[str, Any] | None = None
@@ -155,6 +155,9 @@ class _Driver:
         spool = Spool(options.spool_bytes)
         self._spools.append(spool)
         self.surveyor.begin(spool)
+        if self._targets is not None and not self._listing.is_complete:
+            # Those that were read before and that nobody lists are there as well.
+            self._aim({name: None for name in positions if name not in self._targets})
         names = self._candidates(tails, {**positions, **entered})
         found, last = self._collect(in_turn(names, start.last), {**positions, **entered}, budget)
         stretches: dict[str, tuple[Stretch, ...]] = {}
@@ -263,10 +266,14 @@ class _Driver:
 
     def stop_at_tails(self) -> None:
         """Read no further than the streams have come now."""
-        tails = self._listing.tails()
+        self._targets = {}
+        self._aim(self._listing.tails())
+
+    def _aim(self, tails: Mapping[str, str | None]) -> None:
+        """Take how far streams have come now for where reading them stops."""
         catalogue = self._options.catalogue
         tells_news = catalogue is not None and catalogue.tells_news
-        targets: dict[str, Target] = {}
+        targets: dict[str, Target | None] = {}
 
         def ask(name: str) -> None:
             said = tails[name] if tells_news else None
@@ -275,10 +282,10 @@ class _Driver:
             except Gone as gone:
                 # One that was read before is told about when it is looked at.
                 self._missing(name, gone)
-                targets[name] = Target(START)
+                targets[name] = None
 
         self.surveyor.each(tails, ask)
-        self._targets = targets
+        self._targets = {**(self._targets or {}), **targets}
 
     def report(self) -> dict[str, Any] | None:
         """How far the streams have come."""

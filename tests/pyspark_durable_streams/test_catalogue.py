@@ -83,6 +83,23 @@ def test_streams_that_have_not_moved_are_not_asked(urls: Mapping[str, str], gate
     read.stop()
 
 
+def test_available_now_reads_streams_that_the_gateway_has_forgotten(urls: Mapping[str, str], gateway: Client) -> None:
+    append(gateway, "f/1", 1)
+    known = reader(urls, streams="f/1", tails="catalogue")
+    end = known.latestOffset(known.initialOffset(), ReadAllAvailable())
+    known.stop()
+    append(gateway, "f/1", 2)
+    # One that lists others only is as good as one that has been started anew.
+    read = reader(urls, streamsPrefix="forgotten/", catalogue=urls["admin"])
+    read.prepareForTriggerAvailableNow()
+    last = read.latestOffset(end, ReadAllAvailable())
+    batches = [batch for task in read.partitions(end, last) for batch in read.read(task)]
+    assert [row["value"] for batch in batches for row in batch.to_pylist()] == ["2"]
+    append(gateway, "f/1", 3)
+    assert read.latestOffset(last, ReadAllAvailable()) == last
+    read.stop()
+
+
 def test_what_is_no_admin_port_is_told(urls: Mapping[str, str]) -> None:
     read = reader(urls, streamsPrefix="a/", catalogue=urls["gateway"])
     with pytest.raises(DurableStreamsError, match="catalogue"):

@@ -406,6 +406,19 @@ def test_a_prefix_of_a_stream_of_names(origin: Beside, stream: str) -> None:
     assert values(batches) == ["a/2"]
 
 
+def test_available_now_tells_of_a_stream_that_is_gone(origin: Beside, stream: str) -> None:
+    origin.create(f"{stream}/1")
+    append(origin, f"{stream}/1", 1)
+    append(origin, stream, f"{stream}/1")
+    options = {"streamsPrefix": f"{stream}/", "catalogueStream": stream}
+    _, at = follow(reader(origin, **options))
+    assert origin.ask("DELETE", f"{stream}/1") == 204
+    now = reader(origin, **options)
+    now.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLost, match="404"):
+        follow(now, at)
+
+
 def test_planning_reads_a_stream_once_and_tasks_read_the_spool(origin: Beside, stream: str) -> None:
     append(origin, stream, *range(10))
 
