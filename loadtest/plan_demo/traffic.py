@@ -11,7 +11,9 @@ from typing import Final
 ROOMS: Final = 400
 """Finished conversations: small, and read by few or many, as Zipf's law has it."""
 ARCHIVES: Final = 48
-"""Large streams that a crawler goes through, once in each life of the gateway."""
+"""Large streams that a crawler goes through once, a part of them in each life of the gateway."""
+LIVES: Final = 3
+"""How often the gateway is started, each time with nothing in memory."""
 
 _SKEW: Final = 0.9
 _ROOM_BYTES: Final = 24_000
@@ -40,13 +42,13 @@ def archives() -> list[Stream]:
     return [Stream(f"/archives/{number}", _ARCHIVE_BYTES) for number in range(ARCHIVES)]
 
 
-def reads(seed: int, count: int) -> Iterator[str]:
-    """Paths in the order in which they are read, `count` of them: rooms by how popular they are, and between them,
-    evenly, every archive once."""
-    rng = Random(seed)
+def reads(seed: int, life: int, count: int) -> Iterator[str]:
+    """Paths in the order in which they are read in one life, `count` of them: rooms by how popular they are, and between
+    them, evenly, every archive that is this life's, once."""
+    rng = Random(seed * LIVES + life)
     paths = [room.path for room in rooms()]
     weights = list(accumulate(1 / (rank + 1) ** _SKEW for rank in range(len(paths))))
-    crawl = [archive.path for archive in archives()]
+    crawl = [archive.path for archive in archives()[life::LIVES]]
     rng.shuffle(crawl)
     every = max(1, count // len(crawl))
     for number in range(count):
