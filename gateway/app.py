@@ -165,8 +165,7 @@ class RunningGateway:
         grants, limits = self.config.cache.plan, self.config.limits
         budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
         _configure(self.metrics, self.config, budget)
-        self.engine.library.resize(budget)
-        is_new = self.planned.take(plan, grants, self.routes.routes)
+        is_new = self.planned.take(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
         return is_new

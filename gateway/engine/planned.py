@@ -63,8 +63,15 @@ class Planned:
         """Bytes delivered without being kept, since the plan was taken."""
         return self._engine.library.unlaid_bytes - self._unlaid_before
 
-    def take(self, plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> bool:
-        """Have this plan in effect from here on, or none; whether it is another than before.
+    def take(
+        self,
+        plan: CachePlan | None,
+        grants: CachePlanConfig,
+        routes: Sequence[Route],
+        budget_bytes: int | None = None,
+    ) -> bool:
+        """Have this plan in effect from here on, or none, and keep to this budget where one is named; whether it is
+        another plan than before.
 
         To be called again with the same plan when the configuration or the routes have changed.
         """
@@ -79,11 +86,16 @@ class Planned:
             self.taken_at = engine.clock.wall()
             self._unlaid_before = engine.library.unlaid_bytes
             self.given_up = 0
+        budget_bytes = engine.library.budget_bytes if budget_bytes is None else budget_bytes
+        if budget_bytes > engine.library.budget_bytes:
+            engine.library.resize(budget_bytes)
         engine.library.wish(
             [wish.key for wish in self.wishes.pinned],
             grants.pin_share if plan is not None else 0.0,
             [wish.key for wish in self.wishes.shunned],
         )
+        # Less room only now: those that are pinned from here on are not to be given up for it.
+        engine.library.resize(budget_bytes)
         if [wish.key for wish in self.wishes.warm] != [wish.key for wish in before]:
             self._warm(grants)
         self._watch_idle()

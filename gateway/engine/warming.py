@@ -29,7 +29,7 @@ from gateway.tape.library import Library
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import Head, Refusal, StreamHead
+from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
 
 _SPREAD: Final = 0.1
 """The part of its time over which a round of fetches begins."""
@@ -143,12 +143,13 @@ class Warming:
     async def _walk(self, wish: Wish[Entry], stream: Stream, trip: _Trip) -> None:
         # By this a reader's hit needs no look at the origin of its own.
         head = await self._ask(wish, stream, METADATA, trip)
-        if not isinstance(head, StreamHead):
+        if not isinstance(head, Foreign | StreamHead):
             return
-        tail, at = head.next_offset, START
+        # An origin without HEAD is no reason to fetch nothing: its reads tell what there is to know.
+        tail, at = head.next_offset if isinstance(head, StreamHead) else None, START
         while stream.ended is None and trip.fetched < trip.expected + self._left:
             at = _furthest(stream.tape, at)
-            if at == stream.tape.resolve(tail) or stream.tape.is_closed_at(at):
+            if (tail is not None and at == stream.tape.resolve(tail)) or stream.tape.is_closed_at(at):
                 return
             head = await self._ask(wish, stream, at, trip)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):

@@ -126,6 +126,19 @@ async def test_a_pinned_stream_outlives_a_crowd_of_others(
     assert (pinned["wished"], pinned["kept"], pinned["limit_bytes"]) == (1, 1, 100_000)
 
 
+async def test_what_is_pinned_and_here_stays_when_the_same_plan_leaves_less_room(
+    edge: Edge, plan: PlanFile, origin: RunningOrigin
+) -> None:
+    for path in ("/pinned", "/a", "/b"):
+        await behind(edge, origin, path, b"x" * 40_000)
+        await edge.get(f"{path}?offset=-1")
+    plan.write(cache_bytes=100_000, pin=[entry("/pinned")])
+    edge.gateway.take_plan(parse_plan(plan.path), is_budget_set=False)
+    assert held(edge, "/pinned") == 40_000
+    library = edge.gateway.engine.library
+    assert library.cost + library.lent <= library.budget_bytes == 100_000
+
+
 # -- warming -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +159,19 @@ async def test_what_is_to_be_warm_is_fetched_once_and_then_hit(
     told = (await shown(edge))["warmed"]
     assert told == {"wished": 3, "streams": 2, "bytes": 3_000, "is_under_way": False}
     assert sample_of(edge, "gateway_plan_warmed_bytes_total") == 3_000
+
+
+async def test_an_origin_that_knows_no_head_is_warmed_from_all_the_same(
+    start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin, counters: Counters
+) -> None:
+    plan.write(warm=[entry("/a")])
+    first = await start(origin.url)
+    await behind(first, origin, "/a", b"a" * 1_000, Stream_Closed="true")
+    origin.origin.faults.status(405, kind="head", times=None)
+    edge = await start(origin.url, **settings)
+    await warmed(edge)
+    assert held(edge, "/a") == 1_000
+    assert counters.requests[Kind.CATCHUP] == 1
 
 
 async def test_a_reader_who_comes_meanwhile_shares_the_fetch(
