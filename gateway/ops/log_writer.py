@@ -11,7 +11,7 @@ interpreter for milliseconds at a stretch, and the loop would wait for that; wha
 
 Live reads that go on are noted every `live_interval_s`.  They are kept in the order in which their next line is due, so
 one timer serves them all, and a crowd that came at once is noted over several turns.  What is told as unclaimed waits
-for the next line on a live reader of its stream, for `live_interval_s` at most.
+for the next line on a live reader of its stream, for `live_interval_s` at most, or five minutes where that is 0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from gateway.clock import Clock, Timer
@@ -39,6 +40,8 @@ _SLICE = 256
 _LINE_BYTES = 384
 """About a line, for guessing when a batch is full."""
 _NOTED_AT_ONCE = 256
+_LONGEST_UNCLAIMED_S = 300.0
+"""Where live reads have one line, at their end."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
 """A record's memory without its texts, and its place in the queue."""
@@ -99,6 +102,7 @@ class LogWriter:
         self._live: OrderedDict[_Live, None] = OrderedDict()
         self._live_timer: Timer | None = None
         self._ledger = Ledger()
+        self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
 
     def start(self) -> None:
@@ -258,15 +262,15 @@ class LogWriter:
         self.note(record, found.since)
 
     def _watch_ledger(self) -> None:
-        if self._ledger_timer is None and self._live_interval_s and not self._is_closing:
+        if self._ledger_timer is None and not self._is_closing:
             oldest = self._ledger.oldest
             if oldest is not None:
-                due_in_s = oldest + self._live_interval_s - self._clock.now()
+                due_in_s = oldest + self._unclaimed_s - self._clock.now()
                 self._ledger_timer = self._clock.call_later(due_in_s, self._look_at_ledger)
 
     def _look_at_ledger(self) -> None:
         self._ledger_timer = None
-        for found in self._ledger.due(self._clock.now() - self._live_interval_s):
+        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _NOTED_AT_ONCE):
             self._note_unclaimed(found)
         self._watch_ledger()
 

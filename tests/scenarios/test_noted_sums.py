@@ -11,7 +11,9 @@ import pytest
 from gateway.app import start_gateway
 from gateway.clock import ManualClock
 from gateway.config import GatewayConfig
+from gateway.journal import Place
 from gateway.origin.app import RunningOrigin
+from gateway.protocol.mode import Mode
 from tests.scenarios import test_noted
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
 from tests.scenarios.test_noted import lines_of
@@ -178,6 +180,18 @@ async def test_streams_fetched_before_anybody_asks_have_lines_of_their_own(
     lines = await all_told(edge, log)
     (own,) = [line for line in lines if not line["is_final"]]
     assert (own["stream"], own["fetched_bytes"], own["origin_requests"], "client" in own) == ("/s", 10, 2, False)
+
+
+async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
+    start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url, **settings, live_interval_s=0)
+    journal = edge.gateway._log
+    assert journal is not None
+    for number in range(300):
+        journal.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+    lines = await all_told(edge, log)
+    assert len([line for line in lines if line["mode"] == "sse"]) == 300
 
 
 async def test_a_drain_and_an_end_leave_nothing_untold(
