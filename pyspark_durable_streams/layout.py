@@ -2,8 +2,9 @@
 
 A Python data source cannot ask Spark for a distribution, and it cannot see the plan that brings it its rows.  So the
 rows bring the proof along: a column with the number of the task that the stream belongs to, which is the one that
-Spark's own partitioning by that stream gives it.  A task takes only rows with its own number.  Where every task does
-so, no two can have rows of one stream, whatever has happened to the plan since.
+Spark's own partitioning by that stream gives it, and with the stream's name.  A task takes only rows with its own
+number and with the name that the row goes to.  Where every task does so, no two can have rows of one stream, whatever
+has happened to the plan or to the column since.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM_TASK: Final = "_durable_streams_task_of_stream"
-"""The column that says which task a row's stream belongs to."""
+"""The column that says which task a row's stream belongs to, and what that stream was: `3/name`."""
 ONLY_TASK: Final = "_durable_streams_only_task"
 """The column that says that all rows belong to one task, for a frame that goes into one stream."""
 
@@ -38,4 +39,5 @@ def by_stream(df: DataFrame, stream: str | None = "stream", *, partitions: int |
         raise BadOption(f"partitions: at least 1 is wanted, not {partitions}")
     # The very expression of HashPartitioning: the row's number is that of the task it will be in.
     task = sf.pmod(sf.hash(stream), sf.lit(partitions))
-    return df.withColumn(STREAM_TASK, task).repartition(partitions, sf.col(stream))
+    mark = sf.concat_ws("/", task.cast("string"), sf.col(stream))
+    return df.withColumn(STREAM_TASK, mark).repartition(partitions, sf.col(stream))

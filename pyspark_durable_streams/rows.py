@@ -82,14 +82,18 @@ class Shape:
 
         `task` is the number of the task that got the rows.
         """
-        if self.task is not None:
-            _stand_by(batch.column(self.task), task)
+        if self.task == ONLY_TASK:
+            _stand_by(pc.equal(batch.column(ONLY_TASK), task))
         if self.stream is not None:
             streams = pa.repeat(pa.scalar(self.stream, pa.large_string()), batch.num_rows)
         else:
             streams = batch.column(STREAM).cast(pa.large_string())
             if streams.null_count:
                 raise BadRow("the column stream is null: which stream is the row for?")
+            if self.task == STREAM_TASK:
+                mark = pa.scalar(str(task), pa.large_string())
+                wanted = pc.binary_join_element_wise(mark, streams, pa.scalar("/", pa.large_string()))
+                _stand_by(pc.equal(batch.column(STREAM_TASK).cast(pa.large_string()), wanted))
         if self.value is not None:
             values = batch.column(self.value).cast(pa.large_binary())
             if values.null_count:
@@ -121,11 +125,12 @@ def streams_of(messages: pa.Table) -> Iterator[tuple[str, pa.LargeBinaryArray]]:
         start = end
 
 
-def _stand_by(marks: pa.Array, task: int) -> None:
+def _stand_by(stands: pa.BooleanArray) -> None:
     # Also null where the mark was lost.
-    span = pc.min_max(marks)
-    if marks.null_count or not (span["min"].as_py() == task == span["max"].as_py()):
-        raise BadRow("rows have moved since by_stream: it must be the last step before the write")
+    if not pc.all(stands, skip_nulls=False).as_py():
+        raise BadRow(
+            "rows have moved since by_stream, or their streams changed: it must be the last step before the write"
+        )
 
 
 def _objects(batch: pa.RecordBatch, fields: tuple[str, ...]) -> Iterator[bytes]:

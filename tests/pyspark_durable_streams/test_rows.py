@@ -166,16 +166,25 @@ def test_without_an_order_a_streams_rows_stay_as_they_came(rows: list[tuple[str,
     assert listed(found) == {name: [row[2] for row in rows if row[0] == name] for name in sorted({r[0] for r in rows})}
 
 
+@pytest.mark.parametrize("marks", [["1/a", "1/a", "0/a"], ["0/a"] * 3, ["1/a", None, "1/a"], ["1/a", "1/b", "1/a"]])
+def test_a_row_that_is_not_in_the_task_its_stream_belongs_to_is_found(marks: list[str | None]) -> None:
+    rows = batch(stream=["a"] * 3, value=["1"] * 3, **{STREAM_TASK: marks})
+    marked = shape(f"stream string, value string, {STREAM_TASK} string")
+
+    with pytest.raises(BadRow, match="moved since by_stream"):
+        marked.messages(rows, 1)
+
+
 @pytest.mark.parametrize("marks", [[1, 1, 0], [0, 0, 0], [1, None, 1]])
-def test_a_row_that_is_not_in_the_task_it_belongs_to_is_found(marks: list[int | None]) -> None:
-    rows = batch(stream=["a"] * 3, value=["1"] * 3, **{STREAM_TASK: pa.array(marks, pa.int32())})
-    marked = shape(f"stream string, value string, {STREAM_TASK} int")
+def test_a_row_that_is_not_in_the_only_task_is_found(marks: list[int | None]) -> None:
+    rows = batch(value=["1"] * 3, **{ONLY_TASK: pa.array(marks, pa.int32())})
+    marked = shape(f"value string, {ONLY_TASK} int", "one")
 
     with pytest.raises(BadRow, match="moved since by_stream"):
         marked.messages(rows, 1)
 
 
 def test_the_mark_is_no_part_of_the_message() -> None:
-    rows = batch(stream=["a"], n=[1], **{STREAM_TASK: pa.array([3], pa.int32())})
+    rows = batch(stream=["a"], n=[1], **{STREAM_TASK: ["3/a"]})
 
-    assert listed(shape(f"stream string, n long, {STREAM_TASK} int").messages(rows, 3)) == {"a": [b'{"n":1}']}
+    assert listed(shape(f"stream string, n long, {STREAM_TASK} string").messages(rows, 3)) == {"a": [b'{"n":1}']}
