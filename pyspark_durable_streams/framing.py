@@ -28,9 +28,8 @@ from pyspark_durable_streams.errors import BadReply
 
 BLOCK_BYTES: Final = 1 << 20
 _JSON: Final = "application/json"
-_LINED: Final = frozenset(
-    {"application/ndjson", "application/x-ndjson", "application/jsonl", "application/x-jsonlines"}
-)
+LINED: Final = frozenset({"application/ndjson", "application/x-ndjson", "application/jsonl", "application/x-jsonlines"})
+"""Content types of newline-delimited JSON."""
 _SPACE: Final = b" \t\r\n"
 _QUOTE, _BACKSLASH, _COMMA = 0x22, 0x5C, 0x2C
 _FEED, _RETURN, _BLANK = 0x0A, 0x0D, 0x20
@@ -76,7 +75,7 @@ def unit_of(content_type: str, *, as_chunks: bool) -> Unit | None:
         return Unit.ELEMENT
     if as_chunks:
         return Unit.BYTE
-    return Unit.LINE if media_type.startswith("text/") or media_type in _LINED else None
+    return Unit.LINE if media_type.startswith("text/") or media_type in LINED else None
 
 
 def line_ends(data: bytes) -> npt.NDArray[np.intp]:

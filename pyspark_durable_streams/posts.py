@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_durable_streams.errors import BadRow
+from pyspark_durable_streams.framing import LINED
 
 _SHOWN_BYTES: Final = 80
 
@@ -35,12 +36,12 @@ class Framing:
 
     @classmethod
     def of(cls, content_type: str, separator: bytes | None = None) -> Framing:
-        """For a stream of `content_type`; without a separator given, ndjson has a newline and others have none."""
+        """For a stream of `content_type`; without a separator given, newline-delimited JSON has a newline."""
         essence = content_type.partition(";")[0].strip().lower()
         if essence == "application/json":
             return cls(is_json=True)
         if separator is None:
-            separator = b"\n" if essence == "application/ndjson" else b""
+            separator = b"\n" if essence in LINED else b""
         return cls(is_json=False, separator=separator)
 
     @property

@@ -7,7 +7,7 @@ contentType         the streams' content type, where `create` does not say; with
 orderBy             columns, separated by commas: the order in which a stream's rows of a batch are sent
 maxBatchBytes       largest body of one POST, in bytes (default 1 MiB); a query keeps it, as it keeps its checkpoint
 maxDriverBytes      largest batch that the driver sends for rows that are not laid out by stream (default 128 MiB)
-lineSep             put behind each message of a stream that is not JSON (default: a newline for application/ndjson)
+lineSep             put behind each message of a stream that is not JSON (default: a newline for ndjson and jsonl)
 headers.<name>      sent with every request
 connectTimeout, readTimeout, requestTimeout
                     seconds: to connect, of silence, and for a request with all its repetitions (10, 60, 300)

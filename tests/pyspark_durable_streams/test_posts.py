@@ -88,6 +88,8 @@ def test_messages_of_nothing_make_no_body() -> None:
         ("application/json", None, Framing(is_json=True)),
         ("Application/JSON; charset=utf-8", b"\n", Framing(is_json=True)),
         ("application/ndjson", None, Framing(is_json=False, separator=b"\n")),
+        ("application/jsonl; charset=utf-8", None, Framing(is_json=False, separator=b"\n")),
+        ("application/x-ndjson", None, Framing(is_json=False, separator=b"\n")),
         ("application/ndjson", b"", Framing(is_json=False)),
         ("text/plain", None, Framing(is_json=False)),
         ("text/plain", b"\r\n", Framing(is_json=False, separator=b"\r\n")),
