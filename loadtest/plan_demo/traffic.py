@@ -43,8 +43,8 @@ def archives() -> list[Stream]:
 
 
 def reads(seed: int, life: int, count: int) -> Iterator[str]:
-    """Paths in the order in which they are read in one life, `count` of them: rooms by how popular they are, and between
-    them, evenly, every archive that is this life's, once."""
+    """Paths in the order in which they are read in one life, `count` of them: rooms by how popular they are, and
+    between them, evenly, every archive that is this life's, once."""
     rng = Random(seed * LIVES + life)
     paths = [room.path for room in rooms()]
     weights = list(accumulate(1 / (rank + 1) ** _SKEW for rank in range(len(paths))))
