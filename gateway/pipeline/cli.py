@@ -21,7 +21,7 @@ from typer.exceptions import Abort, TyperException
 
 from gateway.cache_plan import PlanError
 from gateway.clock import SystemClock
-from gateway.pipeline.errors import PipelineFailed, one_line
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed, one_line
 from gateway.pipeline.events import Files, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER, open_session
 
@@ -147,15 +147,20 @@ def run(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Do all of it: ingest, aggregate, curve, plan, report."""
+    """Do all of it: ingest, aggregate, curve, plan, report.  Traffic that nothing can be planned by is reported too."""
     lines = _source(source)
     with _working(master, conf) as (spark, told):
         place = _lake(lake)
         _ingest(spark, lines, place, told, follow=False)
         _aggregate(spark, place, told)
         _curve(spark, place, rate, told)
-        _plan(spark, place, plan, target, policy, told)
-        _report(spark, place, report, plan, title, told)
+        chosen: Path | None = plan
+        try:
+            _plan(spark, place, plan, target, policy, told)
+        except NothingToPlan as error:
+            typer.echo(f"plan: none: {error}")
+            chosen = None
+        _report(spark, place, report, chosen, title, told)
 
 
 def submitted() -> int:

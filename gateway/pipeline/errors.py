@@ -14,6 +14,10 @@ class PipelineFailed(RuntimeError):
         super().__init__(" ".join(text.split()))
 
 
+class NothingToPlan(PipelineFailed):
+    """There is no traffic that a plan could be made of."""
+
+
 def one_line(error: BaseException) -> str:
     """What an error of Spark's says, without the traces of two languages that come with it."""
     lines = [line.strip() for line in str(error).splitlines()]

@@ -40,7 +40,7 @@ from gateway.config_values import GIB, MIB, NodeName, RouteName
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import NothingToPlan, PipelineFailed
 from gateway.tape.eviction import POLICIES
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def make_plan(
 ) -> CachePlan:
     """Make a plan of the lake's silver and curve, for gateways that run `policy`.
 
-    PipelineFailed where there is nothing to make it of.  `clock` says when it is made; all else comes from the lake.
+    PipelineFailed for arguments that make no sense, NothingToPlan where there is nothing to make it of.  `clock` says
+    when it is made; all else comes from the lake.
     """
     from pyspark.sql import functions as f
 
@@ -111,10 +112,10 @@ def make_plan(
     row = requests.agg(f.min(at), f.max(at), f.count("*"), f.sort_array(f.collect_set("node"))).collect()[0]
     first_us, last_us, lines, nodes = row
     if not lines:
-        raise PipelineFailed(f"{lake.url}: no requests in it, so there is nothing to plan by")
+        raise NothingToPlan(f"{lake.url}: no requests in it, so there is nothing to plan by")
     points = _points(spark, lake, policy)
     if not points:
-        raise PipelineFailed(
+        raise NothingToPlan(
             f"{lake.url}: no curve of {policy} in it: compute the curve first, of a log with catch-up reads"
         )
     memory = budget(points, target_hit_ratio, policy)

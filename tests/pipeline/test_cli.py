@@ -90,6 +90,20 @@ def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
     assert made | {"made_at": ""} == remade | {"made_at": ""}
 
 
+def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path) -> None:
+    log, plan, report = (tmp_path / name for name in ("access.log", "plan.json", "report.html"))
+    log.write_text("no line at all\n")
+    flags: list[str | Path] = ["--lake", tmp_path / "lake", "--plan", plan, "--report", report, *quick(tmp_path)]
+    done = told("run", log, *flags)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "ingest", "gold", "curve", "plan", "report"
+    ]  # fmt: skip
+    assert "plan: none: " in done.stdout
+    assert not plan.exists()
+    assert "<html" in report.read_text()
+
+
 def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -> None:
     log, lake, code = tmp_path / "access.log", tmp_path / "lake", tmp_path / "durable-gateway.zip"
     log.write_text(lines(100))
