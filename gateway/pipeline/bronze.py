@@ -9,6 +9,7 @@ Both tables come from one reading of the batch: each line is parsed once, by Spa
     unknown version: 7        `v` is another one
     wrong type: status        JSON's type of a field is not the schema's
     missing: node             a field that is always there is not
+    out of range: sent_bytes  a number that nothing counts up to, or less than 0: one would spoil every sum it is in
     time out of range: …      before 2020, or more than a day after it was taken in
     too late                  of a day that is taken for done; where streams are followed only
 
@@ -38,6 +39,10 @@ KEPT_OF_REJECT: Final = 4_096
 EARLIEST_S: Final = 1_577_836_800
 """2020-01-01: before Durable Streams, so no gateway has written it."""
 AHEAD_S: Final = 86_400
+MOST: Final = 1 << 40
+"""Of bytes or of anything else that one line counts."""
+LONGEST_S: Final = 1e9
+"""Seconds that anything lasts: thirty years."""
 
 _TYPES: Final = {"integer": "bigint", "number": "double", "string": "string", "boolean": "boolean"}
 # Gateways of before wrote no id; there is no telling their lines apart, so each of them counts.
@@ -123,6 +128,7 @@ def _reason(event: dict[str, Column], bad: Column, line: Column, taken: Column, 
             reduce(operator.or_, (event[name].isNull() for name in _NEEDED)),
             f.concat(f.lit("missing: "), _named(_NEEDED, lambda name: ~_has(f.to_json("event"), name))),
         ),
+        _out_of_range(event),
         f.when(~seconds.between(EARLIEST_S, last), f.concat(f.lit("time out of range: "), seconds.cast("string"))),
         f.lit(None).cast("string") if oldest is None else f.when(day_of(seconds) < f.lit(oldest), "too late"),
     )
@@ -170,6 +176,16 @@ def _no_number(event: dict[str, Column]) -> Column:
         (event[field.name].isin(float("inf"), float("-inf")), f"wrong type: {field.name}")
         for field in FIELDS
         if field.kind == "number"
+    )
+
+
+def _out_of_range(event: dict[str, Column]) -> Column:
+    """Which number cannot be what it says; time and version are looked at by themselves."""
+    most = {"integer": MOST, "number": LONGEST_S}
+    return _first(
+        (~event[field.name].between(0, most[field.kind]), f"out of range: {field.name}")
+        for field in FIELDS
+        if field.kind in most and field.name not in ("time", "v")
     )
 
 
