@@ -12,15 +12,12 @@ gold are computed only now and then: they cost what the day has, not what the ba
 
 from __future__ import annotations
 
-import fcntl
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +27,7 @@ from gateway.pipeline.bronze import write_bronze
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, Source
 from gateway.pipeline.folder import Folder
+from gateway.pipeline.hold import AtWork, held
 from gateway.pipeline.landing import Batch, Landing, source_name
 from gateway.pipeline.sessions import write_sessions
 from gateway.pipeline.silver import write_silver
@@ -50,7 +48,6 @@ FIGURES_S: Final = 60.0
 
 _MARKS: Final = "checkpoints/days"
 _STREAMS: Final = "checkpoints/streams"
-_LOCK: Final = ".ingest.lock"
 _TABLES: Final = (LINES, REJECTS, REQUESTS, SESSIONS)
 _BATCH_BYTES: Final = 1 << 30
 """Of a stream: what one batch has at most, so that a backlog is taken in parts."""
@@ -98,7 +95,7 @@ def ingest(
     Events of days that lie `late_days` before the newest are rejected as too late; None means none are, or, with
     `follow`, those of three days.  PipelineFailed where the source cannot be read, or another ingest is at work.
     """
-    with _held(lake):
+    with held(lake, "ingest"):
         lake.sweep(spark, _TABLES)
         work = _Ingest(
             spark, lake, progress, clock or SystemClock(), LATE_DAYS if late_days is None and follow else late_days
@@ -127,9 +124,17 @@ class _Ingest:
 
     def follow(self, source: Source, stop: threading.Event) -> None:
         """What is new, and what is new after that, until told to stop."""
+        is_known = False
         try:
             while True:
-                self.take_all(source)
+                try:
+                    self.take_all(source)
+                    is_known = True
+                except PipelineFailed as error:
+                    # A log that is set aside, or compressed, is not there, or not whole, for a moment.
+                    if not is_known or not isinstance(source, Files):
+                        raise
+                    self.told(f"{error}: to be looked at again")
                 self._compute_now_and_then()
                 if stop.wait(FOLLOW_S):
                     return
@@ -244,7 +249,10 @@ class _Ingest:
         from gateway.pipeline.aggregate import aggregate
 
         self.compute_sessions()
-        aggregate(self.spark, self.lake, progress=self.told)
+        try:
+            aggregate(self.spark, self.lake, progress=self.told)
+        except AtWork as error:
+            self.told(f"{error}: gold the next time")
         self._computed_at = now
 
     def _mark(self, days: tuple[date, ...]) -> None:
@@ -270,26 +278,6 @@ class _Ingest:
         self.ingested.days.update(days)
         rejected = f", {found.total():,} rejected: {_listed(found)}" if found else ""
         self.told(f"{batch}: silver, {added:,} lines, {lines - added:,} had come before{rejected}")
-
-
-@contextmanager
-def _held(lake: Lake) -> Iterator[None]:
-    """The lake for one ingest; PipelineFailed where another one has it.  Only a lake on this machine can tell."""
-    if "://" in lake.url or lake.url.startswith("file:"):
-        yield
-        return
-    folder = Path(lake.url)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / _LOCK).open("wb") as lock:
-            # The system lets go of it when the process ends, in whatever way.
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PipelineFailed(f"{lake.url}: another ingest is at work there") from None
-            yield
-    except OSError as error:
-        raise PipelineFailed(f"{lake.url}: {error.strerror or error}") from None
 
 
 def _listed(rejects: Counter[str]) -> str:

@@ -68,8 +68,12 @@ class Landing:
         for name in self._folder.folders():
             if name.endswith(_MAKING):
                 self._folder.remove(name)
-        names = self._folder.folders()
-        return self._batch(names[0]) if names else None
+        for name in self._folder.folders():
+            if not self._books.exists(f"{name}.json"):
+                return self._batch(name)
+            # It was done, and whoever removed it did not come to the end: what is left of it is not the batch.
+            self._folder.remove(name)
+        return None
 
     def land(self, files: list[Path], taken_at: float) -> Batch | None:
         """Land what is new in these files; None where nothing is.  PipelineFailed where a file cannot be read."""

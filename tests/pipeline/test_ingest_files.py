@@ -15,6 +15,7 @@ import zstandard
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
+from gateway.pipeline.hold import held
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
@@ -127,6 +128,58 @@ def test_no_lines_make_no_tables_and_no_harm(spark: SparkSession, lake: Lake, lo
     log.with_name("torn").write_bytes(b"nothing\n")
     take(spark, lake, log.parent)
     assert [lake.read(spark, table).count() for table in (LINES, REJECTS, REQUESTS, SESSIONS)] == [0, 1, 0, 0]
+
+
+def test_a_batch_that_is_done_is_not_taken_again_by_what_is_left_of_its_lines(
+    spark: SparkSession, lake: Lake, log: Path
+) -> None:
+    log.write_bytes(lines(1, 2))
+    log.with_name("other").write_bytes(lines(3, 4))
+    take(spark, lake, log.parent)
+    before = contents(spark, lake)
+    # Whoever removed it was killed when one file was gone.
+    (book,) = (Path(lake.url) / "checkpoints/files").glob("*.json")
+    left = Path(lake.url) / "landing" / book.stem
+    left.mkdir()
+    (left / "000000-access.log.log").write_bytes(lines(1, 2))
+    (left / "_about.json").write_text(f'{{"taken_at": {NOON}}}')
+    assert str(take(spark, lake, log.parent)) == "ingest: nothing new"
+    assert contents(spark, lake) == before
+    assert not left.exists()
+
+
+def test_a_log_that_is_followed_may_be_away_for_a_moment(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+    told: list[str] = []
+
+    class Stop(threading.Event):
+        turns = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.turns += 1
+            if self.turns == 1:
+                log.rename(log.with_name("aside"))
+            else:
+                log.write_bytes(lines(2))
+            return self.turns == 3
+
+    found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
+    assert found.added == 2
+    assert sum("no such file" in line for line in told) == 1
+
+
+def test_following_goes_on_while_somebody_else_computes_gold(spark: SparkSession, lake: Lake, log: Path) -> None:
+    log.write_bytes(lines(1))
+    told: list[str] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return True
+
+    with held(lake, "aggregate"):
+        found = ingest(spark, source_of([str(log)]), lake, follow=True, progress=told.append, stop=Stop())
+    assert found.added == 1
+    assert sum("another aggregate is at work" in line for line in told) == 1
 
 
 def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: Path) -> None:
