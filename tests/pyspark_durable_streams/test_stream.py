@@ -410,10 +410,9 @@ def test_available_now_tells_of_a_stream_that_is_gone(origin: Beside, stream: st
     origin.create(f"{stream}/1")
     append(origin, f"{stream}/1", 1)
     append(origin, stream, f"{stream}/1")
-    options = {"streamsPrefix": f"{stream}/", "catalogueStream": stream}
-    _, at = follow(reader(origin, **options))
+    _, at = follow(reader(origin, streamsPrefix=f"{stream}/", catalogueStream=stream))
     assert origin.ask("DELETE", f"{stream}/1") == 204
-    now = reader(origin, **options)
+    now = reader(origin, streamsPrefix=f"{stream}/", catalogueStream=stream)
     now.prepareForTriggerAvailableNow()
     with pytest.raises(DataLost, match="404"):
         follow(now, at)
