@@ -30,4 +30,5 @@ def open_journal(
         batch_bytes=log.batch_bytes,
         batch_s=log.batch_s,
         live_interval_s=log.live_interval_s,
+        most_followed=config.limits.followed_streams,
     )

@@ -28,7 +28,7 @@ from gateway.clock import Clock, Timer
 from gateway.journal import CloseReason, LiveNote, Place, Record, Repeated
 from gateway.ops.access_log import STREAM_CHARS, Hit, Lines, cut
 from gateway.ops.log_sinks.sink import Sink
-from gateway.ops.unclaimed import LIVE, Ledger, Unclaimed
+from gateway.ops.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.tasks import Tasks
@@ -73,6 +73,7 @@ class LogWriter:
         batch_bytes: int,
         batch_s: float,
         live_interval_s: float,
+        most_followed: int = 0,
     ) -> None:
         self._sink = sink
         self._lines = lines
@@ -101,7 +102,8 @@ class LogWriter:
         self._live_interval_s = live_interval_s
         self._live: OrderedDict[_Live, None] = OrderedDict()
         self._live_timer: Timer | None = None
-        self._ledger = Ledger()
+        # What is followed has its place there all the time: pushed out again and again, each piece would be a line.
+        self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
 

@@ -20,7 +20,8 @@ from gateway.protocol.mode import Mode
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""Places of which something waits; beyond it the one that waits longest has its line."""
+"""Places of which something waits, beside those of streams that are followed; beyond it the one that waits longest has
+its line."""
 
 
 @dataclass(slots=True)

@@ -194,6 +194,19 @@ async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
     assert len([line for line in lines if line["mode"] == "sse"]) == 300
 
 
+async def test_very_many_followed_streams_have_no_line_for_each_piece(
+    start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
+) -> None:
+    edge = await start(origin.url, **settings, followed_streams=6_000, queue_records=100_000)
+    journal = edge.gateway._log
+    assert journal is not None
+    for _ in range(3):
+        for number in range(6_000):
+            journal.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+    lines = await all_told(edge, log)
+    assert len(lines) == 6_000
+
+
 async def test_a_drain_and_an_end_leave_nothing_untold(
     log: Path, settings: dict[str, Any], origin: RunningOrigin, clock: ManualClock
 ) -> None:
