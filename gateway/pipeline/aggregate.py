@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from typing import Final
 
@@ -35,6 +35,7 @@ from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
+from gateway.pipeline.hold import held
 from gateway.pipeline.ingest import LATE_DAYS
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import Table
@@ -78,12 +79,24 @@ def aggregate(
     """Compute the gold tables of every day whose silver has changed, and of those that look back on it.
 
     With `since`, days from that one on are computed whether they have changed or not, and days before it are left as
-    they are.  `late_days` is ingest's, and says which windows are final.
+    they are.  `late_days` is ingest's, and says which windows are final.  AtWork where another is.
     """
     stored = lake.days(spark, tables.REQUESTS)
     if not stored:
         # A table that is not there reads as one without rows.
         return Aggregated((), (), None, None)
+    with held(lake, "aggregate"):
+        return _aggregate(spark, lake, stored, since, late_days, progress)
+
+
+def _aggregate(
+    spark: SparkSession,
+    lake: Lake,
+    stored: Sequence[date],
+    since: date | None,
+    late_days: int,
+    progress: Callable[[str], None],
+) -> Aggregated:
     newest = _newest(lake.read(spark, tables.REQUESTS, stored[-1:]))
     books = Books(spark, lake)
     asked = [day for day in stored if since is None or day >= since]
@@ -94,6 +107,7 @@ def aggregate(
     if changed:
         progress(f"gold: {len(changed)} of {len(stored)} days have changed ({_told(changed)})")
         books.begin(changed)
+        lake.sweep(spark, tables.GOLD)
         with _many_groups(spark):
             followed = _compute(spark, lake, changed, stored, newest, progress)
         books.finish({day: sources[day] for day in changed})
@@ -148,7 +162,8 @@ def _compute(
         lake.read(spark, tables.OFFLOAD, read),
         lake.read(spark, tables.ERRORS, read),
         compared,
-        newest.replace(minute=0, second=0, microsecond=0),
+        # With its zone, or it would be taken for a time of this machine's.
+        newest.replace(minute=0, second=0, microsecond=0, tzinfo=UTC),
     )
     write(found, tables.ANOMALIES, compared)
     return tuple(sorted((after | compared) - set(changed)))

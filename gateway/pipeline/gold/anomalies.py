@@ -42,8 +42,8 @@ _SLOT: Final = ("day", "hour", "route")
 def anomalies(
     traffic: DataFrame, offload: DataFrame, errors: DataFrame, days: Collection[date], until: datetime
 ) -> DataFrame:
-    """`tables.ANOMALIES` of these days, from the tables of those days and the `DAYS` before; hours from `until` on are
-    not over."""
+    """`tables.ANOMALIES` of these days, from the tables of those days and the `DAYS` before; hours from `until` (with
+    a zone) on are not over."""
     values = measures(traffic, offload, errors)
     value = f.col("value")
     targets = f.transform(f.sequence(f.lit(1), f.lit(DAYS)), lambda step: f.date_add("day", step))

@@ -49,7 +49,7 @@ def closed_loops(requests: DataFrame) -> DataFrame:
         & (f.col("outcome") == Outcome.HIT.value)
         & f.col("status").isin(200, 304)
         & (f.col("start") == f.col("next_offset"))
-    ).join(f.broadcast(ends), ["of", *_END], "left_semi")
+    ).join(ends, ["of", *_END], "left_semi")
     onward = Window.partitionBy("of", *_END).orderBy("time", f.desc("is_told"))
     found = (
         told.withColumn("is_told", f.lit(True))

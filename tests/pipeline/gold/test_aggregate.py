@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from typing import Final
 import pytest
 
 from gateway.pipeline import tables
+from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.ingest import LATE_DAYS
 from tests.pipeline.gold import exact
 from tests.pipeline.gold.conftest import LOG, GoldLake
@@ -62,6 +64,33 @@ def test_lines_that_come_in_any_order_give_what_all_at_once_give(gold: GoldLake)
     assert_is_whole(gold, lines)
 
 
+def test_two_at_once_do_not_write_the_same_days(whole: GoldLake, tmp_path: Path) -> None:
+    gold = whole.copied(tmp_path / "twice")
+    refused: list[str] = []
+
+    def second(_: str) -> None:
+        with pytest.raises(PipelineFailed, match="another aggregate is at work") as error:
+            gold.run()
+        refused.append(str(error.value))
+
+    gold.run(second, since=DAYS[-1])
+    assert refused
+
+
+def test_the_zone_of_the_machine_is_nothing_to_it(
+    whole: GoldLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold = whole.copied(tmp_path / "elsewhere")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        gold.run(since=DAYS[-1])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert gold.rows(tables.ANOMALIES) == whole.rows(tables.ANOMALIES)
+
+
 def test_late_lines_change_their_own_windows_and_no_others(whole: GoldLake, tmp_path: Path) -> None:
     gold = whole.copied(tmp_path / "late")
     written = files(gold)
@@ -104,6 +133,7 @@ def test_a_run_that_was_killed_is_done_again(gold: GoldLake, tmp_path: Path) -> 
     (gold.folder / "gold/latency/.spark-staging-dead" / f"day={DAYS[1]}").mkdir(parents=True)
     assert gold.run().days[:2] == DAYS[:2]
     assert_is_whole(gold, lines)
+    assert not list((gold.folder / "gold").rglob(".spark-staging-*"))
 
 
 def _breaking_at(place: str) -> Callable[[str], None]:
