@@ -2,7 +2,7 @@
 
 What is set here is what every job relies on: times are UTC, so that a minute is the same minute on any machine, and
 workers run the Python that runs the driver.  Whatever else is set is for one machine, where there is no need for a web
-page or for an address beyond loopback; `conf` overrides all of it.
+page or for an address beyond loopback; `conf` overrides all of it but the zone, by which a lake's days are cut.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 NAME: Final = "durable-gateway pipeline"
 DEFAULT_MASTER: Final = "local[*]"
 
+_ZONE: Final = {"spark.sql.session.timeZone": "UTC"}
 _ALWAYS: Final = {
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -45,7 +45,7 @@ def open_session(
     The first call decides: a later one gets the same Spark, with those settings that can still be changed.
     """
     is_local = master is not None and master.startswith("local")
-    settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {})}
+    settings = {**_ALWAYS, **(_LOCAL if is_local else {}), **(conf or {}), **_ZONE}
     prepare(os.environ, is_local=is_local)
     from pyspark.sql import SparkSession
 

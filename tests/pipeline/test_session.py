@@ -5,8 +5,19 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from gateway.pipeline.session import open_session
+from tests.spark import MASTER
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def test_no_setting_moves_the_days_of_a_lake(spark: SparkSession) -> None:
+    try:
+        open_session(MASTER, {"spark.sql.session.timeZone": "Asia/Tokyo"})
+        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
 def test_times_are_utc_and_workers_run_the_drivers_python(spark: SparkSession) -> None:
