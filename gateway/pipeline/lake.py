@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
+from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.folder import Folder
 from gateway.pipeline.tables import Table
 
@@ -27,13 +28,21 @@ _BATCH: Final = "batch"
 _KIND: Final = "kind"
 _STAGING: Final = ".spark-staging-"
 _COMPRESSION: Final = "zstd"
+_PATTERNS: Final = frozenset("*?[]{}\\")
 
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`."""
+    """One lake; `url` is a folder's path or its URL, such as `s3a://…` or `hdfs://…`.  PipelineFailed where Spark would
+    take it for a pattern."""
 
     url: str
+
+    def __post_init__(self) -> None:
+        if not _PATTERNS.isdisjoint(self.url):
+            raise PipelineFailed(
+                f"{self.url}: a lake has none of * ? [ ] {{ }} \\ in its name: Spark takes them for patterns"
+            )
 
     def path(self, table: Table) -> str:
         """Where the table lies."""

@@ -196,6 +196,12 @@ def test_what_cannot_be_read_is_one_line(spark: SparkSession, lake: Lake, log: P
     assert source_of(["http://host/logs/a"]) == LogStream("http://host/logs/a")
 
 
+@pytest.mark.parametrize("name", ["lake[1]", "a{b,c}", "s3a://b/*", "what?"])
+def test_a_lake_is_no_pattern(name: str) -> None:
+    with pytest.raises(PipelineFailed, match=r": a lake has none of "):
+        Lake(name)
+
+
 def test_one_ingest_at_a_time(spark: SparkSession, lake: Lake, log: Path) -> None:
     log.write_bytes(lines(1))
 
