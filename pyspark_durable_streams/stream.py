@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from pyspark_durable_streams.batch import rows_of, tasks_of
 from pyspark_durable_streams.catalogue import Listing, listing_of
 from pyspark_durable_streams.client import Client
-from pyspark_durable_streams.errors import BadOption, DataLost
+from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError
 from pyspark_durable_streams.formats import check_schema
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.places import START, Offset, Position, Stretch
@@ -296,6 +296,9 @@ class _Driver:
                 self._tails[name] = self.surveyor.tail(name)[0]
             except Gone:
                 pass
+            except DurableStreamsError as error:
+                _log.warning("the streams' tails are not reported: %s", error)
+                break
         return {"streams": dict(sorted(self._tails.items())), "behind": len(self._behind)}
 
     def let_go(self) -> None:

@@ -80,9 +80,17 @@ class _Writer:
 
     def _take(self, batches: Iterator[pa.RecordBatch], batch: Batch, task: int) -> WriterCommitMessage:
         """In a task: send what it got, or hand it over."""
-        taken = [self._shape.messages(rows, task) for rows in batches if rows.num_rows]
-        if self._shape.task is None:
-            return _hand_over(taken, batch, self._options.max_driver_bytes)
+        is_handed_over, most = self._shape.task is None, self._options.max_driver_bytes
+        taken: list[pa.RecordBatch] = []
+        size = 0
+        for rows in batches:
+            if rows.num_rows:
+                taken.append(self._shape.messages(rows, task))
+                size += taken[-1].column("value").nbytes
+                if is_handed_over and size > most:
+                    raise _too_much(size, most)
+        if is_handed_over:
+            return _hand_over(taken, batch, size)
         if not taken:
             return Written(batch, {})
         with Sender(self._options) as sender:
@@ -176,10 +184,7 @@ def batch_writer(schema: StructType, options: Mapping[str, str], overwrite: bool
     return BatchWriter(schema, WriteOptions.of(options, is_streaming=False))
 
 
-def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, most: int) -> HandedOver:
-    size = sum(messages.column("value").nbytes for messages in taken)
-    if size > most:
-        raise _too_much(size, most)
+def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, size: int) -> HandedOver:
     if not taken:
         return HandedOver(batch, 0, b"")
     sink = pa.BufferOutputStream()
@@ -192,7 +197,7 @@ def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, most: int) -> Hand
 
 def _too_much(size: int, most: int) -> BadOption:
     return BadOption(
-        f"option maxDriverBytes: a batch of {size} bytes is more than the driver takes on ({most}), and nothing of it "
+        f"option maxDriverBytes: a batch of at least {size} bytes is more than the driver takes on ({most}), and nothing of it "
         "was sent; write by_stream(df), which lets the tasks send, or take less at a time"
     )
 

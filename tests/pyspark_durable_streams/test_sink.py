@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as sf
@@ -181,6 +182,22 @@ def test_more_than_the_driver_takes_on_is_not_written_at_all(spark: SparkSession
         save(numbers(spark, 1000), origin, maxDriverBytes="1000")
 
     assert origin.appends() == 0
+
+
+def test_a_task_gathers_no_more_than_the_driver_takes_on(spark: SparkSession, origin: Beside, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def endless(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in range(1_000):
+            with made.open("ab") as file:
+                file.write(b".")
+            yield pa.RecordBatch.from_pydict({"value": ['"' + "x" * 1_000 + '"'] * 200})
+
+    rows = spark.range(0, 1, 1, 1).mapInArrow(endless, "value string")
+    with pytest.raises(PySparkException, match="maxDriverBytes"):
+        save(rows, origin, stream="one", maxDriverBytes="100k")
+
+    assert made.stat().st_size < 1_000
 
 
 def test_a_number_of_tasks_below_one_is_none(spark: SparkSession) -> None:

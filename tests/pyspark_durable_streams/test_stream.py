@@ -280,6 +280,16 @@ def test_lag_is_reported(origin: Beside, stream: str) -> None:
 # -- what does not stay as it was
 
 
+def test_a_tail_that_cannot_be_had_for_the_report_does_not_end_the_query(origin: Beside, stream: str) -> None:
+    append(origin, stream, *range(50))
+    bounded = reader(origin, stream=stream, maxRowsPerTrigger="5")
+    bounded.latestOffset(bounded.initialOffset(), ReadMaxRows(5))
+    origin.do(lambda origin: origin.faults.status(400, path=f"/{stream}", times=1, kind="head"))
+    report = bounded.reportLatestOffset()
+    assert report is not None
+    assert report["behind"] == 1
+
+
 def test_a_closed_stream_is_not_asked_again(origin: Beside, stream: str) -> None:
     append(origin, stream, 1)
     origin.close(stream)
