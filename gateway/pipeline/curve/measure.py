@@ -43,6 +43,8 @@ _REFERENCES: Final = 5_000_000
 _TAPES: Final = 20_000
 _READS: Final = 80_000
 """Tapes and reads that are played, about; each is played once for every policy and size, and again in a part."""
+_LEAST_TAPES: Final = 32
+"""As many are played however often they were read: of fewer a curve says nothing, and of none the wrong thing."""
 _POINTS: Final = 16
 _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
@@ -149,6 +151,8 @@ def _miniatures(
     kept = threshold(rate) if rate is not None else _affordable(uses, found.tapes)
     rate = kept / SPACE
     sample = uses.where(_place_of("tape") < kept).toArrow()
+    if not sample.num_rows:
+        raise PipelineFailed(f"rate: none of {found.tapes:,} tapes is in a sample of {rate:.2%}: look at more of them")
     shared = spark.sparkContext.broadcast(sample)
     # Each task plays some of the large caches and some of the small, which have more to give up.
     jobs = [(policy, grid[first::_STRIDE].tolist()) for policy in policies for first in range(_STRIDE)]
@@ -186,18 +190,23 @@ def _place_of(key: str) -> Column:
 
 
 def _affordable(uses: DataFrame, tapes: int) -> int:
-    """The threshold up to which the tapes, and their uses, are about as many as are to be played."""
+    """The threshold up to which the tapes, and their uses, are about as many as are to be played; of tapes there are
+    `_LEAST_TAPES`, or all."""
     from pyspark.sql import functions as f
 
     kept = threshold(min(1.0, _TAPES / tapes))
     steps = 256
     step = f.floor(_place_of("tape") * steps / kept).alias("step")
-    counts = uses.where(_place_of("tape") < kept).groupBy(step).count().collect()
-    by_step = np.zeros(steps, np.int64)
+    counts = uses.where(_place_of("tape") < kept).groupBy(step).agg(f.count("*"), f.count_distinct("tape")).collect()
+    by_step, tapes_by_step = np.zeros(steps, np.int64), np.zeros(steps, np.int64)
     for row in counts:
-        by_step[row[0]] = row[1]
+        by_step[row[0]], tapes_by_step[row[0]] = row[1], row[2]
     affordable = int(np.searchsorted(np.cumsum(by_step), _READS, side="right"))
-    return max(1, kept * max(1, affordable) // steps)
+    so_far = np.cumsum(tapes_by_step)
+    if so_far[-1] <= _LEAST_TAPES:
+        return kept
+    needed = int(np.searchsorted(so_far, _LEAST_TAPES, side="left")) + 1
+    return max(1, -(-kept * max(affordable, needed) // steps))
 
 
 def parted(reads: list[Read], rate: float) -> list[tuple[float, list[Read]]]:

@@ -124,6 +124,18 @@ def test_what_is_played_has_a_bound(spark: SparkSession, lake: Lake, monkeypatch
     assert 0.1 < found.block_rate < 0.5
 
 
+def test_a_few_tapes_that_are_read_without_end_are_looked_at_all_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "_READS", 10)
+    lake = lake_of(spark, str(tmp_path / "lake"), [Asked(2 * at, f"/{at % 3}", 0, 50_000) for at in range(90)])
+    assert measure_curve(spark, lake, policies=["lru"], sizes=[60_000, 1 << 20]).tape_rate == 1
+    (small, large) = curves(spark, lake)["lru"]
+    assert (small[1], large[1]) == (1, 3 / 90)
+    with pytest.raises(PipelineFailed, match=r"^rate: none of 3 tapes is in a sample of 0\.01%"):
+        measure_curve(spark, lake, policies=["lru"], rate=1e-4)
+
+
 def test_two_gateways_need_that_much_memory_each(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     log = [Asked(2 * n, f"/{name}", 0, size, node="a") for n, (name, size) in enumerate(asked()[:500])]
     twice = log + [Asked(one.at + 1, one.stream, 0, one.high, node="b") for one in log]
