@@ -197,8 +197,8 @@ def _hand_over(taken: Sequence[pa.RecordBatch], batch: Batch, size: int) -> Hand
 
 def _too_much(size: int, most: int) -> BadOption:
     return BadOption(
-        f"option maxDriverBytes: a batch of at least {size} bytes is more than the driver takes on ({most}), and nothing of it "
-        "was sent; write by_stream(df), which lets the tasks send, or take less at a time"
+        f"option maxDriverBytes: a batch of at least {size} bytes is more than the driver takes on ({most}), and "
+        "nothing of it was sent; write by_stream(df), which lets the tasks send, or take less at a time"
     )
 
 

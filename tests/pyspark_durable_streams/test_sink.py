@@ -188,7 +188,7 @@ def test_a_task_gathers_no_more_than_the_driver_takes_on(spark: SparkSession, or
     made = tmp_path / "made"
 
     def endless(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in range(1_000):
+        for _number in range(1_000):
             with made.open("ab") as file:
                 file.write(b".")
             yield pa.RecordBatch.from_pydict({"value": ['"' + "x" * 1_000 + '"'] * 200})
