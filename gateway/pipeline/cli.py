@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -273,9 +273,11 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark gave up: {one_line(error)}") from None
     finally:
-        # Of work that is cut short, every task would complain by itself.
-        spark.sparkContext.setLogLevel("OFF")
-        spark.stop()
+        # Its Java may have been told to stop too, and be gone.
+        with suppress(Py4JError, OSError):
+            # Of work that is cut short, every task would complain by itself.
+            spark.sparkContext.setLogLevel("OFF")
+            spark.stop()
 
 
 def _settings(texts: list[str]) -> dict[str, str]:
