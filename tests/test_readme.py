@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
+import pytest
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
@@ -12,6 +13,7 @@ from gateway.cli import lines_to_paste
 from gateway.config_file import every_field
 from gateway.config_values import format_bytes
 from loadtest.bench.readme import tables
+from loadtest.plan_demo.result import table
 
 HOME = Path(__file__).parent.parent
 README = (HOME / "README.md").read_text()
@@ -51,3 +53,9 @@ def test_the_readme_shows_the_lines_that_dev_prints() -> None:
 def test_the_readme_shows_the_figures_of_the_run_that_is_kept() -> None:
     figures = tables(orjson.loads((HOME / "docs" / "bench.json").read_bytes()))
     assert f"<!-- bench -->\n{figures}<!-- /bench -->" in README
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pipeline.md"])
+def test_the_pages_show_what_the_experiment_showed(page: str) -> None:
+    figures = table(orjson.loads((HOME / "docs" / "plan-demo.json").read_bytes()))
+    assert f"<!-- demo -->\n{figures}<!-- /demo -->" in (HOME / page).read_text()
