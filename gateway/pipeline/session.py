@@ -31,8 +31,9 @@ _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
-    # Spark's 200 suit a cluster: here each would be a task of a few rows, and most of a job's time its start.
-    "spark.sql.shuffle.partitions": "8",
+    # Spark's 200 suit a cluster: here each would be a task of a few rows, and most of a job's time its start.  With
+    # eight, sorting twenty million lines runs out of that memory.
+    "spark.sql.shuffle.partitions": "32",
 }
 
 
