@@ -7,7 +7,7 @@ written; a run that is killed before leaves them open, and the next run does the
 function of silver, whichever way it came about, but for what `gateway.pipeline.gold.sketches` says of large sketches.
 
 The cost of a call goes by the lines of the days it computes, not by those of the lake; where nothing has changed it is
-that of listing silver's files.  `gateway.pipeline.ingest` calls it after each batch of a stream.
+that of listing silver's files.  `gateway.pipeline.ingest` calls it once a minute at most while it follows a source.
 
 A day that silver has no more keeps its gold.
 """
