@@ -2,8 +2,9 @@
 
 An in-memory origin and a gateway before it run as programs of their own, beside a Spark of two cores; with `--origin`
 Spark reads from the origin itself.  Every kind of row is read by a batch and by a query with AvailableNow, into Spark's
-`noop` sink, so what is timed is planning, reading and parsing.  Each row of the table says its best of three; the
-counts are checked.
+`noop` sink, so what is timed is planning, reading and parsing.  Each row of the table says its best of six, and what a
+read of one message takes, which is what Spark takes for any; the counts are checked.  The last row is what Arrow takes
+to parse the same messages on one core, with nothing around it: a machine's own measure for `typed`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ import argparse
 import json
 import tempfile
 import time
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.json
 
 from pyspark_durable_streams.client import Client, ClientConfig
 from tests.served import durable_gateway, served
@@ -24,7 +29,11 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES: Final = 125
 _APPEND: Final = 5_000
-_RUNS: Final = 3
+_RUNS: Final = 6
+"""The first few warm up Java's compiler."""
+_ARROW: Final = pa.schema(
+    {"id": pa.int64(), "user": pa.string(), "kind": pa.string(), "amount": pa.float64(), "at": pa.int64()}
+)
 _SCHEMA: Final = "id bigint, user string, kind string, amount double, at bigint"
 
 
@@ -39,24 +48,29 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         served(*_programs(with_gateway=not given.origin)) as urls,
-        local_spark(Path(folder)) as spark,
+        local_spark(Path(folder), java_flags="") as spark,
     ):
         names = fill(urls["origin"], given.messages, given.streams)
         options = {"url": urls["origin" if given.origin else "gateway"], "streams": ",".join(names)}
         if given.no_spool:
             options["spoolBytes"] = "0"
         print(f"{given.messages:,} messages of {_MESSAGE_BYTES} bytes in {len(names)} streams, Spark {MASTER}")
+        (one,) = fill(urls["origin"], 1, 1, prefix="one")
+        checkpoints = (Path(folder) / f"checkpoint{number}" for number in count())
         for kind in ("chunks", "typed", "messages"):
             for is_streaming in (False, True):
-                seconds = [
-                    read(
-                        spark, {**options, "format": kind}, given.messages, is_streaming, Path(folder) / f"{kind}{run}"
+                best, least = (
+                    min(
+                        read(spark, {**options, "streams": streams, "format": kind}, rows, is_streaming, checkpoint)
+                        for checkpoint in islice(checkpoints, _RUNS)
                     )
-                    for run in range(_RUNS)
-                ]
+                    for streams, rows in ((options["streams"], given.messages), (one, 1))
+                )
                 way = "AvailableNow" if is_streaming else "batch"
-                rate = given.messages / min(seconds) / 1e6
-                print(f"{kind:<10} {way:<13} {min(seconds):6.2f} s {rate:6.2f} M rows/s", flush=True)
+                rate = given.messages / best / 1e6
+                print(f"{kind:<10} {way:<13} {best:6.2f} s {rate:6.2f} M rows/s, one {least:5.2f} s", flush=True)
+        best = min(parse(given.messages) for _ in range(_RUNS))
+        print(f"{'Arrow':<10} {'alone':<13} {best:6.2f} s {given.messages / best / 1e6:6.2f} M rows/s")
 
 
 def _programs(*, with_gateway: bool) -> tuple[list[str], *tuple[str, ...]]:
@@ -66,10 +80,10 @@ def _programs(*, with_gateway: bool) -> tuple[list[str], *tuple[str, ...]]:
     return durable_gateway("dev", *ports), "gateway", "origin"
 
 
-def fill(url: str, messages: int, streams: int) -> list[str]:
+def fill(url: str, messages: int, streams: int, *, prefix: str = "bench") -> list[str]:
     """Append the messages to new streams; their names."""
     client = Client(ClientConfig(url))
-    names = [f"bench-{number}" for number in range(streams)]
+    names = [f"{prefix}-{number}" for number in range(streams)]
     header = {"Content-Type": "application/json"}
     for name in names:
         client.request("PUT", f"/{name}", header)
@@ -108,6 +122,18 @@ def read(spark: SparkSession, options: dict[str, str], messages: int, is_streami
     read_rows = sum(progress["numInputRows"] for progress in query.recentProgress)
     assert options["format"] == "chunks" or read_rows == messages, read_rows
     return seconds
+
+
+def parse(messages: int) -> float:
+    """Let Arrow parse so many messages on one core, a megabyte at a time; the seconds it took."""
+    number = (1 << 20) // (_MESSAGE_BYTES + 1)
+    lines = b"".join(message(n) + b"\n" for n in range(number))
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    parsing = pyarrow.json.ParseOptions(explicit_schema=_ARROW, unexpected_field_behavior="ignore")
+    began = time.perf_counter()
+    for _ in range(messages // number):
+        pyarrow.json.read_json(pa.BufferReader(lines), read_options=reading, parse_options=parsing)
+    return (time.perf_counter() - began) * messages / (messages // number * number)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_durable_streams.errors import BadOption, BadReply
-from pyspark_durable_streams.framing import Piece, Unit, line_ends
+from pyspark_durable_streams.framing import Piece, Unit
 from pyspark_durable_streams.reading import Fragment
 
 CORRUPT: Final = "_corrupt_record"
@@ -210,10 +210,10 @@ class Rows:
     def _read(self, piece: Piece) -> pa.Table | None:
         """The messages as columns; None when one of them does not fit."""
         view = np.frombuffer(piece.data, np.uint8)
-        ends = line_ends(piece.data)
         # Arrow's reader crashes on a line that is `null`, and takes nothing but objects anyway.
-        is_object = view[0] == _OPEN_BRACE and (view[ends[:-1] + 1] == _OPEN_BRACE).all()
-        if not is_object:
+        is_other = view[:-1] == _FEED
+        is_other &= view[1:] != _OPEN_BRACE
+        if view[0] != _OPEN_BRACE or is_other.any():
             return None
         try:
             table = pyarrow.json.read_json(

@@ -87,7 +87,8 @@ class Elements:
     """The elements of one reply's array, as lines."""
 
     def __init__(self) -> None:
-        self._rest = bytearray()
+        self._rest: list[bytes] = []
+        self._size = 0
         self._scan_at = BLOCK_BYTES
         self._has_begun = False
         self._has_ended = False
@@ -95,25 +96,25 @@ class Elements:
 
     def feed(self, chunk: bytes) -> Iterator[Piece]:
         """More of the reply; what is whole by now."""
-        self._rest += chunk
-        if len(self._rest) >= self._scan_at:
+        self._rest.append(chunk)
+        self._size += len(chunk)
+        if self._size >= self._scan_at:
             yield from self._scan()
             # An element longer than a block is not looked at again for every chunk of it.
-            self._scan_at = max(BLOCK_BYTES, 2 * len(self._rest))
+            self._scan_at = max(BLOCK_BYTES, 2 * self._size)
 
     def end(self) -> Iterator[Piece]:
         """The reply is over: the rest of it.  BadReply when it is no whole array."""
         yield from self._scan()
         if self._has_begun and not self._has_ended:
             raise BadReply("a reply that is no whole JSON array")
-        if not self._has_begun and self._rest.strip(_SPACE):
-            raise BadReply("a reply that is no JSON array")
 
     def _scan(self) -> Iterator[Piece]:
-        rest = bytes(self._rest)
+        rest = b"".join(self._rest)
         if not self._has_begun:
             rest = rest.lstrip(_SPACE)
             if not rest:
+                self._rest, self._size = [], 0
                 return
             if rest[:1] != b"[":
                 raise BadReply("a reply that is no JSON array")
@@ -121,7 +122,7 @@ class Elements:
         piece, left = (None, rest) if self._has_ended else self._cut(rest)
         if self._has_ended and left.strip(_SPACE):
             raise BadReply("a reply with something behind its JSON array")
-        self._rest = bytearray(left)
+        self._rest, self._size = [left], len(left)
         if piece is not None:
             yield piece
 
@@ -153,33 +154,53 @@ class Elements:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Brackets outside strings: where, whether they open or close, how deep one is behind them; and all quotes."""
+    """Brackets outside strings: where, whether they open or close, and how deep one is behind them."""
 
     at: npt.NDArray[np.intp]
     opens: npt.NDArray[np.bool_]
     depths: npt.NDArray[np.int32]
-    quotes: npt.NDArray[np.intp]
+    in_string: npt.NDArray[np.uint64]
+    """A bit for each byte, 64 in a word, the lowest first: whether it lies in a string."""
+
+    def outside_strings(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Which of these places lie in no string."""
+        return _bits(self.in_string, at) == 0
 
 
 def _marks(rest: bytes) -> _Marks:
     view = np.frombuffer(rest, np.uint8)
+    in_string = _in_string(rest, view)
     low = view | _BIT
-    special = np.flatnonzero((view == _QUOTE) | (low == _OPEN) | (low == _CLOSE))
+    at = np.flatnonzero((low == _OPEN) | (low == _CLOSE))
+    at = at[_bits(in_string, at) == 0]
+    opens = low[at] == _OPEN
+    depths = np.cumsum(opens.view(np.int8) * 2 - 1, dtype=np.int32)
+    return _Marks(at, opens, depths, in_string)
+
+
+def _bits(words: npt.NDArray[np.uint64], at: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+    """The bits at these places."""
+    return (words.view(np.uint8)[at >> 3] >> (at & 7).astype(np.uint8)) & np.uint8(1)
+
+
+def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """A bit for each byte: whether the number of quotes up to it is odd."""
+    is_quote = view == _QUOTE
     if b"\\" in rest:
-        special = _without_escaped(special, view)
-    kinds = view[special]
-    is_quote = kinds == _QUOTE
-    # Sums of one byte wrap around, which leaves odd and even as they are.
-    in_string = np.add.accumulate(is_quote, dtype=np.uint8) & 1 if special.size else np.zeros(0, np.uint8)
-    outside = ~is_quote & (in_string == 0)
-    at = special[outside]
-    opens = (kinds[outside] | _BIT) == _OPEN
-    depths = np.cumsum(np.where(opens, 1, -1), dtype=np.int32)
-    return _Marks(at, opens, depths, special[is_quote])
+        is_quote[_escaped(view)] = False
+    words = np.zeros(-(-view.size // 64), "<u8")
+    packed = np.packbits(is_quote, bitorder="little")
+    words.view(np.uint8)[: packed.size] = packed
+    # Each bit becomes the sum of those up to it: first within the words, then over them.
+    for step in (1, 2, 4, 8, 16, 32):
+        words ^= words << np.uint64(step)
+    is_odd = np.bitwise_xor.accumulate((words >> np.uint64(63)).astype(np.bool_))
+    words[1:] ^= -is_odd[:-1].astype(np.uint64)
+    return words
 
 
-def _without_escaped(special: npt.NDArray[np.intp], view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
-    """All but what an odd number of backslashes stands before."""
+def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
+    """The places that an odd number of backslashes stands before."""
     slashes = np.flatnonzero(view == _BACKSLASH)
     is_first = np.empty(slashes.size, np.bool_)
     is_first[0] = True
@@ -187,10 +208,7 @@ def _without_escaped(special: npt.NDArray[np.intp], view: npt.NDArray[np.uint8])
     firsts = np.flatnonzero(is_first)
     lengths = np.diff(np.append(firsts, slashes.size))
     escaped = (slashes[firsts] + lengths)[lengths % 2 == 1]
-    places = np.searchsorted(special, escaped)
-    hits = places < special.size
-    places = places[hits]
-    return np.delete(special, places[special[places] == escaped[hits]])
+    return escaped[escaped < view.size]
 
 
 def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, int]:
@@ -199,19 +217,19 @@ def _containers(rest: bytes, begin: int, marks: _Marks) -> tuple[Piece | None, i
     ends = marks.at[~marks.opens & (marks.depths == 0)]
     if not ends.size or starts[0] != begin:
         return None, 0
+    view = np.frombuffer(rest, np.uint8)
     between = ends[:-1] + 1
-    is_plain = (starts[1 : ends.size] == between + 1).all() and (np.frombuffer(rest, np.uint8)[between] == _COMMA).all()
+    is_plain = (starts[1 : ends.size] == between + 1).all() and (view[between] == _COMMA).all()
     if not is_plain:
         return None, 0
     used = int(ends[-1]) + 1
-    lines = bytearray(rest[begin:used])
-    lines.append(_FEED)
-    view = np.frombuffer(lines, np.uint8)
-    if b"\n" in lines[:-1] or b"\r" in lines:
-        view[(view == _FEED) | (view == _RETURN)] = _BLANK
-        view[-1] = _FEED
-    view[between - begin] = _FEED
-    return Piece(bytes(lines), int(ends.size)), used
+    lines = np.empty(used - begin + 1, np.uint8)
+    lines[:-1] = view[begin:used]
+    if rest.find(b"\n", begin, used) >= 0 or rest.find(b"\r", begin, used) >= 0:
+        lines[(lines == _FEED) | (lines == _RETURN)] = _BLANK
+    lines[between - begin] = _FEED
+    lines[-1] = _FEED
+    return Piece(lines.tobytes(), int(ends.size)), used
 
 
 def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[Piece | None, int]:
@@ -219,7 +237,7 @@ def _anything(rest: bytes, begin: int, marks: _Marks, end: int | None) -> tuple[
     commas = np.flatnonzero(np.frombuffer(rest, np.uint8)[:end] == _COMMA)
     commas = commas[commas >= begin]
     depths = np.concatenate(([0], marks.depths))[np.searchsorted(marks.at, commas)]
-    commas = commas[(np.searchsorted(marks.quotes, commas) % 2 == 0) & (depths == 0)]
+    commas = commas[marks.outside_strings(commas) & (depths == 0)]
     at, used = begin, 0
     elements: list[bytes] = []
     for comma in commas.tolist():

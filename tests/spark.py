@@ -17,10 +17,10 @@ MASTER: Final = "local[2]"
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 
 
-def settings(folder: Path) -> Mapping[str, str]:
+def settings(folder: Path, java_flags: str = JAVA_FLAGS) -> Mapping[str, str]:
     """What Spark is told for a test run whose files are in `folder`."""
     return {
-        "spark.driver.extraJavaOptions": f"{JAVA_FLAGS} -Dderby.system.home={folder / 'derby'}",
+        "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.shuffle.partitions": "2",
@@ -30,9 +30,9 @@ def settings(folder: Path) -> Mapping[str, str]:
 
 
 @contextmanager
-def local_spark(folder: Path) -> Iterator[SparkSession]:
-    """A Spark of this process, until the block ends."""
-    session = open_session(MASTER, settings(folder))
+def local_spark(folder: Path, java_flags: str = JAVA_FLAGS) -> Iterator[SparkSession]:
+    """A Spark of this process, until the block ends; measuring wants one without the flags that make it start early."""
+    session = open_session(MASTER, settings(folder, java_flags))
     try:
         yield session
     finally:
