@@ -151,26 +151,26 @@ class Rows:
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow)
 
     def _messages(self, fragment: Fragment) -> pa.RecordBatch:
-        piece, place = fragment.piece, fragment.share.stretch.place
+        piece = fragment.piece
         rows = piece.count
         return self._batch(
             {
-                "stream": lambda kind: _same(fragment.share.stream, rows, kind),
+                "stream": lambda kind: _same(fragment.stream, rows, kind),
                 "pos": lambda kind: pa.array(np.arange(fragment.pos, fragment.pos + rows, dtype=np.int64)),
-                "offset": lambda kind: _same(place.token, rows, kind),
+                "offset": lambda kind: _same(fragment.token, rows, kind),
                 "value": lambda kind: _values(piece, kind),
             },
         )
 
     def _chunk(self, fragment: Fragment) -> pa.RecordBatch:
-        piece, place = fragment.piece, fragment.share.stretch.place
-        data = piece.data if fragment.share.unit is Unit.BYTE else b"[" + piece.data[:-1].replace(b"\n", b",") + b"]"
+        piece = fragment.piece
+        data = piece.data if fragment.unit is Unit.BYTE else b"[" + piece.data[:-1].replace(b"\n", b",") + b"]"
         return self._batch(
             {
-                "stream": lambda kind: _same(fragment.share.stream, 1, kind),
+                "stream": lambda kind: _same(fragment.stream, 1, kind),
                 "pos": lambda kind: pa.array([fragment.pos], kind),
                 "count": lambda kind: pa.array([piece.count], kind),
-                "offset": lambda kind: _same(place.token, 1, kind),
+                "offset": lambda kind: _same(fragment.token, 1, kind),
                 "value": lambda kind: _one(data, kind),
             },
         )
@@ -193,9 +193,9 @@ class Rows:
         for column in self.arrow:
             match column.name:
                 case "_stream":
-                    array = _same(fragment.share.stream, rows, column.type)
+                    array = _same(fragment.stream, rows, column.type)
                 case "_offset":
-                    array = _same(fragment.share.stretch.place.token, rows, column.type)
+                    array = _same(fragment.token, rows, column.type)
                 case "_pos":
                     array = pa.array(positions)
                 case _ if column.name == CORRUPT:
@@ -247,7 +247,7 @@ class Rows:
                     continue
                 if self.mode is Mode.FAILFAST:
                     raise BadReply(
-                        f"stream {fragment.share.stream}: the message at pos {fragment.pos + begin} does not fit the"
+                        f"stream {fragment.stream}: the message at pos {fragment.pos + begin} does not fit the"
                         " schema; mode=PERMISSIVE makes it a row of nulls"
                     )
                 found = pa.table([pa.nulls(1, column.type) for column in self._target], schema=self._target)
@@ -306,18 +306,22 @@ def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
 
 
 def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
-    """The same messages in chunks of about `size` bytes, cut by their bytes alone; each stretch begins a new one."""
+    """The same messages in chunks of about `size` bytes, cut by their bytes alone; a last one ends its chunk."""
     gathered: list[bytes] = []
-    held = at = 0
+    tokens: list[tuple[int, str]] = []
+    held = pos = 0
     for fragment in fragments:
+        if not gathered:
+            pos = fragment.pos
         gathered.append(fragment.piece.data)
+        tokens.append((fragment.pos, fragment.token))
         held += len(fragment.piece.data)
         if held < size and not fragment.is_last:
             continue
         data = b"".join(gathered)
         begin = 0
         while len(data) - begin >= size or (fragment.is_last and begin < len(data)):
-            if fragment.share.unit is Unit.BYTE:
+            if fragment.unit is Unit.BYTE:
                 end = min(begin + size, len(data))
             else:
                 # Behind the last message that still fits, but behind one at least.
@@ -325,10 +329,13 @@ def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
                 if end == 0:
                     break
             chunk = data[begin:end]
-            count = len(chunk) if fragment.share.unit is Unit.BYTE else chunk.count(b"\n")
-            yield Fragment(fragment.share, at, Piece(chunk, count), is_last=fragment.is_last and end == len(data))
-            at += count
+            count = len(chunk) if fragment.unit is Unit.BYTE else chunk.count(b"\n")
+            is_last = fragment.is_last and end == len(data)
+            yield Fragment(fragment.stream, fragment.unit, tokens[0][1], pos, Piece(chunk, count), is_last)
+            pos += count
+            while len(tokens) > 1 and tokens[1][0] <= pos:
+                tokens.pop(0)
             begin = end
         gathered, held = [data[begin:]], len(data) - begin
         if fragment.is_last:
-            gathered, held, at = [], 0, 0
+            gathered, tokens, held = [], [], 0

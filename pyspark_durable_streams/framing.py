@@ -164,7 +164,8 @@ class _Marks:
 
     def outside_strings(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """Which of these places lie in no string."""
-        return _bits(self.in_string, at) == 0
+        found: npt.NDArray[np.bool_] = _bits(self.in_string, at) == 0
+        return found
 
 
 def _marks(rest: bytes) -> _Marks:
@@ -180,7 +181,8 @@ def _marks(rest: bytes) -> _Marks:
 
 def _bits(words: npt.NDArray[np.uint64], at: npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
     """The bits at these places."""
-    return (words.view(np.uint8)[at >> 3] >> (at & 7).astype(np.uint8)) & np.uint8(1)
+    found: npt.NDArray[np.uint8] = (words.view(np.uint8)[at >> 3] >> (at & 7).astype(np.uint8)) & np.uint8(1)
+    return found
 
 
 def _in_string(rest: bytes, view: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -207,7 +209,7 @@ def _escaped(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.intp]:
     is_first[1:] = np.diff(slashes) != 1
     firsts = np.flatnonzero(is_first)
     lengths = np.diff(np.append(firsts, slashes.size))
-    escaped = (slashes[firsts] + lengths)[lengths % 2 == 1]
+    escaped: npt.NDArray[np.intp] = (slashes[firsts] + lengths)[lengths % 2 == 1]
     return escaped[escaped < view.size]
 
 

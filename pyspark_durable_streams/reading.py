@@ -44,18 +44,17 @@ class Task(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Messages of a stretch, in order; `at` units of it come before them."""
+    """Messages that follow each other in a stream."""
 
-    share: Share
-    at: int
+    stream: str
+    unit: Unit
+    token: str
+    """From here they are to be had again."""
+    pos: int
+    """The first message's place in the stream, counted from where the query began."""
     piece: Piece
     is_last: bool
-    """Whether the stretch ends with it."""
-
-    @property
-    def pos(self) -> int:
-        """The first message's place in the stream, counted from where the query began."""
-        return self.share.stretch.place.count + self.at
+    """Whether a stretch ends with it."""
 
 
 def fragments(
@@ -87,7 +86,7 @@ def _spooled(share: Share, data: bytes) -> Iterator[Fragment]:
     """Bytes that are there, a block at a time."""
     units = share.stretch.units
     if len(data) <= 2 * BLOCK_BYTES:
-        yield Fragment(share, 0, Piece(data, units), is_last=True)
+        yield _fragment(share, 0, Piece(data, units), is_last=True)
         return
     at = done = 0
     while at < len(data):
@@ -98,8 +97,13 @@ def _spooled(share: Share, data: bytes) -> Iterator[Fragment]:
             block = data[at:end]
             piece = Piece(block, int(line_ends(block).size))
         at += len(piece.data)
-        yield Fragment(share, done, piece, is_last=at == len(data))
+        yield _fragment(share, done, piece, is_last=at == len(data))
         done += piece.count
+
+
+def _fragment(share: Share, at: int, piece: Piece, *, is_last: bool) -> Fragment:
+    place = share.stretch.place
+    return Fragment(share.stream, share.unit, place.token, place.count + at, piece, is_last)
 
 
 class _Walks:
@@ -149,7 +153,7 @@ def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
                 walks.back(rest, stretch.end_count)
                 if crc != stretch.crc:
                     raise DataLost(f"stream {share.stream}: {_where(stretch)} reads otherwise than when it was planned")
-            yield Fragment(share, at, taken, is_last=done == stretch.units)
+            yield _fragment(share, at, taken, is_last=done == stretch.units)
             if done == stretch.units:
                 return
     except Gone as gone:
