@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
+JOBS ?= 2
 BENCH_OUT ?= build/bench
 BENCH_ARGS ?=
 
@@ -33,8 +34,8 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…")
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance

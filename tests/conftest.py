@@ -1,6 +1,8 @@
 """What every test run shares: a skip is a failure, Hypothesis has no clock, and there is one Spark.
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
+
+With several processes (`-n`) a file's tests stay together, for what they share, and so do all those of the one Spark.
 """
 
 from __future__ import annotations
@@ -37,6 +39,18 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _refuse_skip(report)
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if _wants_spark(item) else item.nodeid.partition("::")[0]))
+    # The longest of the groups goes first, so that there is something to do beside it.
+    items.sort(key=_wants_spark, reverse=True)
+
+
+def _wants_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")

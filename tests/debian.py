@@ -1,7 +1,11 @@
-"""Programs that tests need beside Python: taken from PATH; on Debian, as root, installed from its packages."""
+"""Programs that tests need beside Python: taken from PATH; on Debian, as root, installed from its packages.
+
+Tests run in several processes, and Debian installs one thing at a time: whoever comes second waits for the first.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -21,20 +25,24 @@ class NoProgram(RuntimeError):
 
 
 @cache
-def program(name: str, package: str) -> Path:
-    """Where `name` is, which Debian has in `package`.  Raises NoProgram."""
-    found = _find(name)
+def program(name: str, package: str, *others: str) -> Path:
+    """Where `name` is, or one of the `others` that do as well, which Debian has in `package`.  Raises NoProgram."""
+    names = (name, *others)
+    found = _find(names)
     if found is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
-        _install(package)
-        found = _find(name)
+        with (Path(tempfile.gettempdir()) / "durable-gateway-tests.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _find(names) is None:
+                _install(package)
+        found = _find(names)
     if found is None:
-        raise NoProgram(f"{name} is needed; Debian has it in: {package}")
+        raise NoProgram(f"{' or '.join(names)} is needed; Debian has it in: {package}")
     return found
 
 
-def _find(name: str) -> Path | None:
-    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
-    return Path(found) if found else None
+def _find(names: tuple[str, ...]) -> Path | None:
+    path = f"{os.environ.get('PATH', os.defpath)}:{_SBIN}"
+    return next((Path(found) for name in names if (found := shutil.which(name, path=path))), None)
 
 
 def _install(package: str) -> None:

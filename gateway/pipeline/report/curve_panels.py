@@ -10,7 +10,7 @@ from gateway.pipeline.report.figures import CurvePoint, Figures, Plan
 from gateway.pipeline.report.findings import name
 from gateway.pipeline.report.markup import element
 from gateway.pipeline.report.numbers import Column, Numbers
-from gateway.pipeline.report.panels import Panel
+from gateway.pipeline.report.panel import Panel
 
 _COLOURS = ("tape", "follow", "origin", "collapse")
 _DASHES = ("", "long", "short", "mixed")

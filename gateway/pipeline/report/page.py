@@ -14,18 +14,18 @@ import base64
 import hashlib
 from importlib import resources
 
-from gateway.pipeline.report import curve_panels, panels, wording
+from gateway.pipeline.report import curve_panels, panels, wait_panels, wording
 from gateway.pipeline.report.figures import Figures
 from gateway.pipeline.report.findings import Finding, findings
 from gateway.pipeline.report.headlines import headlines
 from gateway.pipeline.report.markup import Html, element
 from gateway.pipeline.report.numbers import numbers
-from gateway.pipeline.report.panels import Panel
+from gateway.pipeline.report.panel import Panel
 
 _PARTS = (
     ("Offload", (panels.offload, panels.reads, panels.volume, panels.savers)),
     ("Memory", (curve_panels.bytes_curve, curve_panels.reads_curve, curve_panels.plan)),
-    ("Time", (panels.first_byte, panels.delivery, panels.latency)),
+    ("Time", (wait_panels.first_byte, wait_panels.delivery, wait_panels.latency)),
     (
         "Who and what",
         (panels.streams_by_bytes, panels.streams_by_requests, panels.fan_out, panels.routes),

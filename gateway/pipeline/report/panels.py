@@ -1,19 +1,15 @@
-"""The charts of a report, each with its heading, what it shows, its legend and its numbers.
-
-A `Panel` is one card of the page.  Where there is nothing to draw it says so, and why, instead of an empty chart.
-"""
+"""What was read and what it cost the origin: the charts of traffic, of who answered it, and of the busiest streams."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gateway.pipeline.report import charts, scales, wording
 from gateway.pipeline.report.charts import Layer, Line
-from gateway.pipeline.report.figures import Figures, Moment, Percentiles, Stream, Wait
-from gateway.pipeline.report.findings import shortened
+from gateway.pipeline.report.figures import Figures, Stream
 from gateway.pipeline.report.markup import Html, element
 from gateway.pipeline.report.numbers import Column, Numbers
+from gateway.pipeline.report.panel import Panel, drawn, edges, middle, over_time, row, time_axis
 
 SAVERS = (
     ("tape", "From the tape"),
@@ -24,23 +20,7 @@ SAVERS = (
     ("unanswered", "Refused, failed, aborted"),
 )
 """Who answers a read, bottom of the chart first."""
-_MOST_CHARS = 72
 _LEAST_OFFLOAD = -1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A card: `body` is the chart, or None with `nothing` saying why."""
-
-    name: str
-    title: str
-    about: str
-    nothing: str
-    body: Html | None = None
-    legend: Html | None = None
-    numbers: Numbers | None = None
-    is_wide: bool = False
-    note: str = ""
 
 
 def offload(figures: Figures) -> Panel:
@@ -54,19 +34,19 @@ def offload(figures: Figures) -> Panel:
     )
     if not figures.total.reads:
         return panel
-    requests = [(_middle(figures, m), m.traffic.request_offload) for m in figures.moments]
-    size = [(_middle(figures, m), m.traffic.byte_offload) for m in figures.moments]
+    requests = [(middle(figures, m), m.traffic.request_offload) for m in figures.moments]
+    size = [(middle(figures, m), m.traffic.byte_offload) for m in figures.moments]
     y = scales.shares([value for _, value in [*requests, *size]], least=_LEAST_OFFLOAD)
     series = [Line("Requests", "tape", requests), Line("Bytes", "follow", size, "long")]
     says = (
         f"Over the whole time {wording.share(figures.total.request_offload)} of requests and "
         f"{wording.share(figures.total.byte_offload)} of bytes."
     )
-    return _with(
+    return drawn(
         panel,
-        charts.lines(_time(figures), y, series, says=f"Offload over time. {says}"),
+        charts.lines(time_axis(figures), y, series, says=f"Offload over time. {says}"),
         charts.legend(series),
-        _over_time(
+        over_time(
             figures,
             "offload",
             [
@@ -137,11 +117,11 @@ def savers(figures: Figures) -> Panel:
     ]
     y = scales.amounts([m.traffic.reads for m in figures.moments])
     says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers)
-    return _with(
+    return drawn(
         panel,
-        charts.areas(_time(figures), y, _edges(figures), layers, says=f"Reads over time. {says}.", stacked=True),
+        charts.areas(time_axis(figures), y, edges(figures), layers, says=f"Reads over time. {says}.", stacked=True),
         charts.legend(layers),
-        _over_time(
+        over_time(
             figures,
             "savers",
             [*(Column(label, wording.count, key) for key, label in SAVERS), Column("Reads", wording.count)],
@@ -157,14 +137,14 @@ def routes(figures: Figures) -> Panel:
         return panel
     most = max(route.traffic.reads for route in figures.routes)
     rows = [
-        _row(
+        row(
             route.route,
             f"{wording.many(route.traffic.reads, 'read')}, {wording.share(route.traffic.request_offload)} spared",
             [("tape", route.traffic.reads / most), ("origin", route.traffic.origin_requests / most)],
         )
         for route in figures.routes[:12]
     ]
-    return _with(
+    return drawn(
         panel,
         element("ol", rows, class_="bars"),
         _pair("Reads", "Requests to the origin"),
@@ -197,80 +177,6 @@ def routes(figures: Figures) -> Panel:
     )
 
 
-def first_byte(figures: Figures) -> Panel:
-    """How long catch-up reads waited for their answer to begin, over time."""
-    return _waits(
-        figures,
-        Panel(
-            "first-byte",
-            "Time to the first byte",
-            "Of catch-up reads, from the request to the beginning of the answer.",
-            "There were no catch-up reads that were answered.",
-        ),
-        figures.first_byte,
-        figures.first_byte_all,
-        "Reads",
-    )
-
-
-def delivery(figures: Figures) -> Panel:
-    """How long an append took to reach the readers, over time."""
-    return _waits(
-        figures,
-        Panel(
-            "delivery",
-            "Delivery delay",
-            "From the end of an append through the gateway to the end of the long-poll that it woke.",
-            "No append of this log woke a long-poll: writers go past the gateway, or nobody polls.",
-        ),
-        figures.delivery,
-        figures.delivery_all,
-        "Deliveries",
-    )
-
-
-def latency(figures: Figures) -> Panel:
-    """How long each mode took on each route."""
-    panel = Panel(
-        "latency",
-        "Latency by route and mode",
-        "How long requests took from end to end; live reads, whose time is their wait, are not among them.",
-        "There were no requests but live reads.",
-        is_wide=True,
-    )
-    if not figures.latency:
-        return panel
-    known = [one for one in figures.latency if one.duration.p99_s]
-    most = scales.spans([one.duration.p99_s for one in known] + [one.duration.p50_s for one in known])
-    rows = [
-        _row(
-            f"{one.mode} · {one.route}",
-            f"half {wording.span(one.duration.p50_s)}, 99 % {wording.span(one.duration.p99_s)}",
-            [
-                ("slow", most.place(one.duration.p99_s or 0)),
-                ("middle", most.place(one.duration.p90_s or 0)),
-                ("quick", most.place(one.duration.p50_s or 0)),
-            ],
-        )
-        for one in known[:12]
-    ]
-    heads = [Column(f"{what} p{rank}", wording.span) for what in ("All", "First byte") for rank in (50, 90, 99)]
-    return _with(
-        panel,
-        element("ol", rows, class_="bars"),
-        charts.legend(Layer(label, colour, ()) for colour, label in _PERCENTILES),
-        Numbers(
-            "latency",
-            [Column("Route"), Column("Mode"), Column("Requests", wording.count), *heads],
-            [
-                (one.route, one.mode, one.duration.count, *_three(one.duration), *_three(one.first_byte))
-                for one in figures.latency
-            ],
-        ),
-        note="The bars are on a logarithmic scale.",
-    )
-
-
 def fan_out(figures: Figures) -> Panel:
     """With how many others a read shared what the origin sent."""
     panel = Panel(
@@ -290,7 +196,7 @@ def fan_out(figures: Figures) -> Panel:
     labels = [_bucket(one.at_least) for one in figures.fan_out]
     y = scales.parts([value for group in groups for value in group.values])
     number = len(labels)
-    return _with(
+    return drawn(
         panel,
         charts.columns(
             [wording.count(one.at_least) for one in figures.fan_out],
@@ -357,9 +263,6 @@ def streams_by_requests(figures: Figures) -> Panel:
     )
 
 
-_PERCENTILES = (("quick", "Half within"), ("middle", "90 % within"), ("slow", "99 % within"))
-
-
 def _streams(
     panel: Panel,
     streams: Sequence[Stream],
@@ -371,10 +274,10 @@ def _streams(
         return panel
     most = max(max(pair) for pair in values) or 1
     rows = [
-        _row(one.stream, said, [("tape", whole / most), ("origin", part / most)])
+        row(one.stream, said, [("tape", whole / most), ("origin", part / most)])
         for one, (whole, part), said in zip(streams, values, says, strict=True)
     ]
-    return _with(
+    return drawn(
         panel,
         element("ol", rows, class_="bars"),
         legend,
@@ -412,11 +315,11 @@ def _against(
     ]
     y = scales.amounts([*asked[1], *cost[1]], is_bytes=is_bytes)
     says = "; ".join(f"{layer.label}: {layer.whole}" for layer in layers) + "."
-    return _with(
+    return drawn(
         panel,
-        charts.areas(_time(figures), y, _edges(figures), layers, says=f"Over time. {says}", stacked=False),
+        charts.areas(time_axis(figures), y, edges(figures), layers, says=f"Over time. {says}", stacked=False),
         charts.legend(layers),
-        _over_time(
+        over_time(
             figures,
             panel.name,
             [Column(layer.label, write, layer.colour) for layer in layers],
@@ -425,84 +328,8 @@ def _against(
     )
 
 
-def _waits(figures: Figures, panel: Panel, waits: Sequence[Wait], whole: Percentiles | None, counted: str) -> Panel:
-    if not waits or whole is None:
-        return panel
-    dashes = ("", "long", "short")
-    series = [
-        Line(label, colour, [(wait.at + figures.step_s / 2, _three(wait.waited)[nth]) for wait in waits], dashes[nth])
-        for nth, (colour, label) in enumerate(_PERCENTILES)
-    ]
-    y = scales.spans([value for line in series for _, value in line.points])
-    says = "; ".join(
-        f"{label.lower()} {wording.span(value)}" for (_, label), value in zip(_PERCENTILES, _three(whole), strict=True)
-    )
-    return _with(
-        panel,
-        charts.lines(_time(figures), y, series, says=f"{panel.title} over time. Over the whole time {says}."),
-        charts.legend(series),
-        _over_time(
-            figures,
-            panel.name,
-            [
-                *(Column(label, wording.span, colour) for colour, label in _PERCENTILES),
-                Column(counted, wording.count),
-            ],
-            [(*_three(wait.waited), wait.waited.count) for wait in waits],
-        ),
-        note=f"In all: {says}. The scale is logarithmic.",
-    )
-
-
-def _over_time(
-    figures: Figures, name_: str, columns: Sequence[Column], rows: Sequence[Sequence[float | None]]
-) -> Numbers:
-    """A row for each step, with the time before it; `rows` are in the order of the moments."""
-    x = _time(figures)
-    return Numbers(
-        name_,
-        [Column("From (UTC)"), *columns],
-        [(wording.moment(moment.at), *row) for moment, row in zip(figures.moments, rows, strict=True)],
-        places=[x.place(_middle(figures, moment)) for moment in figures.moments],
-    )
-
-
-def _row(label: str, says: str, parts: Sequence[tuple[str, float]]) -> Html:
-    short = shortened(label, _MOST_CHARS)
-    return element(
-        "li",
-        element("span", element("bdi", short), class_="bar-name", title=label),
-        element("span", says, class_="bar-says"),
-        charts.bar(parts),
-    )
-
-
 def _pair(first: str, second: str) -> Html:
     return charts.legend([Layer(first, "tape", ()), Layer(second, "origin", ())])
-
-
-def _with(panel: Panel, body: Html, legend: Html | None, table: Numbers, note: str = "") -> Panel:
-    return Panel(
-        panel.name, panel.title, panel.about, panel.nothing, body, legend, table, is_wide=panel.is_wide, note=note
-    )
-
-
-def _time(figures: Figures) -> scales.Axis:
-    edges = _edges(figures)
-    return scales.times(edges[0], edges[-1])
-
-
-def _edges(figures: Figures) -> list[int]:
-    starts = [moment.at for moment in figures.moments]
-    return [*starts, starts[-1] + figures.step_s] if starts else [0]
-
-
-def _middle(figures: Figures, moment: Moment) -> float:
-    return moment.at + figures.step_s / 2
-
-
-def _three(waited: Percentiles) -> tuple[float | None, float | None, float | None]:
-    return waited.p50_s, waited.p90_s, waited.p99_s
 
 
 def _bucket(at_least: int) -> str:
