@@ -108,7 +108,9 @@ def test_the_default_is_the_best_of_all_taken_together(table: Table) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("load", ["crawler", "rounds", "chats"])
-@pytest.mark.parametrize("shelf", [Shelf("100", 100 * ONE_SIZE, lambda key: ONE_SIZE), SHELVES[2]], ids=str)
+@pytest.mark.parametrize(
+    "shelf", [Shelf("100", 100 * ONE_SIZE, lambda key: ONE_SIZE), SHELVES[2]], ids=lambda shelf: shelf.name
+)
 def test_the_obvious_twin_has_the_same_hits(policy: str, load: str, shelf: Shelf) -> None:
     requests = LOADS[load](random.Random(2))[:3_000]
     assert played(POLICIES[policy](), shelf, requests) == played(model(policy), shelf, requests)
