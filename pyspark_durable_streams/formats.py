@@ -14,8 +14,8 @@ text in `_corrupt_record` where the schema has that (PERMISSIVE), nothing (DROPM
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -306,36 +306,46 @@ def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
 
 
 def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
-    """The same messages in chunks of about `size` bytes, cut by their bytes alone; a last one ends its chunk."""
-    gathered: list[bytes] = []
-    tokens: list[tuple[int, str]] = []
-    held = pos = 0
+    """The same messages in chunks of about `size` bytes, cut by their bytes alone; each stretch begins a new one."""
+    gathered: list[Fragment] = []
+    held = 0
     for fragment in fragments:
-        if not gathered:
-            pos = fragment.pos
-        gathered.append(fragment.piece.data)
-        tokens.append((fragment.pos, fragment.token))
+        if gathered and not _follows(gathered[-1], fragment):
+            # What lay between them is lost, and the user goes on with what is there.
+            yield from _cut(gathered, size, is_last=True)
+            gathered, held = [], 0
+        gathered.append(fragment)
         held += len(fragment.piece.data)
         if held < size and not fragment.is_last:
             continue
-        data = b"".join(gathered)
-        begin = 0
-        while len(data) - begin >= size or (fragment.is_last and begin < len(data)):
-            if fragment.unit is Unit.BYTE:
-                end = min(begin + size, len(data))
-            else:
-                # Behind the last message that still fits, but behind one at least.
-                end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1
-                if end == 0:
-                    break
-            chunk = data[begin:end]
-            count = len(chunk) if fragment.unit is Unit.BYTE else chunk.count(b"\n")
-            is_last = fragment.is_last and end == len(data)
-            yield Fragment(fragment.stream, fragment.unit, tokens[0][1], pos, Piece(chunk, count), is_last)
-            pos += count
-            while len(tokens) > 1 and tokens[1][0] <= pos:
-                tokens.pop(0)
-            begin = end
-        gathered, held = [data[begin:]], len(data) - begin
-        if fragment.is_last:
-            gathered, tokens, held = [], [], 0
+        rest = yield from _cut(gathered, size, is_last=fragment.is_last)
+        gathered, held = ([rest], len(rest.piece.data)) if rest is not None else ([], 0)
+    if gathered:
+        yield from _cut(gathered, size, is_last=True)
+
+
+def _follows(before: Fragment, after: Fragment) -> bool:
+    return before.stream == after.stream and before.pos + before.piece.count == after.pos
+
+
+def _cut(gathered: list[Fragment], size: int, *, is_last: bool) -> Generator[Fragment, None, Fragment | None]:
+    """The chunks of messages that follow each other; what is left, which is nothing where no more will follow."""
+    data = b"".join([fragment.piece.data for fragment in gathered])
+    first = gathered[0]
+    begin, pos = 0, first.pos
+    while len(data) - begin >= size or (is_last and begin < len(data)):
+        if first.unit is Unit.BYTE:
+            end = min(begin + size, len(data))
+        else:
+            # Behind the last message that still fits, but behind one at least.
+            end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1
+            if end == 0:
+                break
+        chunk = data[begin:end]
+        count = len(chunk) if first.unit is Unit.BYTE else chunk.count(b"\n")
+        yield replace(first, pos=pos, piece=Piece(chunk, count), is_last=is_last and end == len(data))
+        begin, pos = end, pos + count
+    if begin == len(data):
+        return None
+    left = sum(fragment.piece.count for fragment in gathered) - (pos - first.pos)
+    return replace(first, pos=pos, piece=Piece(data[begin:], left), is_last=False)

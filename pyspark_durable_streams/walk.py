@@ -3,15 +3,12 @@
 A reply may be anything from one message to the whole stream, so it is worked on as it comes.  A connection that fails
 in the middle of one is made again from the place that has been reached, until there is no progress.  The place behind
 each piece is known, so a walk may be left after any of them and gone on with by somebody else.
-
-A token cannot be found inside a reply.  Where one lies within a reply, the units up to it are those up to the reply's
-end less those from the token to the same end, which a second walk counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
@@ -23,7 +20,6 @@ from pyspark_durable_streams.places import START, Place
 NEXT_OFFSET: Final = "Stream-Next-Offset"
 UP_TO_DATE: Final = "Stream-Up-To-Date"
 CLOSED: Final = "Stream-Closed"
-_STEPS: Final = 1_000
 _RESUMES: Final = 5
 """How often a reply may break off without one more message in it."""
 
@@ -67,7 +63,7 @@ class Walk:
     reply_end: str | None = None
     """Where the reply that is being read ends."""
     passed: list[tuple[str, int]] = field(default_factory=list)
-    """Where replies ended, and the counts there."""
+    """Where replies ended, and the counts there; of lines, those that a line feed ends."""
     _resumes: int = field(default=0, init=False)
 
     def parts(self) -> Iterator[Part]:
@@ -97,12 +93,10 @@ class Walk:
             self._resumes = 0
             request, left = headers.next, carry.left
             self.token = headers.next
-            self.passed.append((headers.next, self.place.count))
+            # One that was asked for again may end before the place that was reached.
+            if not left:
+                self.passed.append((headers.next, self.place.count - carry.unended))
             self.is_at_tail, self.is_closed = headers.is_at_tail, headers.is_closed
-
-    def passes(self, token: str) -> bool:
-        """Whether the reply that is being read goes on beyond a token."""
-        return self.reply_end is not None and self.reply_end > token
 
     def _reply(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry
@@ -160,7 +154,7 @@ class Walk:
         if carry.rest and headers.is_closed:
             begin = Place(carry.token, carry.skip, self.place.count)
             piece = Piece(carry.rest + b"\n", 1)
-            carry.rest = b""
+            carry.rest, carry.unended = b"", 1
             self.place = Place(headers.next, 0, begin.count + 1)
             yield Part(begin, piece, self.place)
         elif not carry.rest:
@@ -203,6 +197,8 @@ class _Carry:
     """Where that line began."""
     left: int = 0
     """Units still to be passed over: a reply ended before the place did."""
+    unended: int = 0
+    """Lines that the stream's end ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,30 +211,6 @@ class _Headers:
 def offset_path(stream: str, token: str) -> str:
     """The target of a catch-up read below the URL."""
     return f"/{stream}{'&' if '?' in stream else '?'}offset={quote(token, safe='')}"
-
-
-def count_at(client: Client, stream: str, place: Place, unit: Unit | None, token: str, as_chunks: bool) -> int:
-    """The count at a token that lies within the reply that has this place."""
-    walks = [Walk(client, stream, at, as_chunks, unit) for at in (replace(place, count=0), Place(token))]
-    ends = [_ends(walk) for walk in walks]
-    at = [next(ends[0]), next(ends[1])]
-    for _ in range(_STEPS):
-        if at[0][0] == at[1][0]:
-            return place.count + at[0][1] - at[1][1]
-        behind = 0 if at[0][0] < at[1][0] else 1
-        at[behind] = next(ends[behind])
-    raise BadReply(f"stream {stream}: no end that the replies from two of its offsets have in common")
-
-
-def _ends(walk: Walk) -> Iterator[tuple[str, int]]:
-    """Where each reply ends, with the units up to there; behind the tail it is asked for once more, for ever."""
-    told = 0
-    while True:
-        for _ in walk.parts():
-            yield from walk.passed[told:]
-            told = len(walk.passed)
-        yield from walk.passed[told:]
-        told = len(walk.passed)
 
 
 def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:

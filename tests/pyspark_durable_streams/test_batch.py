@@ -1,7 +1,4 @@
-"""The batch reader as Spark calls it, before a real origin and without a Java: what tasks read, however they get it.
-
-Every test is for both ways: with as many streams as tasks the tasks walk whole streams, with fewer the driver counts.
-"""
+"""The batch reader as Spark calls it, before a real origin and without a Java, for one task and for many."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from gateway.origin.app import OriginSettings
-from gateway.origin.requests import Kind
 from pyspark_durable_streams.batch import BatchReader
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.options import read_options
-from pyspark_durable_streams.reach import ReachTask
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
 
 _MESSAGES: Final = (
@@ -40,7 +35,6 @@ _CHUNKS: Final = (
     .add("value", BinaryType())
 )
 Row = dict[str, Any]
-_WHOLE, _COUNTED = {"minPartitions": "1"}, {"minPartitions": "9"}
 
 
 @pytest.fixture(scope="module", params=[300, 1 << 20], ids=["small replies", "large replies"])
@@ -49,10 +43,9 @@ def origin(request: pytest.FixtureRequest) -> Iterator[Beside]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[_WHOLE, _COUNTED], ids=["whole streams", "counted"])
+@pytest.fixture(scope="module", params=["1", "9"], ids=["one task", "many tasks"])
 def way(request: pytest.FixtureRequest) -> dict[str, str]:
-    found: dict[str, str] = request.param
-    return found
+    return {"minPartitions": request.param}
 
 
 _named: Final[list[str]] = []
@@ -100,23 +93,6 @@ def test_what_was_there_when_it_was_planned(origin: Beside, way: dict[str, str])
     for found in (first, rows(source, tasks)):
         for number, stream in enumerate(streams):
             assert values(found, stream) == list(range(number, number + 200))
-
-
-def test_the_driver_reads_no_stream_that_a_task_takes_whole(origin: Beside) -> None:
-    streams = [new_stream(origin) for _ in range(12)]
-    for stream in streams:
-        append(origin, stream, *range(20))
-
-    def reads() -> int:
-        return origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
-
-    before = reads()
-    source = reader(origin, streams=",".join(streams), minPartitions="2")
-    tasks = source.partitions()
-    assert reads() == before
-    # More tasks than were asked for, so that a large stream among small ones holds nobody up; but not one for each.
-    assert [type(task) for task in tasks] == [ReachTask] * 8
-    assert len(rows(source, tasks)) == 240
 
 
 def test_an_offset_is_one_that_the_row_is_to_be_had_again_from(origin: Beside, way: dict[str, str]) -> None:
@@ -176,6 +152,22 @@ def test_a_stream_that_was_made_anew_since_is_an_error(origin: Beside, way: dict
     # The other one is read all the same by those who want what is there.
     tolerant = reader(origin, streams=f"{stream},{other}", spoolBytes="0", failOnDataLoss="false", **way)
     assert values([row for row in rows(tolerant, tasks) if row["stream"] == other], other) == list(range(60))
+
+
+def test_what_is_left_of_a_lost_stream_is_in_no_chunk_of_another(origin: Beside, way: dict[str, str]) -> None:
+    stream, other = new_stream(origin), new_stream(origin)
+    append(origin, stream, *[f"A{number}" for number in range(200)])
+    append(origin, other, *[f"B{number}" for number in range(5)])
+    options = {"streams": f"{stream},{other}", "spoolBytes": "0", "format": "chunks", "failOnDataLoss": "false"}
+    source = reader(origin, **options, **way)
+    tasks = source.partitions()
+    assert origin.ask("DELETE", stream) == 204
+    origin.create(stream)
+    append(origin, stream, *[f"A{number}" for number in range(90)])
+    found = rows(source, tasks)
+    assert {text[0] for row in found if row["stream"] == stream for text in json.loads(row["value"])} <= {"A"}
+    (of_other,) = [row for row in found if row["stream"] == other]
+    assert (of_other["pos"], json.loads(of_other["value"])) == (0, [f"B{number}" for number in range(5)])
 
 
 def test_a_stream_that_is_not_there(origin: Beside, way: dict[str, str]) -> None:
