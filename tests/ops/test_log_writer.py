@@ -111,8 +111,8 @@ async def test_lines_are_written_together_after_a_while(
     # And so on: the wait begins with the first line that waits.
     clock.advance(100)
     log.record(numbered(10))
-    clock.advance(0.51)
-    await eventually(lambda: len(noted(tmp_path)) == 11)
+    async with time_passing(clock):
+        await eventually(lambda: len(noted(tmp_path)) == 11)
     assert streams(noted(tmp_path)) == list(range(11))
 
 
@@ -206,11 +206,11 @@ async def test_what_has_been_written_makes_room_for_what_comes(
     open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: Silent
 ) -> None:
     log = open_log(file, queue_bytes=20_000)
-    for number in range(100):
-        log.record(numbered(number))
-        log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
-        clock.advance(0.51)
-        await eventually(lambda: not log._queue)
+    async with time_passing(clock):
+        for number in range(100):
+            log.record(numbered(number))
+            log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST)
+            await eventually(lambda: not log._queue)
     await log.close(BOUND_S)
     assert drops(counts) == 0
     assert len(noted(tmp_path)) == 200
