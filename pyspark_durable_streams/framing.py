@@ -12,8 +12,10 @@ end has been seen, and what leaves depends on the bytes of the stream alone, nev
 What stands between two commas is taken for an element and not looked into: whether it is JSON is for those to say who
 parse it.
 
-Where an array's elements begin and end is found by looking at quotes and brackets only, with numpy over whole blocks:
-4.5 million messages a second on one core, five times what parsing them takes.
+Where an array's elements begin and end is found by looking at quotes and brackets only, with numpy over whole blocks.
+Whether a place lies in a string is a bit: that of the number of quotes up to it, 64 places at a time (as simdjson does
+it: Langdale and Lemire, VLDB Journal 2019).  Some four million messages a second on one core, three times what parsing
+them takes.
 """
 
 from __future__ import annotations
