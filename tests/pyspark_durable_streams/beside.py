@@ -61,6 +61,10 @@ class Beside:
     def create(self, path: str, content_type: str = JSON) -> None:
         assert self.ask("PUT", path, {"Content-Type": content_type}) == 201
 
+    def append(self, path: str, *values: object) -> None:
+        """Messages, to a stream of JSON."""
+        assert self.ask("POST", path, {"Content-Type": JSON}, json.dumps(list(values)).encode()) in (200, 204)
+
     def close(self, path: str) -> None:
         assert self.ask("POST", path, {"Stream-Closed": "true"}) == 204
 

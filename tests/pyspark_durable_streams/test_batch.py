@@ -57,10 +57,6 @@ def new_stream(origin: Beside, content_type: str = JSON) -> str:
     return _named[-1]
 
 
-def append(origin: Beside, stream: str, *values: object) -> None:
-    assert origin.ask("POST", stream, {"Content-Type": JSON}, json.dumps(list(values)).encode()) in (200, 204)
-
-
 def reader(origin: Beside, **options: str) -> BatchReader:
     schema = _CHUNKS if options.get("format") == "chunks" else _MESSAGES
     return BatchReader(schema, read_options({"url": origin.url, **options}, is_streaming=False))
@@ -82,14 +78,14 @@ def values(found: Sequence[Row], stream: str) -> list[Any]:
 def test_what_was_there_when_it_was_planned(origin: Beside, way: dict[str, str]) -> None:
     streams = [new_stream(origin) for _ in range(3)]
     for number, stream in enumerate(streams):
-        append(origin, stream, *range(number, number + 200))
+        origin.append(stream, *range(number, number + 200))
     source = reader(origin, streams=",".join(streams), **way)
     tasks = source.partitions()
     for stream in streams:
-        append(origin, stream, *range(1_000, 1_150))
+        origin.append(stream, *range(1_000, 1_150))
     first = rows(source, tasks)
     for stream in streams:
-        append(origin, stream, *range(2_000, 2_050))
+        origin.append(stream, *range(2_000, 2_050))
     for found in (first, rows(source, tasks)):
         for number, stream in enumerate(streams):
             assert values(found, stream) == list(range(number, number + 200))
@@ -97,7 +93,7 @@ def test_what_was_there_when_it_was_planned(origin: Beside, way: dict[str, str])
 
 def test_an_offset_is_one_that_the_row_is_to_be_had_again_from(origin: Beside, way: dict[str, str]) -> None:
     stream = new_stream(origin)
-    append(origin, stream, *range(300))
+    origin.append(stream, *range(300))
     source = reader(origin, stream=stream, **way)
     for row in rows(source, source.partitions())[::37]:
         again = reader(origin, stream=stream, startingOffsets=json.dumps({stream: row["offset"]}), **way)
@@ -107,9 +103,9 @@ def test_an_offset_is_one_that_the_row_is_to_be_had_again_from(origin: Beside, w
 @pytest.mark.parametrize("is_beyond", [False, True])
 def test_an_ending_offset(origin: Beside, way: dict[str, str], is_beyond: bool) -> None:
     stream = new_stream(origin)
-    append(origin, stream, *range(40))
+    origin.append(stream, *range(40))
     token = origin.do(lambda origin: origin.store.get(f"/{stream}", 0.0).tail.token)
-    append(origin, stream, *range(40, 90))
+    origin.append(stream, *range(40, 90))
     ending = json.dumps({stream: "9" * 40 if is_beyond else token})
     source = reader(origin, stream=stream, endingOffsets=ending, **way)
     assert values(rows(source, source.partitions()), stream) == list(range(90 if is_beyond else 40))
@@ -117,11 +113,11 @@ def test_an_ending_offset(origin: Beside, way: dict[str, str], is_beyond: bool) 
 
 def test_chunks_are_cut_by_their_bytes_alone(origin: Beside, way: dict[str, str]) -> None:
     stream = new_stream(origin)
-    append(origin, stream, *[{"n": number, "pad": "x" * (number % 97)} for number in range(400)])
+    origin.append(stream, *[{"n": number, "pad": "x" * (number % 97)} for number in range(400)])
     source = reader(origin, stream=stream, format="chunks", chunkBytes="700", **way)
     tasks = source.partitions()
     first = rows(source, tasks)
-    append(origin, stream, {"n": 400})
+    origin.append(stream, {"n": 400})
     second = rows(source, tasks)
     assert [(row["pos"], row["count"], row["value"]) for row in first] == [
         (row["pos"], row["count"], row["value"]) for row in second
@@ -139,14 +135,14 @@ def test_chunks_are_cut_by_their_bytes_alone(origin: Beside, way: dict[str, str]
 def test_a_stream_that_was_made_anew_since_is_an_error(origin: Beside, way: dict[str, str]) -> None:
     stream, other = new_stream(origin), new_stream(origin)
     for name in (stream, other):
-        append(origin, name, *range(60))
+        origin.append(name, *range(60))
     source = reader(origin, streams=f"{stream},{other}", spoolBytes="0", **way)
     tasks = source.partitions()
     assert origin.ask("DELETE", stream) == 204
     with pytest.raises(DataLost, match=f"stream {stream}"):
         rows(source, tasks)
     origin.create(stream)
-    append(origin, stream, 7)
+    origin.append(stream, 7)
     with pytest.raises(DataLost, match=f"stream {stream}"):
         rows(source, tasks)
     # The other one is read all the same by those who want what is there.
@@ -156,14 +152,14 @@ def test_a_stream_that_was_made_anew_since_is_an_error(origin: Beside, way: dict
 
 def test_what_is_left_of_a_lost_stream_is_in_no_chunk_of_another(origin: Beside, way: dict[str, str]) -> None:
     stream, other = new_stream(origin), new_stream(origin)
-    append(origin, stream, *[f"A{number}" for number in range(200)])
-    append(origin, other, *[f"B{number}" for number in range(5)])
+    origin.append(stream, *[f"A{number}" for number in range(200)])
+    origin.append(other, *[f"B{number}" for number in range(5)])
     options = {"streams": f"{stream},{other}", "spoolBytes": "0", "format": "chunks", "failOnDataLoss": "false"}
     source = reader(origin, **options, **way)
     tasks = source.partitions()
     assert origin.ask("DELETE", stream) == 204
     origin.create(stream)
-    append(origin, stream, *[f"A{number}" for number in range(90)])
+    origin.append(stream, *[f"A{number}" for number in range(90)])
     found = rows(source, tasks)
     assert {text[0] for row in found if row["stream"] == stream for text in json.loads(row["value"])} <= {"A"}
     (of_other,) = [row for row in found if row["stream"] == other]
@@ -172,7 +168,7 @@ def test_what_is_left_of_a_lost_stream_is_in_no_chunk_of_another(origin: Beside,
 
 def test_a_stream_that_is_not_there(origin: Beside, way: dict[str, str]) -> None:
     stream = new_stream(origin)
-    append(origin, stream, 1)
+    origin.append(stream, 1)
     with pytest.raises(DataLost, match=r"stream b/none: 404.*failOnDataLoss=false"):
         reader(origin, streams=f"{stream},b/none", **way).partitions()
     tolerant = reader(origin, streams=f"{stream},b/none", failOnDataLoss="false", **way)

@@ -57,10 +57,6 @@ def stopped() -> Iterator[None]:
         _running.pop().stop()
 
 
-def append(origin: Beside, stream: str, *values: object) -> None:
-    assert origin.ask("POST", stream, {"Content-Type": JSON}, json.dumps(list(values)).encode()) in (200, 204)
-
-
 def reader(origin: Beside, schema: StructType = _MESSAGES, **options: str) -> StreamReader:
     given = {"url": origin.url, "startingOffsets": "earliest", **options}
     _running.append(StreamReader(schema, read_options(given, is_streaming=True)))
@@ -107,11 +103,11 @@ def values(batches: list[list[Row]]) -> list[Any]:
 
 def test_every_message_once_and_in_order(origin: Beside, stream: str) -> None:
     for begin in range(0, 300, 30):
-        append(origin, stream, *range(begin, begin + 30))
+        origin.append(stream, *range(begin, begin + 30))
     batches, at = follow(reader(origin, stream=stream))
     assert values(batches) == list(range(300))
     assert [row["pos"] for row in batches[0]] == list(range(300))
-    append(origin, stream, 300)
+    origin.append(stream, 300)
     again, _ = follow(reader(origin, stream=stream), at)
     assert values(again) == [300]
     assert again[0][0]["pos"] == 300
@@ -129,7 +125,7 @@ def test_any_bound_reads_the_same(origin: Beside, appends: list[list[object]], b
     origin.ask("DELETE", "t/any")
     origin.create("t/any")
     for some in appends:
-        append(origin, "t/any", *some)
+        origin.append("t/any", *some)
     batches, _ = follow(reader(origin, stream="t/any", maxRowsPerTrigger=str(bound), spoolBytes=spool))
     assert all(len(batch) <= bound for batch in batches)
     assert values(batches) == [value for some in appends for value in some]
@@ -138,12 +134,12 @@ def test_any_bound_reads_the_same(origin: Beside, appends: list[list[object]], b
 
 
 def test_a_batch_is_the_same_however_often_it_is_read(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(100))
+    origin.append(stream, *range(100))
     first = reader(origin, stream=stream)
     start = first.initialOffset()
     end = through_json(first.latestOffset(start, ReadMaxRows(70)))
     seen = rows(first, start, end)
-    append(origin, stream, *range(100, 200))
+    origin.append(stream, *range(100, 200))
     # A driver that has just been started has no spool, and asks for the initial offset again.
     second = reader(origin, stream=stream)
     assert rows(second, second.initialOffset(), end) == seen
@@ -171,13 +167,13 @@ def test_replies_may_be_cut_otherwise_when_a_batch_is_read_again(origin: Beside,
 
 
 def test_latest_is_where_the_stream_was_when_the_query_began(origin: Beside, stream: str) -> None:
-    append(origin, stream, 1, 2)
+    origin.append(stream, 1, 2)
     first = reader(origin, stream=stream, startingOffsets="latest")
     start = first.initialOffset()
     end = through_json(first.latestOffset(start, ReadAllAvailable()))
     assert end != start
     assert rows(first, start, end) == []
-    append(origin, stream, 3)
+    origin.append(stream, 3)
     # Killed before the first batch was done: it is planned again from its checkpoint, then what came meanwhile is read.
     second = reader(origin, stream=stream, startingOffsets="latest")
     assert rows(second, second.initialOffset(), end) == []
@@ -185,9 +181,9 @@ def test_latest_is_where_the_stream_was_when_the_query_began(origin: Beside, str
 
 
 def test_a_token_to_start_at(origin: Beside, stream: str) -> None:
-    append(origin, stream, 1, 2)
+    origin.append(stream, 1, 2)
     token = origin.do(lambda origin: origin.store.get(f"/{stream}", 0.0).tail.token)
-    append(origin, stream, 3)
+    origin.append(stream, 3)
     batches, _ = follow(reader(origin, stream=stream, startingOffsets=json.dumps({stream: token})))
     assert values(batches) == [3]
 
@@ -221,7 +217,7 @@ def test_bytes_as_chunks(origin: Beside, request: pytest.FixtureRequest) -> None
 
 
 def test_json_as_chunks_is_arrays(origin: Beside, stream: str) -> None:
-    append(origin, stream, *[{"n": number} for number in range(100)])
+    origin.append(stream, *[{"n": number} for number in range(100)])
     batches, _ = follow(reader(origin, _CHUNKS, stream=stream, format="chunks", chunkBytes="50"))
     assert [m["n"] for row in batches[0] for m in json.loads(row["value"])] == list(range(100))
     assert len(batches[0]) > 10
@@ -234,7 +230,7 @@ def test_a_bound_is_shared_and_starves_none(origin: Beside, stream: str) -> None
     names = [f"{stream}/{number}" for number in range(5)]
     for name in names:
         origin.create(name)
-        append(origin, name, *range(40))
+        origin.append(name, *range(40))
     bounded = reader(origin, streams=",".join(names), maxRowsPerTrigger="3")
     at = bounded.initialOffset()
     seen: set[str] = set()
@@ -248,7 +244,7 @@ def test_a_bound_is_shared_and_starves_none(origin: Beside, stream: str) -> None
 
 
 def test_bytes_bound_a_batch_but_never_to_nothing(origin: Beside, stream: str) -> None:
-    append(origin, stream, *["x" * 50 for _ in range(20)], "y" * 500, *["z" * 50 for _ in range(5)])
+    origin.append(stream, *["x" * 50 for _ in range(20)], "y" * 500, *["z" * 50 for _ in range(5)])
     bounded = reader(origin, stream=stream, maxBytesPerTrigger="120")
     assert isinstance(bounded.getDefaultReadLimit(), ReadMaxBytes)
     batches, _ = follow(bounded)
@@ -257,17 +253,17 @@ def test_bytes_bound_a_batch_but_never_to_nothing(origin: Beside, stream: str) -
 
 
 def test_available_now_stops_where_the_streams_were(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(10))
+    origin.append(stream, *range(10))
     bounded = reader(origin, stream=stream, maxRowsPerTrigger="4")
     bounded.prepareForTriggerAvailableNow()
-    append(origin, stream, *range(10, 20))
+    origin.append(stream, *range(10, 20))
     batches, at = follow(bounded)
     assert values(batches) == list(range(10))
     assert values(follow(reader(origin, stream=stream), at)[0]) == list(range(10, 20))
 
 
 def test_lag_is_reported(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(10))
+    origin.append(stream, *range(10))
     tail = origin.do(lambda origin: origin.store.get(f"/{stream}", 0.0).tail.token)
     bounded = reader(origin, stream=stream)
     assert bounded.reportLatestOffset() is None
@@ -281,7 +277,7 @@ def test_lag_is_reported(origin: Beside, stream: str) -> None:
 
 
 def test_a_tail_that_cannot_be_had_for_the_report_does_not_end_the_query(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(50))
+    origin.append(stream, *range(50))
     bounded = reader(origin, stream=stream, maxRowsPerTrigger="5")
     bounded.latestOffset(bounded.initialOffset(), ReadMaxRows(5))
     origin.do(lambda origin: origin.faults.status(400, path=f"/{stream}", times=1, kind="head"))
@@ -291,7 +287,7 @@ def test_a_tail_that_cannot_be_had_for_the_report_does_not_end_the_query(origin:
 
 
 def test_a_closed_stream_is_not_asked_again(origin: Beside, stream: str) -> None:
-    append(origin, stream, 1)
+    origin.append(stream, 1)
     origin.close(stream)
     closed = reader(origin, stream=stream)
     batches, at = follow(closed)
@@ -303,7 +299,7 @@ def test_a_closed_stream_is_not_asked_again(origin: Beside, stream: str) -> None
 
 @pytest.mark.parametrize("way", ["deleted", "anew", "shorter", "410"])
 def test_what_is_lost_is_an_error_or_passed_over(origin: Beside, stream: str, way: str) -> None:
-    append(origin, stream, *range(20))
+    origin.append(stream, *range(20))
     _, at = follow(reader(origin, stream=stream))
     if way == "410":
         fault = origin.do(lambda origin: origin.faults.status(410, kind=Kind.CATCHUP, path=f"/{stream}", times=2))
@@ -312,8 +308,8 @@ def test_what_is_lost_is_an_error_or_passed_over(origin: Beside, stream: str, wa
     if way in ("anew", "shorter"):
         origin.create(stream)
         # Of the same lengths, so that every token is one of the new stream too.
-        append(origin, stream, *([7] * 3 if way == "shorter" else range(20)[::-1]))
-        append(origin, stream, *(range(2) if way == "anew" else ()), 5) if way == "anew" else None
+        origin.append(stream, *([7] * 3 if way == "shorter" else range(20)[::-1]))
+        origin.append(stream, *(range(2) if way == "anew" else ()), 5) if way == "anew" else None
     with pytest.raises(DataLost, match="failOnDataLoss=false goes on with what is there") as lost:
         follow(reader(origin, stream=stream), at)
     assert "\n" not in str(lost.value)
@@ -333,13 +329,13 @@ def test_what_is_lost_is_an_error_or_passed_over(origin: Beside, stream: str, wa
 
 
 def test_a_stream_made_anew_between_plan_and_read_fails_the_task(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(20))
+    origin.append(stream, *range(20))
     planned = reader(origin, stream=stream, spoolBytes="0")
     start = planned.initialOffset()
     end = through_json(planned.latestOffset(start, ReadAllAvailable()))
     origin.ask("DELETE", stream)
     origin.create(stream)
-    append(origin, stream, *range(20)[::-1])
+    origin.append(stream, *range(20)[::-1])
     with pytest.raises(DataLost, match="reads otherwise than when it was planned"):
         rows(planned, start, end)
 
@@ -351,7 +347,7 @@ def test_a_stream_that_was_never_there_is_an_error_where_it_was_named(origin: Be
 
 
 def test_formats_that_count_otherwise_do_not_share_a_checkpoint(origin: Beside, stream: str) -> None:
-    append(origin, stream, 1)
+    origin.append(stream, 1)
     _, at = follow(reader(origin, stream=stream))
     with pytest.raises(BadOption, match="begin with a new checkpoint"):
         follow(reader(origin, _CHUNKS, stream=stream, format="chunks"), at)
@@ -360,7 +356,7 @@ def test_formats_that_count_otherwise_do_not_share_a_checkpoint(origin: Beside, 
 @pytest.mark.parametrize("fault", ["drop", "truncate", "status"])
 def test_an_origin_that_breaks_off_loses_nothing(origin: Beside, stream: str, fault: str) -> None:
     for begin in range(0, 200, 50):
-        append(origin, stream, *range(begin, begin + 50))
+        origin.append(stream, *range(begin, begin + 50))
 
     def break_off() -> None:
         kind, path = Kind.CATCHUP, f"/{stream}"
@@ -384,10 +380,10 @@ def test_an_origin_that_breaks_off_loses_nothing(origin: Beside, stream: str, fa
 def test_an_origin_that_restarts_is_waited_for(stream: str) -> None:
     with beside() as origin:
         origin.create(stream)
-        append(origin, stream, *range(10))
+        origin.append(stream, *range(10))
         waiting = reader(origin, stream=stream)
         batches, at = follow(waiting)
-        append(origin, stream, 10)
+        origin.append(stream, 10)
         origin.stop()
         found: list[Any] = []
         asking = threading.Thread(target=lambda: found.append(follow(waiting, at)[0]))
@@ -405,21 +401,21 @@ def test_an_origin_that_restarts_is_waited_for(stream: str) -> None:
 def test_a_prefix_of_a_stream_of_names(origin: Beside, stream: str) -> None:
     for name in ("a/1", "a/2", "b/1"):
         origin.create(f"{stream}/{name}")
-        append(origin, f"{stream}/{name}", name)
-    append(origin, stream, f"{stream}/a/1", {"stream": f"{stream}/b/1"})
+        origin.append(f"{stream}/{name}", name)
+    origin.append(stream, f"{stream}/a/1", {"stream": f"{stream}/b/1"})
     prefixed = reader(origin, streamsPrefix=f"{stream}/a/", catalogueStream=stream)
     batches, at = follow(prefixed)
     assert values(batches) == ["a/1"]
-    append(origin, stream, f"{stream}/a/2", {"stream": f"{stream}/a/1", "deleted": True})
-    append(origin, f"{stream}/a/1", "not read")
+    origin.append(stream, f"{stream}/a/2", {"stream": f"{stream}/a/1", "deleted": True})
+    origin.append(f"{stream}/a/1", "not read")
     batches, _ = follow(prefixed, at)
     assert values(batches) == ["a/2"]
 
 
 def test_available_now_tells_of_a_stream_that_is_gone(origin: Beside, stream: str) -> None:
     origin.create(f"{stream}/1")
-    append(origin, f"{stream}/1", 1)
-    append(origin, stream, f"{stream}/1")
+    origin.append(f"{stream}/1", 1)
+    origin.append(stream, f"{stream}/1")
     _, at = follow(reader(origin, streamsPrefix=f"{stream}/", catalogueStream=stream))
     assert origin.ask("DELETE", f"{stream}/1") == 204
     now = reader(origin, streamsPrefix=f"{stream}/", catalogueStream=stream)
@@ -429,7 +425,7 @@ def test_available_now_tells_of_a_stream_that_is_gone(origin: Beside, stream: st
 
 
 def test_planning_reads_a_stream_once_and_tasks_read_the_spool(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(10))
+    origin.append(stream, *range(10))
 
     def reads() -> int:
         return origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
@@ -442,7 +438,7 @@ def test_planning_reads_a_stream_once_and_tasks_read_the_spool(origin: Beside, s
 
 
 def test_the_spool_of_a_batch_outlives_the_commit_of_the_one_before(origin: Beside, stream: str) -> None:
-    append(origin, stream, *range(10))
+    origin.append(stream, *range(10))
     planned = reader(origin, stream=stream, maxRowsPerTrigger="5")
     first = planned.latestOffset(planned.initialOffset(), ReadMaxRows(5))
     assert len(rows(planned, planned.initialOffset(), first)) == 5
@@ -460,7 +456,7 @@ def test_many_streams_under_a_bound_smaller_than_a_message_for_each_are_not_aske
     names = [f"{stream}/{number}" for number in range(40)]
     for name in names:
         origin.create(name)
-        append(origin, name, "x" * 123)
+        origin.append(name, "x" * 123)
     before = origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
     batches, _ = follow(reader(origin, streams=",".join(names), maxBytesPerTrigger="4000"))
     assert sum(map(len, batches)) == 40
@@ -471,10 +467,10 @@ def test_many_streams_under_a_bound_smaller_than_a_message_for_each_are_not_aske
 def test_a_long_reply_is_read_once_by_many_batches(request: pytest.FixtureRequest) -> None:
     with beside() as origin:
         origin.create("long")
-        append(origin, "long", *["x" * 200] * 2_000)
+        origin.append("long", *["x" * 200] * 2_000)
         bounded = reader(origin, stream="long", maxRowsPerTrigger="100")
         bounded.prepareForTriggerAvailableNow()
-        append(origin, "long", "behind the target")
+        origin.append("long", "behind the target")
         batches, _ = follow(bounded)
         assert [len(batch) for batch in batches] == [100] * 20
         reads = origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
