@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import orjson
@@ -23,6 +25,12 @@ def numbers_in(text: bytes) -> list[int]:
     """The numbers of whole lines, in order."""
     assert not text or text.endswith(b"\n")
     return [orjson.loads(line)["n"] for line in text.splitlines()]
+
+
+def lines_of(log: Path) -> list[dict[str, Any]]:
+    """What a log file says so far; a line that is being written is not in it yet."""
+    whole, _, _ = log.read_bytes().rpartition(b"\n")
+    return [orjson.loads(line) for line in whole.splitlines()]
 
 
 async def messages(url: str) -> list[dict[str, object]]:

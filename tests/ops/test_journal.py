@@ -19,7 +19,7 @@ from gateway.config_file import ConfigError, load_config
 from gateway.journal import CloseReason, Journal, Record, Repeated, Unkept
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
-from tests.ops.log_reading import BOUND_S, messages
+from tests.ops.log_reading import BOUND_S, lines_of, messages
 from tests.served import durable_gateway
 
 KEY = "a secret of some letters"
@@ -38,7 +38,7 @@ def numbered(number: int) -> Record:
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (folder / "access.log").read_bytes().splitlines()]
+    return lines_of(folder / "access.log")
 
 
 def streams(found: list[dict[str, Any]]) -> list[int]:

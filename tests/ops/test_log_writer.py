@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import orjson
 import pytest
 
 from gateway.clock import ManualClock
@@ -26,7 +25,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from tests.ops.log_reading import BOUND_S, eventually, messages, time_passing
+from tests.ops.log_reading import BOUND_S, eventually, lines_of, messages, time_passing
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -90,7 +89,7 @@ def numbered(number: int) -> Record:
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (folder / "access.log").read_bytes().splitlines()]
+    return lines_of(folder / "access.log")
 
 
 def streams(found: list[dict[str, Any]]) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from gateway.origin.app import RunningOrigin
+from tests.ops.log_reading import lines_of
 from tests.scenarios.conftest import Edge, eventually
 from tests.scenarios.wire import Dropped
 
@@ -37,10 +37,6 @@ async def noted(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
     lines = lines_of(log)
     assert len(lines) == count
     return lines
-
-
-def lines_of(log: Path) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in log.read_bytes().splitlines()]
 
 
 async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, log: Path) -> None:
