@@ -9,22 +9,32 @@ again, or skips to the tail, begins a session.
 A session is cut at midnight (UTC), so that a day is computed from the requests of that day alone: `day` is the day on
 which its reads ended.  A live read that goes on has lines before its last; they are of its session, and count as no
 read.  What is no request at all is in no session.
+
+A reader's reads are sorted and then seen once, a batch at a time, with the read before and the session that is open
+kept from batch to batch: however many reads a reader has, no more of them is ever in memory.  (Spark's own window
+functions hold all of a reader's reads at once, and readers behind one address may be one reader to the log.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from datetime import date
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from gateway.pipeline.tables import REQUESTS, SESSIONS
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession, WindowSpec
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
     from gateway.pipeline.lake import Lake
+
+Truths = npt.NDArray[np.bool_]
 
 GAP_S: Final = 300
 """So long after a read has ended may the next begin.  A page in the background comes back within a minute or so; who
@@ -33,6 +43,24 @@ comes back after five has been away."""
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 
 _READER: Final = ("day", "route", "stream", "partition", "client", "user_agent")
+_FOLDS: Final = (
+    *((name, "first") for name in _READER),
+    ("began", "min"),
+    ("ended", "max"),
+    ("reads", "sum"),
+    ("live_reads", "sum"),
+    ("connections", "sum"),
+    ("sent_bytes", "sum"),
+    ("first_offset", "first"),
+    ("last_offset", "max"),
+    ("close_reason", "last"),
+)
+"""What becomes of each column where sessions, in order, become one; NULLs are left out."""
+_JOINED: Final = (
+    "day date, route string, stream string, partition string, client string, user_agent string, began timestamp, "
+    "ended timestamp, reads bigint, live_reads bigint, connections bigint, sent_bytes bigint, first_offset string, "
+    "last_offset string, close_reason string"
+)
 
 
 def write_sessions(spark: SparkSession, lake: Lake, days: Collection[date]) -> None:
@@ -42,58 +70,125 @@ def write_sessions(spark: SparkSession, lake: Lake, days: Collection[date]) -> N
 
 def sessions(requests: DataFrame) -> DataFrame:
     """The sessions of these requests."""
-    from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     mode, is_final = f.col("mode"), f.col("is_final")
     is_read = mode.isin([str(mode) for mode in READS]) & (is_final | (f.col("status") > 0))
+    is_live = mode != str(Mode.CATCHUP)
     reads = requests.where(is_read).select(
-        *("day", "route", "stream", "partition", "time", "id", "mode", "is_final", "sent_bytes", "close_reason"),
-        "next_offset",
+        *("day", "route", "stream", "partition", "id", "mode", "is_final", "sent_bytes"),
         f.coalesce("client", f.lit("-")).alias("client"),
         f.coalesce("user_agent", f.lit("-")).alias("user_agent"),
-        f.col("start").alias("named"),
         f.coalesce("start", f.lit(START)).alias("start"),
         f.coalesce("next_offset", "start", f.lit(START)).alias("reached"),
+        # And what a session would be that had no other read.
         f.timestamp_micros(f.unix_micros("time") - f.round(f.col("duration_s") * 1_000_000).try_cast("bigint")).alias(
             "began"
         ),
-        # Sorting by a number is what makes this quick.  Should two readers have the same one, they share the order
-        # below but no session, because sessions are also told apart by what the number was made of.
+        f.col("time").alias("ended"),
+        is_final.cast("bigint").alias("reads"),
+        (is_final & is_live).cast("bigint").alias("live_reads"),
+        f.col("start").alias("first_offset"),
+        f.col("next_offset").alias("last_offset"),
+        f.when(is_live, f.col("close_reason")).alias("close_reason"),
+        # Sorting by a number is what makes this quick.  Should two readers have the same one, their reads take turns,
+        # and none of them goes on with one of the other.
         f.xxhash64(*_READER).alias("reader"),
     )
-    order = Window.partitionBy("reader").orderBy("time", "id")
-    is_begun = ~f.coalesce(_goes_on(order), f.lit(False))
-    is_connected = (mode == str(Mode.SSE)) & f.coalesce(
-        f.lag("is_final").over(order) | (f.lag("mode").over(order) != mode), f.lit(True)
-    )
-    marked = reads.withColumns({"is_begun": is_begun, "is_connected": is_connected})
-    number = f.sum(f.col("is_begun").cast("int")).over(order)
-    is_live = mode != str(Mode.CATCHUP)
-    grouped = marked.withColumn("number", number).groupBy("reader", "number", *_READER)
-    made = grouped.agg(
-        f.min("began").alias("began"),
-        f.max("time").alias("ended"),
-        f.count_if(is_final).alias("reads"),
-        f.count_if(is_final & is_live).alias("live_reads"),
-        f.greatest(f.count_if("is_connected") - 1, f.lit(0)).alias("reconnects"),
-        f.sum("sent_bytes").alias("sent_bytes"),
-        f.max(f.when(f.col("is_begun"), f.col("named"))).alias("first_offset"),
-        f.max("next_offset").alias("last_offset"),
-        f.max_by("close_reason", f.when(is_live & f.col("close_reason").isNotNull(), f.col("time"))).alias(
-            "close_reason"
-        ),
-    )
+    in_order = reads.repartition("reader").sortWithinPartitions("reader", "ended", "id").drop("reader", "id")
+    joined = in_order.mapInArrow(_join, _JOINED)
+    made = joined.withColumn("reconnects", f.greatest(f.col("connections") - 1, f.lit(0)))
     return made.select([column.name for column in SESSIONS.columns])
 
 
-def _goes_on(order: WindowSpec) -> Column:
-    """Whether a read goes on with the session of the one before it."""
-    from pyspark.sql import functions as f
+def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The sessions of reads that come sorted by reader, and then by when they ended."""
+    import pyarrow as pa
 
-    start, before = f.col("start"), f.lag("start").over(order)
-    reached = f.lag("reached").over(order)
-    is_soon = f.unix_micros("began") <= f.unix_micros(f.lag("time").over(order)) + GAP_S * 1_000_000
-    is_between = (start <= reached) & ((before == START) | (before != NOW) & (before <= start))
-    is_same = ~f.lag("is_final").over(order) & (start == before)
-    return is_soon & ((start == reached) | ~start.isin(START, NOW) & is_between | is_same)
+    last: pa.Table | None = None
+    open_session: pa.Table | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        reads = pa.Table.from_batches([batch])
+        # Before the first of all is a read of which nothing is known.
+        last = reads.take(pa.array([None], pa.int64())) if last is None else last
+        before = pa.concat_tables([last, reads.slice(0, len(reads) - 1)])
+        last = reads.slice(len(reads) - 1)
+        is_begun = _is_begun(reads, before)
+        sessions, numbers = _alone(reads, before, is_begun), np.cumsum(is_begun, dtype=np.int64)
+        if open_session is not None:
+            sessions, numbers = pa.concat_tables([open_session, sessions]), np.concatenate([[0], numbers])
+        sessions = _folded(sessions, numbers)
+        open_session = sessions.slice(len(sessions) - 1)
+        yield from sessions.slice(0, len(sessions) - 1).to_batches()
+    if open_session is not None:
+        yield from open_session.to_batches()
+
+
+def _is_begun(reads: pa.Table, before: pa.Table) -> Truths:
+    """Whether a read does not go on from where the one before it came to, or had begun."""
+    import pyarrow.compute as pc
+
+    start, start_before, reached = reads["start"], before["start"], before["reached"]
+    latest = pc.add(before["ended"].cast("int64"), GAP_S * 1_000_000)
+    is_soon = _so(pc.less_equal(reads["began"].cast("int64"), latest))
+    is_position = ~_is(start, START) & ~_is(start, NOW)
+    is_after = ~_is(start_before, NOW) & _so(pc.less_equal(start_before, start))
+    is_between = is_position & _so(pc.less_equal(start, reached)) & (_is(start_before, START) | is_after)
+    goes_on = _is(start, reached) | is_between | _is_unfinished(before) & _is(start, start_before)
+    return ~(_is_of_one_reader(reads, before) & is_soon & goes_on)
+
+
+def _alone(reads: pa.Table, before: pa.Table, is_begun: Truths) -> pa.Table:
+    """Each read as a session of its own, ready to be folded."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_one_connection = _is_unfinished(before) & _is(reads["mode"], before["mode"])
+    is_connected = _is(reads["mode"], str(Mode.SSE)) & ~(is_one_connection & _is_of_one_reader(reads, before))
+    alone = {
+        "connections": is_connected.astype(np.int64),
+        # What a later read names is not where its session began.
+        "first_offset": pc.if_else(is_begun, reads["first_offset"], None),
+    }
+    return pa.table({name: alone[name] if name in alone else reads[name] for name, _ in _FOLDS})
+
+
+def _folded(sessions: pa.Table, numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """Sessions that have the same number, and follow each other, as one."""
+    import pyarrow as pa
+
+    numbered = sessions.append_column("number", pa.array(numbers))
+    folded = numbered.group_by("number", use_threads=False).aggregate(list(_FOLDS))
+    return pa.table({name: folded[f"{name}_{fold}"] for name, fold in _FOLDS})
+
+
+def _is_of_one_reader(reads: pa.Table, before: pa.Table) -> Truths:
+    import pyarrow.compute as pc
+
+    # Of a line that names no stream, that is what it has in common with another.
+    both = ((reads[name], before[name]) for name in _READER)
+    found: Truths = np.logical_and.reduce(
+        [_is(one, other) | _so(pc.and_(pc.is_null(one), pc.is_null(other))) for one, other in both]
+    )
+    return found
+
+
+def _is_unfinished(reads: pa.Table) -> Truths:
+    return _is(reads["is_final"], False)
+
+
+def _is(values: pa.ChunkedArray, others: pa.ChunkedArray | str | bool) -> Truths:
+    """Where they are known to be equal."""
+    import pyarrow.compute as pc
+
+    return _so(pc.equal(values, others))
+
+
+def _so(truths: pa.ChunkedArray) -> Truths:
+    """Where it is known to be so."""
+    import pyarrow.compute as pc
+
+    found: Truths = pc.fill_null(truths, False).to_numpy()
+    return found

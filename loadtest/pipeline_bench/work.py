@@ -38,7 +38,7 @@ def main() -> None:
     # Executors of a local cluster are found by way of it.
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     began = time.perf_counter()
-    spark = open_session(asked.master, {"spark.sql.shuffle.partitions": "8"})
+    spark = open_session(asked.master)
     spark.range(1).count()
     started = time.perf_counter()
     lake = Lake(asked.lake)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,16 @@ from tests.pipeline.access_lines import DAY_S, NOON, line
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
+
+
+@pytest.fixture
+def few_rows_at_once(spark: SparkSession) -> Iterator[None]:
+    """As few rows in a batch as a log of millions has, for its length."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "3")
+    yield
+    spark.conf.set(name, str(before))
 
 
 def of(spark: SparkSession, *told: bytes) -> list[Row]:
@@ -90,6 +102,14 @@ def test_a_session_is_cut_at_midnight_and_what_is_no_read_is_in_none(spark: Spar
         read(4, 2, None, None, is_final=False, status=None, client=None),
     )
     assert [(str(row.day), row.reads) for row in found] == [("2026-09-24", 1), ("2026-09-25", 1)]
+
+
+def test_sessions_do_not_end_where_a_batch_of_rows_does(spark: SparkSession, few_rows_at_once: None) -> None:
+    went_on = [read(number, number, f"{number:02}", f"{number + 1:02}", mode="sse") for number in range(20)]
+    (session,) = of(spark, *went_on)
+    assert (session.reads, session.reconnects, session.first_offset, session.last_offset) == (20, 19, "00", "20")
+    others = [read(number, number, "-1", "09", client=f"c{number % 3}") for number in range(20)]
+    assert [row.reads for row in of(spark, *others)] == [1] * 20
 
 
 @settings(max_examples=10)

@@ -14,9 +14,9 @@ from gateway.config import GatewayConfig
 from gateway.journal import Place
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.mode import Mode
+from tests.ops.log_reading import lines_of
 from tests.scenarios import test_noted
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_noted import lines_of
 from tests.scenarios.test_noted_lives import confirmed
 from tests.scenarios.wire import Dropped
 
