@@ -1,16 +1,18 @@
 """How fast Spark reads streams: `python -m loadtest.spark_source [--messages 2400000] [--streams 4] [--origin]`.
 
-An in-memory origin and a gateway before it run as programs of their own, beside a Spark of two cores; with `--origin`
-Spark reads from the origin itself.  Every kind of row is read by a batch and by a query with AvailableNow, into Spark's
-`noop` sink, so what is timed is planning, reading and parsing.  Each row of the table says its best of six, and what a
-read of one message takes, which is what Spark takes for any; the counts are checked.  The last row is what Arrow takes
-to parse the same messages on one core, with nothing around it: a machine's own measure for `typed`.
+An in-memory origin and a gateway before it, which has room for all streams, run as programs of their own beside a Spark
+of two cores; with `--origin` Spark reads from the origin itself.  Every kind of row is read by a batch and by a query
+with AvailableNow, into Spark's `noop` sink, so what is timed is planning, reading and parsing.  Each row of the table
+says its best of six, and what a read of one message takes, which is what Spark takes for any; the counts are checked.
+The last row is what Arrow takes to parse the same messages on one core, with nothing around it: a machine's own measure
+for `typed`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from itertools import count, islice
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES: Final = 125
 _APPEND: Final = 5_000
+_ROOM: Final = {"DURABLE_GATEWAY_LIMITS__CACHE_BYTES": "1GiB"}
 _RUNS: Final = 6
 """The first few warm up Java's compiler."""
 _ARROW: Final = pa.schema(
@@ -47,7 +50,7 @@ def main() -> None:
     given = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        served(*_programs(with_gateway=not given.origin)) as urls,
+        served(*_programs(with_gateway=not given.origin), environment=os.environ | _ROOM) as urls,
         local_spark(Path(folder), java_flags="") as spark,
     ):
         names = fill(urls["origin"], given.messages, given.streams)

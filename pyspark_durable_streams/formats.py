@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_durable_streams.errors import BadOption, BadReply
-from pyspark_durable_streams.framing import Piece, Unit
+from pyspark_durable_streams.framing import Piece, Unit, line_ends
 from pyspark_durable_streams.reading import Fragment
 
 CORRUPT: Final = "_corrupt_record"
@@ -297,12 +297,11 @@ def _one(data: bytes, kind: pa.DataType) -> pa.Array:
 
 def _values(piece: Piece, kind: pa.DataType) -> pa.Array:
     """Lines without their line feeds."""
-    view = np.frombuffer(piece.data, np.uint8)
-    is_feed = view == _FEED
-    ends = np.flatnonzero(is_feed)
+    ends = line_ends(piece.data)
     offsets = np.zeros(ends.size + 1, np.int32)
     offsets[1:] = ends - np.arange(ends.size)
-    return pa.Array.from_buffers(kind, ends.size, [None, pa.py_buffer(offsets), pa.py_buffer(view[~is_feed])])
+    data = piece.data.replace(b"\n", b"")
+    return pa.Array.from_buffers(kind, ends.size, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _chunked(fragments: Iterator[Fragment], size: int) -> Iterator[Fragment]:
