@@ -1,18 +1,13 @@
 """A batch read: all there is between two offsets, at the moment it is planned.
 
-The driver walks the streams, counting, and what it reads goes to the spool for the tasks; so a stream that nobody has
-cut into parts is still read by several of them, and a task that is run again reads the same.
-
-Where there are as many long streams as tasks, none has to be cut, and counting them would be most of the work done
-twice.  Then the driver reads the first megabyte of each and where its tail is, and a task reads that stream from its
-beginning to that tail: what the driver has read is what tells that it is the same stream.
+The driver walks the streams once, counting, and what it reads goes to the spool for the tasks; so a stream that nobody
+has cut into parts is still read by several of them, and a task that is run again reads the same.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -24,7 +19,6 @@ from pyspark_durable_streams.catalogue import listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.formats import Rows, check_schema
-from pyspark_durable_streams.framing import BLOCK_BYTES, Unit
 from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, dealt
 from pyspark_durable_streams.reading import Run, Task, fragments
@@ -34,28 +28,6 @@ from pyspark_durable_streams.walk import Gone
 
 _log: Final = logging.getLogger("pyspark_durable_streams")
 _ALL: Final = Allowance()
-HEAD_BYTES: Final = BLOCK_BYTES
-"""So much is read of a stream before it counts as long."""
-_TASKS_A_PARTITION: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was read of a stream, which may be the beginning only, and where reading it stops."""
-
-    news: News
-    target: Target
-
-    @property
-    def can_be_walked(self) -> bool:
-        """Whether it needs no counting.  An end that the user names may lie behind the tail; and whether a line without
-        an end is one depends on when it is read."""
-        return not self.target.is_exact and self.news.position.unit is not Unit.LINE
-
-    def run(self, stream: str) -> Run:
-        """All of it, for a task."""
-        (head,) = self.news.stretches
-        return Run(Share(stream, self.news.position.unit, head), None, self.target.token)
 
 
 class BatchReader(DataSourceReader):
@@ -74,30 +46,19 @@ class BatchReader(DataSourceReader):
         spool = Spool(options.spool_bytes)
         _keep(spool)
         surveyor.begin(spool)
-        found: dict[str, _Found] = {}
+        found: dict[str, News] = {}
         try:
-            names = list(listing_of(options, client).tails())
-            first = Allowance(size=HEAD_BYTES, is_forced=True) if len(names) >= options.partitions else _ALL
-            surveyor.each(names, lambda stream: self._look(surveyor, stream, first, found))
-            long = sorted(stream for stream, one in found.items() if one.news.has_more)
-            whole = [stream for stream in long if found[stream].can_be_walked]
-            if len(whole) < options.partitions:
-                whole = []
-            surveyor.each(set(long) - set(whole), lambda stream: _count_on(surveyor, stream, found))
+            surveyor.each(listing_of(options, client).tails(), lambda stream: self._look(surveyor, stream, found))
         finally:
-            surveyor.close()
             client.close()
         shares = [
-            Share(name, found[name].news.position.unit, stretch)
-            for name in sorted(found.keys() - set(whole))
-            for stretch in found[name].news.stretches
+            Share(name, found[name].position.unit, stretch)
+            for name in sorted(found)
+            for stretch in found[name].stretches
         ]
-        return [
-            *(Task([found[name].run(name) for name in group]) for group in _dealt(whole, options.partitions)),
-            *tasks_of(dealt(shares, options.partitions), surveyor),
-        ]
+        return tasks_of(dealt(shares, options.partitions), surveyor)
 
-    def _look(self, surveyor: Surveyor, stream: str, allowance: Allowance, found: dict[str, _Found]) -> None:
+    def _look(self, surveyor: Surveyor, stream: str, found: dict[str, News]) -> None:
         options = self._options
         ending = options.ending.of(stream)
         start = options.starting.of(stream)
@@ -109,10 +70,9 @@ class BatchReader(DataSourceReader):
             if is_named and options.fails_on_loss:
                 raise DataLost(f"{gone}; failOnDataLoss=false reads the streams that are there") from gone
             return
-        target = Target(token, is_exact=ending != LATEST)
-        news = surveyor.news(stream, position, allowance, target)
+        news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
         if news is not None:
-            found[stream] = _Found(news, target)
+            found[stream] = news
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""
@@ -141,21 +101,6 @@ def tasks_of(shares: list[list[Share]], surveyor: Surveyor | None) -> list[Input
         Task([Run(share, extents.get((share.stream, share.stretch.place.count))) for share in group])
         for group in shares
     ]
-
-
-def _count_on(surveyor: Surveyor, stream: str, found: dict[str, _Found]) -> None:
-    """Read the rest of a stream."""
-    head, target = found[stream].news, found[stream].target
-    # What it stands behind was read a moment ago, and need not be looked at.
-    rest = surveyor.news(stream, replace(head.position, evidence=None), _ALL, target)
-    if rest is not None:
-        found[stream] = _Found(replace(rest, stretches=head.stretches + rest.stretches), target)
-
-
-def _dealt(streams: Sequence[str], partitions: int) -> Iterator[Sequence[str]]:
-    """Whole streams, of whose sizes nothing is known: more tasks than cores, so that a core takes more small ones."""
-    tasks = min(len(streams), _TASKS_A_PARTITION * partitions)
-    return (streams[number::tasks] for number in range(tasks))
 
 
 _kept: list[Spool] = []

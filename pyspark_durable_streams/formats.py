@@ -5,8 +5,8 @@
     typed      the user's own columns, parsed from JSON by Arrow; `_stream`, `_pos`, `_offset` where the schema has them
 
 `pos` counts messages (bytes in chunks of streams that are no JSON) from where the query began in the stream.  `offset`
-is a token from which the row is to be had again: the one behind which it was read.  `pos`, and where one chunk ends and
-the next begins, are the same each time a batch is read; `offset` as long as replies end where they ended.
+is a token from which the row is to be had again: the one behind which the row's stretch was read.  Both, and where one
+chunk ends and the next begins, are the same each time a batch is read.
 
 A JSON message that does not fit the schema is found by halving, and becomes what `mode` says: a row of nulls with its
 text in `_corrupt_record` where the schema has that (PERMISSIVE), nothing (DROPMALFORMED), or an error (FAILFAST).
@@ -342,14 +342,9 @@ def _cut(gathered: list[Fragment], size: int, *, is_last: bool) -> Generator[Fra
                 break
         chunk = data[begin:end]
         count = len(chunk) if first.unit is Unit.BYTE else chunk.count(b"\n")
-        yield replace(_holding(gathered, pos), pos=pos, piece=Piece(chunk, count), is_last=is_last and end == len(data))
+        yield replace(first, pos=pos, piece=Piece(chunk, count), is_last=is_last and end == len(data))
         begin, pos = end, pos + count
     if begin == len(data):
         return None
     left = sum(fragment.piece.count for fragment in gathered) - (pos - first.pos)
-    return replace(_holding(gathered, pos), pos=pos, piece=Piece(data[begin:], left), is_last=False)
-
-
-def _holding(fragments: list[Fragment], pos: int) -> Fragment:
-    """Which of them has the message at `pos`."""
-    return next(fragment for fragment in reversed(fragments) if fragment.pos <= pos)
+    return replace(first, pos=pos, piece=Piece(data[begin:], left), is_last=False)

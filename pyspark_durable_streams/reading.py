@@ -4,9 +4,6 @@ The bytes come from the driver's spool where that can be reached, else from the 
 place that takes exactly its units; stretches that follow each other are one walk.  Either way they are held against the
 stretch's checksum, so a stream that was made anew between planning and reading, or an origin that answers one way now
 and another way then, ends the task instead of passing for data.
-
-A run may go on behind its stretch, up to a token, with what nobody has counted.  Then it is always walked, all of it,
-and the stretch is what tells that it is the stream that was planned.
 """
 
 from __future__ import annotations
@@ -24,17 +21,14 @@ from pyspark_durable_streams.places import Stretch
 from pyspark_durable_streams.plan import Share
 from pyspark_durable_streams.spool import Extent
 from pyspark_durable_streams.walk import Gone, Part, Walk
-from pyspark_durable_streams.within import count_at
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stretch to read, where the driver has it, and how far to go on behind it."""
+    """A stretch to read, and where the driver has it."""
 
     share: Share
     extent: Extent | None
-    until: str | None = None
-    """Up to this token, and no message further; None: the stretch is all."""
 
 
 class Task(InputPartition):
@@ -71,15 +65,13 @@ def fragments(
     walks = _Walks(client, as_chunks)
     try:
         for run in task.runs:
-            data = run.extent.read() if run.extent is not None and run.until is None else None
+            data = run.extent.read() if run.extent is not None else None
             stretch = run.share.stretch
             if data is not None and zlib.crc32(data) == stretch.crc:
                 yield from _spooled(run.share, data)
                 continue
             try:
                 yield from _walked(run.share, walks)
-                if run.until is not None:
-                    yield from _onward(run.share, run.until, walks)
             except DataLost as lost:
                 if fails_on_loss:
                     raise
@@ -120,89 +112,53 @@ class _Walks:
     def __init__(self, client: Client, as_chunks: bool) -> None:
         self._client = client
         self._as_chunks = as_chunks
-        self._walk: Walk | None = None
-        self._parts: Iterator[Part] = iter(())
-        self._rest: Part | None = None
+        self._stream = ""
+        self._parts: Iterator[Part] | None = None
+        self._rest: Piece | None = None
         self._count = -1
 
-    def take(self, share: Share) -> Iterator[Part]:
-        """What lies behind the stretch's place; whoever takes it tells by `back` what was too much."""
+    def take(self, share: Share) -> Iterator[Piece]:
+        """The pieces from the stretch's place on; whoever takes them tells by `back` what was too much."""
         place = share.stretch.place
-        if self._walk is None or self._walk.stream != share.stream or self._count != place.count:
-            self._walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit)
-            self._parts, self._rest, self._count = self._walk.parts(), None, place.count
-        if self._rest is not None and self._rest.piece.count:
+        if self._parts is None or self._stream != share.stream or self._count != place.count:
+            walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit)
+            self._stream, self._parts, self._rest, self._count = share.stream, walk.parts(), None, place.count
+        if self._rest is not None and self._rest.count:
             rest, self._rest = self._rest, None
             yield rest
-        for part in self._parts:  # noqa: UP028  (`yield from` would close them when this is left)
-            yield part
+        for part in self._parts:
+            yield part.piece
 
-    def back(self, rest: Part) -> None:
-        """The walk stands before `rest`, which it has read."""
-        self._rest, self._count = rest, rest.place.count
-
-    def onward(self, until: str) -> Iterator[tuple[Part, Walk]]:
-        """What follows up to the end of the reply that reaches a token, each part with the walk as it stands then.
-
-        Gone when the stream ends before.
-        """
-        walk = self._walk
-        assert walk is not None
-        walk.until = until
-        if self._rest is not None and self._rest.piece.count:
-            yield self._rest, walk
-        # A reply may be older than the token, and say that there is no more: then it is asked for once again.
-        for parts in (self._parts, walk.parts()):
-            for part in parts:
-                yield part, walk
-            if walk.has_reached(until):
-                return
-        raise Gone(f"stream {walk.stream}: it ends at {walk.token}, before {until}")
+    def back(self, rest: Piece, count: int) -> None:
+        """The walk stands at `count`, with `rest` read beyond it."""
+        self._rest, self._count = rest, count
 
     def forget(self) -> None:
         """Leave the walk, and its connection."""
         close = getattr(self._parts, "close", None)
         if close is not None:
             close()
-        self._walk, self._parts, self._rest = None, iter(()), None
+        self._parts = None
 
 
 def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
     stretch, unit = share.stretch, share.unit
     done, crc = 0, 0
     try:
-        for part in walks.take(share):
-            taken, rest = part.split(stretch.units - done, unit)
-            crc = zlib.crc32(taken.piece.data, crc)
-            at, done = done, done + taken.piece.count
+        for piece in walks.take(share):
+            taken, rest = piece.before(stretch.units - done, unit), piece.after(stretch.units - done, unit)
+            crc = zlib.crc32(taken.data, crc)
+            at, done = done, done + taken.count
             if done == stretch.units:
-                walks.back(rest)
+                walks.back(rest, stretch.end_count)
                 if crc != stretch.crc:
                     raise DataLost(f"stream {share.stream}: {_where(stretch)} reads otherwise than when it was planned")
-            yield _fragment(share, at, taken.piece, is_last=done == stretch.units)
+            yield _fragment(share, at, taken, is_last=done == stretch.units)
             if done == stretch.units:
                 return
     except Gone as gone:
         raise DataLost(f"{gone}; it had {stretch.units} {unit}s there when the batch was planned") from gone
     raise DataLost(f"stream {share.stream}: {_where(stretch)} had {stretch.units} {unit}s when planned, and has {done}")
-
-
-def _onward(share: Share, until: str, walks: _Walks) -> Iterator[Fragment]:
-    """What lies between a stretch that has just been read and a token."""
-    cut: int | None = None
-    try:
-        for part, walk in walks.onward(until):
-            if cut is None and walk.passes(until):
-                # More has come since it was planned.
-                cut = count_at(walk.anew(part.place), until)
-            taken = part if cut is None else part.split(cut - part.place.count, share.unit)[0]
-            if taken.piece.count:
-                place = taken.place
-                yield Fragment(share.stream, share.unit, place.token, place.count, taken.piece, is_last=False)
-            if cut is not None and part.end.count >= cut:
-                return
-    except Gone as gone:
-        raise DataLost(f"{gone}; it had its end there when the batch was planned") from gone
 
 
 def _where(stretch: Stretch) -> str:

@@ -4,6 +4,9 @@ For each stream that may have news it walks from where the stream stands, counts
 at the batch's bound, or at a target that was set before.  What it read goes to the spool; what it found are stretches
 with checksums, which the tasks hold what they read against.
 
+A token cannot be found inside a reply.  Where a target lies within one, the units up to it are those up to the reply's
+end less those from the target to the same end, which a second walk counts.
+
 Before news of a stream are taken, it is looked at whether it is the stream that was read before (see `places`).  What
 is lost is an error, unless the user wants to go on with what there is: then a stream begins again at its beginning.
 """
@@ -12,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
@@ -25,7 +28,6 @@ from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Part, Walk
-from pyspark_durable_streams.within import count_at
 
 _THREADS: Final = 8
 _STRETCHES: Final = 64
@@ -33,6 +35,7 @@ _STRETCHES: Final = 64
 _EVIDENCE_UNITS: Final = {Unit.ELEMENT: 16, Unit.LINE: 16, Unit.BYTE: 256}
 _CHASED_BYTES: Final = 256 << 20
 """Behind so much of one stream its tail is asked for and stopped at, or a fast writer would keep a batch for ever."""
+_STEPS: Final = 1_000
 
 ExtentKey = tuple[str, int]
 
@@ -180,11 +183,11 @@ class Surveyor:
         taken = _Taken(stream, allowance, self._spool, self.extents)
         cut: int | None = None
         for part in fresh if paused is None else chain([paused.rest], fresh):
-            if target is not None and target.is_exact and cut is None and walk.passes(target.token):
+            if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
                 cut = self._count_at(stream, part.place, walk.unit, target.token)
             if target is None and taken.size >= _CHASED_BYTES:
                 target = Target(self.tail(stream)[0], is_exact=False)
-            if target is not None and not target.is_exact and walk.has_reached(target.token):
+            if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
                 taken.stop(part.place)
                 break
             if not taken.add(part, walk.unit, cut):
@@ -207,9 +210,29 @@ class Surveyor:
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""
         if (stream, token) not in self._counts:
-            walk = Walk(self._client, stream, place, self._as_chunks, unit)
-            self._counts[stream, token] = count_at(walk, token)
+            self._counts[stream, token] = place.count + self._units_to(stream, place, unit, token)
         return self._counts[stream, token]
+
+    def _units_to(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
+        walks = (
+            Walk(self._client, stream, replace(place, count=0), self._as_chunks, unit),
+            Walk(self._client, stream, Place(token), self._as_chunks, unit),
+        )
+        replies = [_ends(walk) for walk in walks]
+        passed: tuple[dict[str, int], ...] = ({}, {})
+        going = [0, 1]
+        with ThreadPoolExecutor(len(walks)) as pool:
+            for _ in range(_STEPS):
+                for number, (end, units) in zip(going, pool.map(next, [replies[n] for n in going]), strict=True):
+                    passed[number][end] = units
+                for end in passed[0].keys() & passed[1].keys():
+                    return passed[0][end] - passed[1][end]
+                # The one behind catches up.  Two at the tail ask at the same moment: of a stream that grows faster than
+                # requests go to and fro they would never see the same tail else.
+                ends = [max(found) for found in passed]
+                is_behind = 0 if ends[0] < ends[1] else 1
+                going = [0, 1] if all(walk.is_at_tail for walk in walks) else [is_behind]
+        raise BadReply(f"stream {stream}: no end that the replies from two of its offsets have in common")
 
     def _verify(self, stream: str, position: Position | None, evidence: Evidence) -> None:
         assert position is not None
@@ -284,10 +307,11 @@ class _Taken:
             most = min(most, self._fitting(part.piece, unit, self._allowance.size - self.size))
         if most < part.piece.count:
             self.is_limited = cut is None or part.place.count + most < cut
-            part, self.rest = part.split(most, unit)
-            self.stop(self.rest.place)
+            self.stop(part.place if most <= 0 else _inside(part, most, unit))
+            self.rest = Part(self.end, part.piece.after(most, unit), part.end)
         if most > 0:
-            self._take(part, unit)
+            taken = part if not self.was_cut else Part(part.place, part.piece.before(most, unit), self.end)
+            self._take(taken, unit)
         return not self.was_cut
 
     def _fitting(self, piece: Piece, unit: Unit, left: int) -> int:
@@ -327,3 +351,24 @@ class _Taken:
         if self._open:
             self._close()
         return tuple(self._done)
+
+
+def _inside(part: Part, units: int, unit: Unit) -> Place:
+    """The place behind the first `units` of a part."""
+    step = units if unit is not Unit.LINE else len(part.piece.before(units, unit).data)
+    return Place(part.place.token, part.place.skip + step, part.place.count + units)
+
+
+def _passes(reply_end: str | None, token: str) -> bool:
+    return reply_end is not None and reply_end > token
+
+
+def _ends(walk: Walk) -> Iterator[tuple[str, int]]:
+    """Where each reply ends, with the units up to there; behind the tail it is asked for once more, for ever."""
+    told = 0
+    while True:
+        for _ in walk.parts():
+            yield from walk.passed[told:]
+            told = len(walk.passed)
+        yield from walk.passed[told:]
+        told = len(walk.passed)

@@ -43,14 +43,6 @@ class Part:
     piece: Piece
     end: Place
 
-    def split(self, units: int, unit: Unit) -> tuple[Part, Part]:
-        """Its first `units`, and what follows them."""
-        units = max(units, 0)
-        first, rest = self.piece.before(units, unit), self.piece.after(units, unit)
-        step = first.count if unit is not Unit.LINE else len(first.data)
-        between = Place(self.place.token, self.place.skip + step, self.place.count + first.count)
-        return Part(self.place, first, between), Part(between, rest, self.end)
-
 
 @dataclass(slots=True)
 class Walk:
@@ -72,12 +64,10 @@ class Walk:
     """Where the reply that is being read ends."""
     passed: list[tuple[str, int]] = field(default_factory=list)
     """Where replies ended, and the counts there; of lines, those that a line feed ends."""
-    until: str | None = None
-    """Nothing is asked for behind this token; None: up to the tail."""
     _resumes: int = field(default=0, init=False)
 
     def parts(self) -> Iterator[Part]:
-        """Everything up to the tail as it is when it is reached; or up to the end of the reply that reaches `until`.
+        """Everything up to the tail as it is when it is reached.
 
         Raises Gone when the stream has no such place (any more), BadReply, Refused and Unreachable.
         """
@@ -85,7 +75,7 @@ class Walk:
         left = self.place.skip
         carry = _Carry()
         self.is_at_tail = False
-        while not self.is_at_tail and not self.has_reached(self.until):
+        while not self.is_at_tail:
             before, has_head = self.place, False
             try:
                 with self.client.open(offset_path(self.stream, request)) as reply:
@@ -107,18 +97,6 @@ class Walk:
             if not left:
                 self.passed.append((headers.next, self.place.count - carry.unended))
             self.is_at_tail, self.is_closed = headers.is_at_tail, headers.is_closed
-
-    def anew(self, place: Place) -> Walk:
-        """A walk of the same stream from another place."""
-        return Walk(self.client, self.stream, place, self.as_chunks, self.unit)
-
-    def has_reached(self, token: str | None) -> bool:
-        """Whether a reply was read to its end that ended there, or behind it."""
-        return token is not None and self.token is not None and self.token >= token
-
-    def passes(self, token: str) -> bool:
-        """Whether the reply that is being read, or was read last, ends behind a token."""
-        return self.reply_end is not None and self.reply_end > token
 
     def _reply(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry

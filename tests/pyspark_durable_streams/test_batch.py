@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import zlib
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -17,15 +14,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 from gateway.origin.app import OriginSettings
-from gateway.origin.requests import Kind
 from pyspark_durable_streams.batch import BatchReader
-from pyspark_durable_streams.client import ClientConfig
 from pyspark_durable_streams.errors import DataLost
-from pyspark_durable_streams.framing import Unit
 from pyspark_durable_streams.options import read_options
-from pyspark_durable_streams.places import Place, Stretch
-from pyspark_durable_streams.plan import Share
-from pyspark_durable_streams.reading import Run, Task, fragments
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
 
 _MESSAGES: Final = (
@@ -52,14 +43,9 @@ def origin(request: pytest.FixtureRequest) -> Iterator[Beside]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[("1", None), ("9", None), ("1", 400)], ids=["one task", "many tasks", "walked"])
-def way(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Into how many tasks, and whether streams of these tests are long enough for the tasks to walk them alone."""
-    tasks, long = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        if long is not None:
-            patch.setattr("pyspark_durable_streams.batch.HEAD_BYTES", long)
-        yield {"minPartitions": tasks}
+@pytest.fixture(scope="module", params=["1", "9"], ids=["one task", "many tasks"])
+def way(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {"minPartitions": request.param}
 
 
 _named: Final[list[str]] = []
@@ -209,115 +195,3 @@ def test_lines_and_bytes_end_where_the_stream_did(origin: Beside, way: dict[str,
         assert all(len(value) <= 64 for value in found)
     else:
         assert found == whole.split(b"\n")[:-1]
-
-
-# -- streams that tasks walk by themselves
-
-
-def long_streams(origin: Beside, number: int) -> list[str]:
-    streams = [new_stream(origin) for _ in range(number)]
-    for stream in streams:
-        for begin in range(0, 400, 100):
-            origin.append(stream, *range(begin, begin + 100))
-    return streams
-
-
-@pytest.fixture
-def is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_durable_streams.batch.HEAD_BYTES", 100)
-
-
-def catch_ups(origin: Beside) -> int:
-    return origin.do(lambda origin: origin.counters.requests[Kind.CATCHUP])
-
-
-@pytest.mark.usefixtures("is_long")
-def test_of_long_streams_the_driver_reads_the_beginning_only(origin: Beside) -> None:
-    streams = long_streams(origin, 3)
-    source = reader(origin, streams=",".join(streams), minPartitions="3")
-    before = catch_ups(origin)
-    tasks = source.partitions()
-    assert catch_ups(origin) == before + 3
-    assert len(tasks) == 3
-    found = rows(source, tasks)
-    assert [values(found, stream) for stream in streams] == [list(range(400))] * 3
-
-
-@pytest.mark.usefixtures("is_long")
-def test_long_streams_beside_short_ones_and_fewer_than_tasks(origin: Beside) -> None:
-    long, short = long_streams(origin, 2), [new_stream(origin) for _ in range(3)]
-    for stream in short:
-        origin.append(stream, *range(5))
-    for tasks in ("2", "3", "5", "6"):
-        source = reader(origin, streams=",".join([*long, *short]), minPartitions=tasks)
-        found = rows(source, source.partitions())
-        assert [values(found, stream) for stream in long] == [list(range(400))] * 2
-        assert [values(found, stream) for stream in short] == [list(range(5))] * 3
-
-
-@pytest.mark.usefixtures("is_long")
-def test_a_long_stream_that_was_made_anew_with_the_same_beginning_and_is_shorter(origin: Beside) -> None:
-    lost, other = long_streams(origin, 2)
-    options = {"streams": f"{lost},{other}", "minPartitions": "1"}
-    source = reader(origin, **options)
-    tasks = source.partitions()
-    assert origin.ask("DELETE", lost) == 204
-    origin.create(lost)
-    origin.append(lost, *range(200))
-    with pytest.raises(DataLost, match=f"stream {lost}.*had its end there when the batch was planned"):
-        rows(source, tasks)
-    found = rows(reader(origin, **options, failOnDataLoss="false"), tasks)
-    assert values(found, lost) == list(range(200))
-    assert values(found, other) == list(range(400))
-
-
-class Scripted(BaseHTTPRequestHandler):
-    """Answers each target with its reply."""
-
-    protocol_version = "HTTP/1.1"
-    replies: ClassVar[dict[str, tuple[str, bytes]]] = {}
-
-    def do_GET(self) -> None:
-        following, body = self.replies[self.path]
-        self.send_response(200)
-        for name, value in (
-            ("Content-Type", JSON),
-            ("Content-Length", str(len(body))),
-            ("Stream-Next-Offset", following),
-            ("Stream-Up-To-Date", "true"),
-        ):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing on stderr."""
-
-
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_reply_that_is_older_than_the_end_is_asked_for_once_more(is_late: bool) -> None:
-    Scripted.replies = {
-        "/s?offset=-1": ("02", b"[1,2]"),
-        "/s?offset=02": ("02", b"[]") if is_late else ("04", b"[3,4]"),
-    }
-    head = Stretch(Place(), 2, 4, zlib.crc32(b"1\n2\n"))
-    task = Task([Run(Share("s", Unit.ELEMENT, head), None, until="04")])
-    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
-        serving = Thread(target=server.serve_forever)
-        serving.start()
-        config = ClientConfig(f"http://127.0.0.1:{server.server_port}")
-        reading = fragments(task, config, as_chunks=False, fails_on_loss=True, warn=lost_nothing)
-        try:
-            assert next(reading).piece.data == b"1\n2\n"
-            if is_late:
-                with pytest.raises(DataLost, match="it ends at 02, before 04"):
-                    next(reading)
-            else:
-                assert [fragment.piece.data for fragment in reading] == [b"3\n4\n"]
-        finally:
-            server.shutdown()
-            serving.join()
-
-
-def lost_nothing(text: str) -> None:
-    raise AssertionError(text)
