@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import pytest
+import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,14 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 
-@pytest.fixture
-def few_rows_at_once(spark: SparkSession) -> Iterator[None]:
-    """As few rows in a batch as a log of millions has, for its length."""
+@contextmanager
+def batches_of(spark: SparkSession, rows: int) -> Iterator[None]:
+    """At most so many rows in a batch; of a log of millions they are few as well, for its length."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
-    spark.conf.set(name, "3")
-    yield
-    spark.conf.set(name, str(before))
+    spark.conf.set(name, str(rows))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
 
 
 def of(spark: SparkSession, *told: bytes) -> list[Row]:
@@ -104,45 +108,97 @@ def test_a_session_is_cut_at_midnight_and_what_is_no_read_is_in_none(spark: Spar
     assert [(str(row.day), row.reads) for row in found] == [("2026-09-24", 1), ("2026-09-25", 1)]
 
 
-def test_sessions_do_not_end_where_a_batch_of_rows_does(spark: SparkSession, few_rows_at_once: None) -> None:
-    went_on = [read(number, number, f"{number:02}", f"{number + 1:02}", mode="sse") for number in range(20)]
-    (session,) = of(spark, *went_on)
-    assert (session.reads, session.reconnects, session.first_offset, session.last_offset) == (20, 19, "00", "20")
-    others = [read(number, number, "-1", "09", client=f"c{number % 3}") for number in range(20)]
-    assert [row.reads for row in of(spark, *others)] == [1] * 20
+def test_a_connection_that_goes_on_is_not_another_readers(spark: SparkSession) -> None:
+    found = of(spark, *(read(n, n, "01", "02", mode="sse", is_final=False, client=f"c{n}") for n in range(4)))
+    assert [(row.client, row.reads, row.reconnects) for row in found] == [(f"c{n}", 0, 0) for n in range(4)]
+    # As many connections as have lines; the first of a session is no reconnect.
+    (session,) = of(spark, *(read(n, n, "01", "01", mode="sse", is_final=n % 2 == 1) for n in range(6)))
+    assert (session.reads, session.reconnects) == (3, 2)
 
 
-@settings(max_examples=10)
+@settings(max_examples=15)
 @given(
-    st.lists(
+    made=st.lists(
         st.builds(
             dict,
-            at=st.integers(0, 2_000).map(lambda tenths: NOON + tenths / 10),
+            at=st.integers(0, 6_000).map(lambda tenths: NOON + tenths / 10),
             client=st.sampled_from(["a", "b", None]),
             stream=st.sampled_from(["/s", "/t"]),
-            mode=st.sampled_from(["catchup", "longpoll", "sse", "head"]),
+            mode=st.sampled_from(["catchup", "longpoll", "sse", "sse", "head"]),
             start=st.sampled_from([None, "-1", "now", "01", "02", "03"]),
             next_offset=st.sampled_from([None, "02", "03", "04"]),
             duration_s=st.sampled_from([0.0, 0.5, 60.0]),
             is_final=st.booleans(),
+            close_reason=st.sampled_from([None, "left", "lifetime"]),
         ),
         max_size=60,
-    )
+    ),
+    rows_at_once=st.sampled_from([1, 3, 10_000]),
 )
-def test_every_read_is_in_exactly_one_session(spark: SparkSession, made: list[dict[str, Any]]) -> None:
+def test_sessions_are_those_that_one_finds_by_hand(
+    spark: SparkSession, made: list[dict[str, Any]], rows_at_once: int
+) -> None:
     told = [line(number, **one) for number, one in enumerate(made)]
-    found = of(spark, *told)
-    sums: Counter[tuple[str, str, str]] = Counter()
-    for number, one in enumerate(made):
-        if one["mode"] in READS:
-            reader = (one["stream"], one["client"] or "-")
-            sums[*reader, "reads"] += one["is_final"]
-            sums[*reader, "bytes"] += 100 + number
-    counted: Counter[tuple[str, str, str]] = Counter()
-    for row in found:
-        counted[row.stream, row.client, "reads"] += row.reads
-        counted[row.stream, row.client, "bytes"] += row.sent_bytes
-        assert row.live_reads <= row.reads
-        assert row.began <= row.ended
-    assert +counted == +sums
-    assert len({(row.stream, row.client, row.began, row.ended) for row in found}) <= len(found)
+    with batches_of(spark, rows_at_once):
+        found = of(spark, *told)
+    assert in_order(map(plain, found)) == in_order(by_hand(told))
+
+
+def in_order(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=itemgetter("stream", "client", "ended", "began", "sent_bytes"))
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """A session, but for the parts of its reader that all have; times in microseconds."""
+    told = row.asDict()
+    times = {name: round(told[name].timestamp() * 1e6) for name in ("began", "ended")}
+    return {
+        name: value for name, value in told.items() if name not in ("day", "route", "partition", "user_agent")
+    } | times
+
+
+def by_hand(told: list[bytes]) -> list[dict[str, Any]]:
+    """The same of lines, one after the other."""
+    found: list[dict[str, Any]] = []
+    readers: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+    for read in sorted(map(orjson.loads, told), key=lambda read: (read["time"], read["id"])):
+        if read["mode"] not in READS:
+            continue
+        reader = (read["stream"], read.get("client", "-"))
+        session, before = readers.get(reader, (None, None))
+        is_same_connection = before is not None and not before["is_final"] and before["mode"] == read["mode"]
+        if session is None or before is None or not follows(read, before):
+            session = {
+                **dict.fromkeys(("reads", "live_reads", "sent_bytes"), 0),
+                **dict.fromkeys(("last_offset", "close_reason")),
+                "stream": reader[0],
+                "client": reader[1],
+                "first_offset": read.get("start"),
+                "reconnects": -1,
+                "began": math.inf,
+            }
+            found.append(session)
+        is_live = read["mode"] != "catchup"
+        session["began"] = min(session["began"], round(read["time"] * 1e6) - round(read["duration_s"] * 1e6))
+        session["ended"] = round(read["time"] * 1e6)
+        session["reads"] += read["is_final"]
+        session["live_reads"] += read["is_final"] and is_live
+        session["reconnects"] += read["mode"] == "sse" and not is_same_connection
+        session["sent_bytes"] += read["sent_bytes"]
+        session["last_offset"] = max(session["last_offset"] or "", read.get("next_offset", "")) or None
+        if is_live and "close_reason" in read:
+            session["close_reason"] = read["close_reason"]
+        readers[reader] = (session, read)
+    return [{**session, "reconnects": max(session["reconnects"], 0)} for session in found]
+
+
+def follows(read: dict[str, Any], before: dict[str, Any]) -> bool:
+    start, earlier = read.get("start", "-1"), before.get("start", "-1")
+    reached = before.get("next_offset", earlier)
+    if read["time"] - read["duration_s"] > before["time"] + GAP_S:
+        return False
+    if start == reached or (not before["is_final"] and start == earlier):
+        return True
+    if start in ("-1", "now"):
+        return False
+    return bool(start <= reached) and (earlier == "-1" or (earlier != "now" and earlier <= start))
