@@ -32,7 +32,7 @@ _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
     # Spark's 200 suit a cluster: here each would be a task of a few rows, and most of a job's time its start.  With
-    # eight, sorting twenty million lines runs out of that memory.
+    # these, twenty million lines go through that memory.
     "spark.sql.shuffle.partitions": "32",
 }
 
