@@ -56,11 +56,8 @@ _FOLDS: Final = (
     ("close_reason", "last"),
 )
 """What becomes of each column where sessions, in order, become one; NULLs are left out."""
-_JOINED: Final = (
-    "day date, route string, stream string, partition string, client string, user_agent string, began timestamp, "
-    "ended timestamp, reads bigint, live_reads bigint, connections bigint, sent_bytes bigint, first_offset string, "
-    "last_offset string, close_reason string"
-)
+_TYPES: Final = {column.name: column.type for column in SESSIONS.columns} | {"connections": "bigint"}
+_JOINED: Final = ", ".join(f"`{name}` {_TYPES[name]}" for name, _ in _FOLDS)
 
 
 def write_sessions(spark: SparkSession, lake: Lake, days: Collection[date]) -> None:
@@ -115,19 +112,21 @@ def _join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         last = reads.take(pa.array([None], pa.int64())) if last is None else last
         before = pa.concat_tables([last, reads.slice(0, len(reads) - 1)])
         last = reads.slice(len(reads) - 1)
-        is_begun = _is_begun(reads, before)
-        sessions, numbers = _alone(reads, before, is_begun), np.cumsum(is_begun, dtype=np.int64)
+        is_one_reader = _is_of_one_reader(reads, before)
+        is_begun = ~(is_one_reader & _goes_on(reads, before))
+        is_connected = _is(reads["mode"], str(Mode.SSE)) & ~(is_one_reader & _is_one_connection(reads, before))
+        parts, numbers = _alone(reads, is_begun, is_connected), np.cumsum(is_begun, dtype=np.int64)
         if open_session is not None:
-            sessions, numbers = pa.concat_tables([open_session, sessions]), np.concatenate([[0], numbers])
-        sessions = _folded(sessions, numbers)
-        open_session = sessions.slice(len(sessions) - 1)
-        yield from sessions.slice(0, len(sessions) - 1).to_batches()
+            parts, numbers = pa.concat_tables([open_session, parts]), np.concatenate([[0], numbers])
+        found = _folded(parts, numbers)
+        open_session = found.slice(len(found) - 1)
+        yield from found.slice(0, len(found) - 1).to_batches()
     if open_session is not None:
         yield from open_session.to_batches()
 
 
-def _is_begun(reads: pa.Table, before: pa.Table) -> Truths:
-    """Whether a read does not go on from where the one before it came to, or had begun."""
+def _goes_on(reads: pa.Table, before: pa.Table) -> Truths:
+    """Whether a read goes on from where the one before it came to, or had begun."""
     import pyarrow.compute as pc
 
     start, start_before, reached = reads["start"], before["start"], before["reached"]
@@ -136,17 +135,19 @@ def _is_begun(reads: pa.Table, before: pa.Table) -> Truths:
     is_position = ~_is(start, START) & ~_is(start, NOW)
     is_after = ~_is(start_before, NOW) & _so(pc.less_equal(start_before, start))
     is_between = is_position & _so(pc.less_equal(start, reached)) & (_is(start_before, START) | is_after)
-    goes_on = _is(start, reached) | is_between | _is_unfinished(before) & _is(start, start_before)
-    return ~(_is_of_one_reader(reads, before) & is_soon & goes_on)
+    return is_soon & (_is(start, reached) | is_between | _is_unfinished(before) & _is(start, start_before))
 
 
-def _alone(reads: pa.Table, before: pa.Table, is_begun: Truths) -> pa.Table:
+def _is_one_connection(reads: pa.Table, before: pa.Table) -> Truths:
+    """Whether a line goes on telling of the read that the line before it told of."""
+    return _is_unfinished(before) & _is(reads["mode"], before["mode"])
+
+
+def _alone(reads: pa.Table, is_begun: Truths, is_connected: Truths) -> pa.Table:
     """Each read as a session of its own, ready to be folded."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    is_one_connection = _is_unfinished(before) & _is(reads["mode"], before["mode"])
-    is_connected = _is(reads["mode"], str(Mode.SSE)) & ~(is_one_connection & _is_of_one_reader(reads, before))
     alone = {
         "connections": is_connected.astype(np.int64),
         # What a later read names is not where its session began.
