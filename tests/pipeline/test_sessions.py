@@ -109,9 +109,11 @@ def test_a_session_is_cut_at_midnight_and_what_is_no_read_is_in_none(spark: Spar
 
 
 def test_a_connection_that_goes_on_is_not_another_readers(spark: SparkSession) -> None:
-    found = of(spark, *(read(n, n, "01", "02", mode="sse", is_final=False, client=f"c{n}") for n in range(4)))
-    assert [(row.client, row.reads, row.reconnects) for row in found] == [(f"c{n}", 0, 0) for n in range(4)]
-    # As many connections as have lines; the first of a session is no reconnect.
+    # Whichever of them comes first ends with a connection that goes on, and the other begins with one of its own.
+    both = [(n, f"c{client}") for client in range(2) for n in range(2)]
+    found = of(spark, *(read(n, n, "01", "01", mode="sse", is_final=n == 0, client=client) for n, client in both))
+    assert [(row.client, row.reads, row.reconnects) for row in found] == [("c0", 1, 1), ("c1", 1, 1)]
+    # Three connections of two lines each; the first of a session is no reconnect.
     (session,) = of(spark, *(read(n, n, "01", "01", mode="sse", is_final=n % 2 == 1) for n in range(6)))
     assert (session.reads, session.reconnects) == (3, 2)
 
