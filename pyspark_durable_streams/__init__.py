@@ -5,7 +5,26 @@ Spark finds a top-level package of this kind of name by itself and takes `Defaul
 the gateway: any origin or gateway that speaks the protocol will do.
 """
 
-from pyspark_durable_streams.layout import by_stream
-from pyspark_durable_streams.source import DefaultSource
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark_durable_streams.layout import by_stream
+    from pyspark_durable_streams.source import DefaultSource
 
 __all__ = ["DefaultSource", "by_stream"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not before somebody wants them: they bring PySpark along, and counting messages (`framing`) needs none.
+    match name:
+        case "DefaultSource":
+            from pyspark_durable_streams.source import DefaultSource
+
+            return DefaultSource
+        case "by_stream":
+            from pyspark_durable_streams.layout import by_stream
+
+            return by_stream
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

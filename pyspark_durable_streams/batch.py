@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_durable_streams.catalogue import listing_of
+from pyspark_durable_streams.catalogue import admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.formats import Rows, check_schema
@@ -23,7 +23,8 @@ from pyspark_durable_streams.options import LATEST, ReadOptions
 from pyspark_durable_streams.plan import Share, dealt
 from pyspark_durable_streams.reading import Run, Task, fragments
 from pyspark_durable_streams.spool import Spool
-from pyspark_durable_streams.survey import Allowance, News, Surveyor, Target
+from pyspark_durable_streams.survey import News, Surveyor, Target
+from pyspark_durable_streams.taken import Allowance
 from pyspark_durable_streams.walk import Gone
 
 _log: Final = logging.getLogger("pyspark_durable_streams")
@@ -41,16 +42,22 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The batch's tasks."""
         options = self._options
-        client = Client(options.client)
-        surveyor = Surveyor(client, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning)
+        client, admin = Client(options.client), admin_of(options)
+        surveyor = Surveyor(
+            client, admin, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning
+        )
         spool = Spool(options.spool_bytes)
         _keep(spool)
         surveyor.begin(spool)
         found: dict[str, News] = {}
         try:
-            surveyor.each(listing_of(options, client).tails(), lambda stream: self._look(surveyor, stream, found))
+            surveyor.each(
+                listing_of(options, client, admin).tails(), lambda stream: self._look(surveyor, stream, found)
+            )
         finally:
             client.close()
+            if admin is not None:
+                admin.close()
         shares = [
             Share(name, found[name].position.unit, stretch)
             for name in sorted(found)

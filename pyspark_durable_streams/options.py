@@ -47,7 +47,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Where names of streams come from: a gateway's admin API, or a stream of names."""
+    """Who knows more of streams than they say themselves: a gateway's admin API, or a stream of names."""
 
     admin: ClientConfig | None = None
     stream: str | None = None
@@ -170,8 +170,8 @@ def _subscription(found: Mapping[str, str]) -> tuple[tuple[str, ...], str | None
                 " API, or catalogueStream, a stream of names"
             )
         return (), found["streamsprefix"].lstrip("/"), catalogue
-    if catalogue is not None and not catalogue.tells_news:
-        raise BadOption("catalogue and catalogueStream go with streamsPrefix, or with tails=catalogue")
+    if catalogue is not None and catalogue.stream is not None:
+        raise BadOption("option catalogueStream goes with streamsPrefix")
     text = found[given[0]]
     names = [name.strip().lstrip("/") for name in (text.split(",") if given == ["streams"] else [text])]
     if not all(names):

@@ -4,6 +4,9 @@ The bytes come from the driver's spool where that can be reached, else from the 
 place that takes exactly its units; stretches that follow each other are one walk.  Either way they are held against the
 stretch's checksum, so a stream that was made anew between planning and reading, or an origin that answers one way now
 and another way then, ends the task instead of passing for data.
+
+With a checksum at hand, elements can be guessed first: where the guess comes out as the checksum says, it is right, and
+where it does not, the stretch is walked again with care.
 """
 
 from __future__ import annotations
@@ -11,16 +14,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
-from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit, line_ends
+from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit, WrongGuess, line_ends
 from pyspark_durable_streams.places import Stretch
 from pyspark_durable_streams.plan import Share
 from pyspark_durable_streams.spool import Extent
 from pyspark_durable_streams.walk import Gone, Part, Walk
+
+_HELD_BYTES: Final = 32 << 20
+"""The longest stretch that is guessed: all of it is held until it has been found right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +123,23 @@ class _Walks:
         self._parts: Iterator[Part] | None = None
         self._rest: Piece | None = None
         self._count = -1
+        self._guesses = False
+        self.may_guess = True
+        """Until one was wrong."""
 
-    def take(self, share: Share) -> Iterator[Piece]:
+    def take(self, share: Share, *, guesses: bool = False) -> Iterator[Piece]:
         """The pieces from the stretch's place on; whoever takes them tells by `back` what was too much."""
         place = share.stretch.place
-        if self._parts is None or self._stream != share.stream or self._count != place.count:
-            walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit)
+        if (
+            self._parts is None
+            or self._stream != share.stream
+            or self._count != place.count
+            or self._guesses is not guesses
+        ):
+            self.forget()
+            walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit, guesses=guesses)
             self._stream, self._parts, self._rest, self._count = share.stream, walk.parts(), None, place.count
+            self._guesses = guesses
         if self._rest is not None and self._rest.count:
             rest, self._rest = self._rest, None
             yield rest
@@ -141,8 +158,34 @@ class _Walks:
         self._parts = None
 
 
+def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
+    """All of a stretch, guessed and right; None where it was wrong, or the stream is not as it was."""
+    stretch, unit = share.stretch, share.unit
+    found: list[Fragment] = []
+    done = crc = 0
+    try:
+        for piece in walks.take(share, guesses=True):
+            taken = piece.before(stretch.units - done, unit)
+            crc = zlib.crc32(taken.data, crc)
+            at, done = done, done + taken.count
+            found.append(_fragment(share, at, taken, is_last=done == stretch.units))
+            if done == stretch.units:
+                walks.back(piece.after(taken.count, unit), stretch.end_count)
+                break
+    except (WrongGuess, Gone):
+        return None
+    return found if (done, crc) == (stretch.units, stretch.crc) else None
+
+
 def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
     stretch, unit = share.stretch, share.unit
+    if walks.may_guess and unit is Unit.ELEMENT and not stretch.place.skip and stretch.size <= _HELD_BYTES:
+        found = _guessed(share, walks)
+        if found is not None:
+            yield from found
+            return
+        walks.may_guess = False
+        walks.forget()
     done, crc = 0, 0
     try:
         for piece in walks.take(share):

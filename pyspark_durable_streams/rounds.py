@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pyspark_durable_streams.survey import Allowance
+from pyspark_durable_streams.taken import Allowance
 
 
 @dataclass(frozen=True, slots=True)

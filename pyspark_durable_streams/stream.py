@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_durable_streams.batch import rows_of, tasks_of
-from pyspark_durable_streams.catalogue import Listing, listing_of
+from pyspark_durable_streams.catalogue import Listing, admin_of, listing_of
 from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import BadOption, DataLost, DurableStreamsError
 from pyspark_durable_streams.formats import check_schema
@@ -36,7 +36,8 @@ from pyspark_durable_streams.places import START, Offset, Position, Stretch
 from pyspark_durable_streams.plan import shares
 from pyspark_durable_streams.rounds import Budget, dealt_out, in_turn, narrowed
 from pyspark_durable_streams.spool import Spool
-from pyspark_durable_streams.survey import Allowance, News, Surveyor, Target
+from pyspark_durable_streams.survey import News, Surveyor, Target
+from pyspark_durable_streams.taken import Allowance
 from pyspark_durable_streams.walk import Gone
 
 _MOST_ASKED: Final = 64
@@ -127,9 +128,14 @@ class _Driver:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._client = Client(options.client)
-        self._listing: Listing = listing_of(options, self._client)
+        self._admin = admin_of(options)
+        self._listing: Listing = listing_of(options, self._client, self._admin)
         self.surveyor = Surveyor(
-            self._client, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning
+            self._client,
+            self._admin,
+            as_chunks=options.as_chunks,
+            fails_on_loss=options.fails_on_loss,
+            warn=_log.warning,
         )
         self._spools: list[Spool] = []
         self._targets: dict[str, Target | None] | None = None
@@ -311,3 +317,5 @@ class _Driver:
         self.let_go()
         self.surveyor.close()
         self._client.close()
+        if self._admin is not None:
+            self._admin.close()

@@ -4,6 +4,10 @@ For each stream that may have news it walks from where the stream stands, counts
 at the batch's bound, or at a target that was set before.  What it read goes to the spool; what it found are stretches
 with checksums, which the tasks hold what they read against.
 
+Where a gateway's admin API is known and has counted a long stretch already (`admin`), it is believed and not read here:
+only the last of what it speaks of is looked at, whether it is what a reader is given.  The tasks then hold all of it
+against the checksums, as they do anything.
+
 A token cannot be found inside a reply.  Where a target lies within one, the units up to it are those up to the reply's
 end less those from the target to the same end, which a second walk counts.
 
@@ -21,23 +25,24 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
+from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.client import Client, refusal
 from pyspark_durable_streams.errors import BadReply, DataLost
-from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit
+from pyspark_durable_streams.framing import Unit
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
-from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Part, Walk
+from pyspark_durable_streams.taken import EVIDENCE_UNITS, STRETCHES, Allowance, ExtentKey, Taken, evidence_at
+from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
-_STRETCHES: Final = 64
-"""A stream's stretches grow with what it has, so that there are not many more than these."""
-_EVIDENCE_UNITS: Final = {Unit.ELEMENT: 16, Unit.LINE: 16, Unit.BYTE: 256}
 _CHASED_BYTES: Final = 256 << 20
 """Behind so much of one stream its tail is asked for and stopped at, or a fast writer would keep a batch for ever."""
+_WORTH_BYTES: Final = 4 << 20
+"""Less that is counted already is read all the same."""
+_RUN_BYTES: Final = 16 << 20
+"""The longest that is asked for as one."""
 _STEPS: Final = 1_000
-
-ExtentKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +51,6 @@ class Target:
 
     token: str
     is_exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The most that may be taken; None where nothing bounds it."""
-
-    units: int | None = None
-    size: int | None = None
-    is_forced: bool = False
-    """One message is taken whatever its size."""
-
-    @property
-    def is_bounded(self) -> bool:
-        return self.units is not None or self.size is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +76,17 @@ class News:
 class Surveyor:
     """Walks streams for a driver."""
 
-    def __init__(self, client: Client, *, as_chunks: bool, fails_on_loss: bool, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        admin: AdminApi | None = None,
+        *,
+        as_chunks: bool,
+        fails_on_loss: bool,
+        warn: Callable[[str], None],
+    ) -> None:
         self._client = client
+        self._admin = admin
         self._as_chunks = as_chunks
         self._fails_on_loss = fails_on_loss
         self._warn = warn
@@ -180,7 +180,9 @@ class Surveyor:
         paused = self._paused.take(stream, place)
         walk = paused.walk if paused is not None else Walk(self._client, stream, place, self._as_chunks, unit)
         fresh = paused.parts if paused is not None else walk.parts()
-        taken = _Taken(stream, allowance, self._spool, self.extents)
+        taken = Taken(stream, allowance, self._spool, self.extents)
+        if self._admin is not None:
+            walk.leap = lambda place, unit: self._leap(stream, place, unit, taken, target)
         cut: int | None = None
         for part in fresh if paused is None else chain([paused.rest], fresh):
             if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
@@ -206,6 +208,53 @@ class Surveyor:
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
         return News(found, stretches, walk.reply_end, has_more=not reached)
+
+    def _leap(self, stream: str, place: Place, unit: Unit, taken: Taken, target: Target | None) -> Place | None:
+        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it."""
+        if unit is Unit.LINE:
+            return None  # one may begin before the place
+        end = target.token if target is not None else self.tail(stream)[0]
+        runs: list[CountedRun] = []
+        units = size = 0
+        for run in self._counted(stream, place.token, taken.size, is_json=unit is Unit.ELEMENT):
+            units, size = units + run.units, size + run.size
+            if run.next > end or not taken.has_room(units, size):
+                size -= run.size
+                break
+            runs.append(run)
+        if size < _WORTH_BYTES:
+            return None
+        evidence = self._confirmed(stream, runs[-1], unit)
+        return taken.leap(place, runs, evidence) if evidence is not None else None
+
+    def _counted(self, stream: str, token: str, before: int, *, is_json: bool) -> Iterator[CountedRun]:
+        """All runs that the gateway has counted from a token on, when `before` bytes have been taken."""
+        assert self._admin is not None
+        last: CountedRun | None = None
+        while True:
+            size = min(before // STRETCHES, _RUN_BYTES) if before >= _RUN_BYTES * STRETCHES // 4 else 0
+            at, last = last.next if last is not None else token, None
+            for last in self._admin.runs(stream, at, size, is_json=is_json):
+                before += last.size
+                yield last
+            if last is None:
+                return
+
+    def _confirmed(self, stream: str, run: CountedRun, unit: Unit) -> Evidence | None:
+        """Evidence from a run, where it reads as it was counted."""
+        evidence: Evidence | None = None
+        done = crc = 0
+        try:
+            for part in Walk(self._client, stream, Place(run.token), self._as_chunks, unit).parts():
+                evidence = evidence or evidence_at(part, unit)
+                piece = part.piece.before(run.units - done, unit)
+                crc = zlib.crc32(piece.data, crc)
+                done += piece.count
+                if done == run.units:
+                    break
+        except Gone:
+            return None  # whoever walks there tells it
+        return evidence if (done, crc) == (run.units, run.crc) else None
 
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""
@@ -254,109 +303,13 @@ class Surveyor:
         for part in walk.parts():
             assert walk.unit is not None
             if units is None:
-                units = min(_EVIDENCE_UNITS[walk.unit], part.piece.count)
+                units = min(EVIDENCE_UNITS[walk.unit], part.piece.count)
             piece = part.piece.before(units - done, walk.unit)
             hasher.update(piece.data)
             done += piece.count
             if done >= units:
                 break
         return Evidence(token, done, hasher.hexdigest()) if done else None
-
-
-class _Taken:
-    """What is taken of one stream for a batch."""
-
-    def __init__(
-        self,
-        stream: str,
-        allowance: Allowance,
-        spool: Spool | None,
-        extents: dict[ExtentKey, Extent],
-    ) -> None:
-        self.units = 0
-        self.size = 0
-        self.was_cut = False
-        self.rest: Part | None = None
-        """What is left of a part that was cut."""
-        self.is_limited = False
-        """Whether it was the allowance that cut it."""
-        self.end = Place()
-        self.evidence: Evidence | None = None
-        self._stream = stream
-        self._allowance = allowance
-        self._spool = spool
-        self._extents = extents
-        self._done: list[Stretch] = []
-        self._open: list[Part] = []
-        self._open_size = 0
-
-    def stop(self, place: Place) -> None:
-        """No more from this place on."""
-        self.was_cut = True
-        self.end = place
-
-    def add(self, part: Part, unit: Unit | None, cut: int | None) -> bool:
-        """Take a part, as much of it as is allowed and lies before the count `cut`; whether more may follow."""
-        assert unit is not None
-        most = part.piece.count
-        if cut is not None:
-            most = min(most, cut - part.place.count)
-        if self._allowance.units is not None:
-            most = min(most, self._allowance.units - self.units)
-        if self._allowance.size is not None:
-            most = min(most, self._fitting(part.piece, unit, self._allowance.size - self.size))
-        if most < part.piece.count:
-            self.is_limited = cut is None or part.place.count + most < cut
-            self.stop(part.place if most <= 0 else _inside(part, most, unit))
-            self.rest = Part(self.end, part.piece.after(most, unit), part.end)
-        if most > 0:
-            taken = part if not self.was_cut else Part(part.place, part.piece.before(most, unit), self.end)
-            self._take(taken, unit)
-        return not self.was_cut
-
-    def _fitting(self, piece: Piece, unit: Unit, left: int) -> int:
-        if len(piece.data) <= left:
-            return piece.count
-        least = 1 if self._allowance.is_forced and self.units == 0 else 0
-        if unit is Unit.BYTE:
-            return max(left, least)
-        return max(piece.data.count(b"\n", 0, max(left, 0)), least)
-
-    def _take(self, part: Part, unit: Unit) -> None:
-        piece = part.piece
-        self.units += piece.count
-        self.size += len(piece.data)
-        if part.place.skip == 0:
-            units = min(_EVIDENCE_UNITS[unit], piece.count)
-            digest = hashlib.blake2b(piece.before(units, unit).data, digest_size=8).hexdigest()
-            self.evidence = Evidence(part.place.token, units, digest)
-        self._open.append(part)
-        self._open_size += len(piece.data)
-        if self._open_size >= max(BLOCK_BYTES, self.size // _STRETCHES):
-            self._close()
-
-    def _close(self) -> None:
-        # Small pieces are joined, so that a task does not open the spool for each.
-        data = b"".join([part.piece.data for part in self._open])
-        extent = self._spool.add(data) if self._spool is not None else None
-        place = self._open[0].place
-        stretch = Stretch(place, sum(part.piece.count for part in self._open), len(data), zlib.crc32(data))
-        self._done.append(stretch)
-        if extent is not None:
-            self._extents[self._stream, place.count] = extent
-        self._open, self._open_size = [], 0
-
-    def stretches(self) -> tuple[Stretch, ...]:
-        """All that was taken."""
-        if self._open:
-            self._close()
-        return tuple(self._done)
-
-
-def _inside(part: Part, units: int, unit: Unit) -> Place:
-    """The place behind the first `units` of a part."""
-    step = units if unit is not Unit.LINE else len(part.piece.before(units, unit).data)
-    return Place(part.place.token, part.place.skip + step, part.place.count + units)
 
 
 def _passes(reply_end: str | None, token: str) -> bool:

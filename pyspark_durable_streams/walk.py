@@ -7,19 +7,20 @@ each piece is known, so a walk may be left after any of them and gone on with by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
 from pyspark_durable_streams.client import Client, Reply, refusal
 from pyspark_durable_streams.errors import BadReply, DataLost, Unreachable
-from pyspark_durable_streams.framing import BLOCK_BYTES, Elements, Piece, Unit, cut_lines, unit_of
+from pyspark_durable_streams.framing import BLOCK_BYTES, Elements, GuessedElements, Piece, Unit, cut_lines, unit_of
 from pyspark_durable_streams.places import START, Place
 
 NEXT_OFFSET: Final = "Stream-Next-Offset"
 UP_TO_DATE: Final = "Stream-Up-To-Date"
 CLOSED: Final = "Stream-Closed"
+_LONG_BYTES: Final = 1 << 20
 _RESUMES: Final = 5
 """How often a reply may break off without one more message in it."""
 
@@ -64,6 +65,11 @@ class Walk:
     """Where the reply that is being read ends."""
     passed: list[tuple[str, int]] = field(default_factory=list)
     """Where replies ended, and the counts there; of lines, those that a line feed ends."""
+    leap: Callable[[Place, Unit], Place | None] | None = None
+    """Asked before a long reply is read: how far its messages need not be, because they are counted; None: not at
+    all."""
+    guesses: bool = False
+    """Whether the elements of arrays are guessed: WrongGuess is raised where that is seen to be wrong."""
     _resumes: int = field(default=0, init=False)
 
     def parts(self) -> Iterator[Part]:
@@ -82,7 +88,9 @@ class Walk:
                     has_head = True
                     headers = self._judged(reply.status, reply.headers, request, reply.chunks)
                     self.reply_end = headers.next
-                    yield from self._reply(reply.chunks, request, left, headers, carry)
+                    ahead = self._ahead(headers, request, is_amid=bool(left or carry.rest))
+                    if ahead is None:
+                        yield from self._reply(reply.chunks, request, left, headers, carry)
             except Unreachable:
                 self._resumes = self._resumes + 1 if self.place == before else 0
                 if not has_head or self._resumes >= _RESUMES:
@@ -91,12 +99,22 @@ class Walk:
                 carry = _Carry()
                 continue
             self._resumes = 0
+            if ahead is not None:
+                self.place, self.token, request = ahead, ahead.token, ahead.token
+                self.passed.append((request, ahead.count))
+                continue
             request, left = headers.next, carry.left
             self.token = headers.next
             # One that was asked for again may end before the place that was reached.
             if not left:
                 self.passed.append((headers.next, self.place.count - carry.unended))
             self.is_at_tail, self.is_closed = headers.is_at_tail, headers.is_closed
+
+    def _ahead(self, headers: _Headers, request: str, *, is_amid: bool) -> Place | None:
+        """Where reading goes on in place of this reply; None where it is to be read."""
+        if self.leap is None or is_amid or not headers.is_long or self.unit is None:
+            return None
+        return self.leap(Place(request, 0, self.place.count), self.unit)
 
     def _reply(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry
@@ -122,7 +140,7 @@ class Walk:
         if self.unit is Unit.BYTE:
             yield from (Piece(block, len(block)) for block in _blocks(chunks))
             return
-        framer = Elements()
+        framer = GuessedElements() if self.guesses else Elements()
         try:
             for chunk in chunks:
                 yield from framer.feed(chunk)
@@ -183,7 +201,9 @@ class Walk:
         self.unit = unit
         is_closed = headers.get(CLOSED, "").lower() == "true"
         is_at_tail = is_closed or headers.get(UP_TO_DATE, "").lower() == "true" or following == request
-        return _Headers(following, is_at_tail, is_closed)
+        length = headers.get("Content-Length", "")
+        is_long = int(length) > _LONG_BYTES if length.isdigit() else not is_at_tail
+        return _Headers(following, is_at_tail, is_closed, is_long)
 
 
 @dataclass(slots=True)
@@ -206,6 +226,8 @@ class _Headers:
     next: str
     is_at_tail: bool
     is_closed: bool
+    is_long: bool
+    """More than it is worth to ask about."""
 
 
 def offset_path(stream: str, token: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyspark_durable_streams import framing
 from pyspark_durable_streams.errors import BadReply
-from pyspark_durable_streams.framing import Elements, Piece, Unit
+from pyspark_durable_streams.framing import Elements, GuessedElements, Piece, Unit, WrongGuess
 
 _TEXT = st.text(alphabet=st.sampled_from('ab,[]{}"\\ \n\té€'), max_size=8)
 _VALUES = st.recursive(
@@ -21,9 +21,15 @@ _VALUES = st.recursive(
 _SEPARATORS = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", ":")])
 
 
-def elements_of(body: bytes, size: int, block: int, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def elements_of(
+    body: bytes,
+    size: int,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
+    framer: Elements | GuessedElements | None = None,
+) -> list[bytes]:
     monkeypatch.setattr(framing, "BLOCK_BYTES", block)
-    framer = Elements()
+    framer = framer or Elements()
     pieces = [piece for at in range(0, len(body), size) for piece in framer.feed(body[at : at + size])]
     pieces += framer.end()
     for piece in pieces:
@@ -97,3 +103,23 @@ def test_a_piece_is_cut_between_messages(lines: list[bytes], count: int) -> None
 def test_what_a_message_is(content_type: str, messages: Unit | None, chunks: Unit) -> None:
     assert framing.unit_of(content_type, as_chunks=False) is messages
     assert framing.unit_of(content_type, as_chunks=True) is chunks
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("ab"), st.integers()), min_size=1), st.integers(1, 50))
+def test_plain_objects_are_guessed_right(values: list[object], size: int) -> None:
+    body = json.dumps(values, separators=(",", ":")).encode()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lines = elements_of(body, size, 1 << 20, monkeypatch)
+        assert elements_of(body, size, 1 << 20, monkeypatch, GuessedElements()) == lines
+        longest = max(len(line) for line in lines) + 3
+        assert elements_of(body, size, longest, monkeypatch, GuessedElements()) == lines
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"{}", b"[1]", b"[{}", b"[{}] ", b"[[{}]]", b"[ {}]"])
+def test_what_is_seen_to_be_guessed_wrong(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WrongGuess):
+        elements_of(body, 3, 2, monkeypatch, GuessedElements())
+
+
+def test_an_empty_array_is_guessed_to_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert elements_of(b"[]", 1, 100, monkeypatch, GuessedElements()) == []

@@ -71,7 +71,7 @@ def test_headers_are_sent_and_never_shown() -> None:
         ({"startingOffsets": '{"b": "1"}'}, "option startingOffsets: every stream needs an offset"),
         ({"startingOffsets": '{"a": 1}'}, "option startingOffsets: earliest, latest or"),
         ({"tails": "catalogue"}, "option tails=catalogue needs catalogue"),
-        ({"catalogue": "http://h:1"}, "catalogue and catalogueStream go with streamsPrefix"),
+        ({"catalogueStream": "names"}, "catalogueStream goes with streamsPrefix"),
         ({"url": "ftp://h"}, "url: http"),
         ({"url": "http://u:secret@h/"}, "url: credentials belong into headers.Authorization"),
         ({"url": " "}, "option url is missing"),

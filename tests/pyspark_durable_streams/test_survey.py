@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from pyspark_durable_streams.client import Client, OpenReply
 from pyspark_durable_streams.errors import Unreachable
-from pyspark_durable_streams.survey import Allowance, Surveyor, Target
+from pyspark_durable_streams.survey import Surveyor, Target
+from pyspark_durable_streams.taken import Allowance
 
 
 def surveyor(client: object) -> Surveyor:

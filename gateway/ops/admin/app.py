@@ -11,6 +11,7 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from gateway.ops.admin.controls import controls_endpoints
+from gateway.ops.admin.counts import counts_endpoints
 from gateway.ops.admin.directory import Directory
 from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_response, refusal_response
 from gateway.ops.admin.guard import Guard
@@ -45,6 +46,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *overview_endpoints(subject),
         *streams_endpoints(subject, directory),
         *tails_endpoints(directory),
+        *counts_endpoints(subject, directory),
         *purge_endpoints(subject, directory),
         *plan_endpoints(subject),
         *controls_endpoints(subject),

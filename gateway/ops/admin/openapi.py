@@ -101,7 +101,10 @@ def _parameters(query: Any) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
     for name, part in schema["properties"].items():
         description = part.pop("description", "")
-        shown.append({"name": name, "in": "query", "description": description, "schema": part})
+        is_required = name in schema.get("required", ())
+        shown.append(
+            {"name": name, "in": "query", "required": is_required, "description": description, "schema": part}
+        )
     return shown
 
 

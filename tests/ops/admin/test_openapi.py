@@ -31,6 +31,7 @@ CONTRACT = {
     ("get", "/api/top"),
     ("get", "/api/tails"),
     ("post", "/api/tails"),
+    ("get", "/api/counts"),
     ("post", "/api/purge"),
     ("post", "/api/drain"),
     ("get", "/api/log-level"),

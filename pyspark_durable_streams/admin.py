@@ -1,0 +1,122 @@
+"""A gateway's admin API, as far as it is of use to a reader: how far streams have come, and what lies between offsets.
+
+A gateway's paths are as its origin is asked for them, so the path of the reader's URL has to be the origin's there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from pyspark_durable_streams.client import Client, refusal
+from pyspark_durable_streams.errors import BadReply, DurableStreamsError
+from pyspark_durable_streams.places import START
+
+_MOST_PAGES: Final = 10_000
+_MOST_NAMED: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class CountedRun:
+    """What lies between two offset tokens: `size` bytes with this CRC-32, in the form in which `framing` hands out."""
+
+    token: str
+    next: str
+    units: int
+    size: int
+    crc: int
+
+
+class AdminApi:
+    """Asks it; safe to use from several threads."""
+
+    def __init__(self, client: Client, base: str) -> None:
+        self._client = client
+        self._base = f"{base.rstrip('/')}/"
+        self._counts = True
+
+    def close(self) -> None:
+        """Give its connections back."""
+        self._client.close()
+
+    def tails_of(self, streams: Iterable[str]) -> dict[str, str | None]:
+        """Tails of these streams, None where none is known.  BadReply, Refused and Unreachable."""
+        names = list(streams)
+        found: dict[str, str | None] = {}
+        for at in range(0, len(names), _MOST_NAMED):
+            paths = {self._path(name): name for name in names[at : at + _MOST_NAMED]}
+            body = json.dumps({"streams": list(paths)}).encode()
+            tails = self._tails("POST", "/api/tails", body)["tails"]
+            found.update({name: tails.get(path) for path, name in paths.items()})
+        return found
+
+    def tails_below(self, prefix: str) -> dict[str, str | None]:
+        """Tails of all streams whose names begin so.  Errors as above."""
+        found: dict[str, str | None] = {}
+        after = ""
+        for _ in range(_MOST_PAGES):
+            query = f"prefix={quote(self._path(prefix), safe='')}&after={quote(after, safe='')}"
+            page = self._tails("GET", f"/api/tails?{query}", None)
+            for path, tail in page["tails"].items():
+                found[unquote(path.removeprefix(self._base)) if "%" in path else path.removeprefix(self._base)] = tail
+            after = page["next"]
+            if after is None:
+                return found
+        raise BadReply("the catalogue has no end")
+
+    def runs(self, stream: str, token: str, size: int, *, is_json: bool) -> Iterator[CountedRun]:
+        """What the gateway has counted of a stream from `token` on, in runs of about `size` bytes (0: of one reply
+        each); nothing where it cannot tell.
+
+        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is not asked again.
+        """
+        if not self._counts:
+            return
+        query = f"stream={quote(self._path(stream), safe='')}&offset={quote(token, safe='')}&run_bytes={size}"
+        try:
+            reply = self._client.request("GET", f"/api/counts?{query}", retry=False)
+            if reply.status == 422:
+                return  # a name that is no path's
+            if reply.status != 200:
+                raise refusal(reply, "catalogue")
+            found = [_run(row, is_json=is_json) for row in json.loads(reply.body)["runs"]]
+        except (DurableStreamsError, ValueError, TypeError, KeyError):
+            self._counts = False
+            return
+        for run in found:
+            # They lead from one to the next, and onward.
+            if run is None or run.token != token or run.next == START or (token != START and run.next <= token):
+                return
+            yield run
+            token = run.next
+
+    def _path(self, name: str) -> str:
+        return quote(self._base + name, safe="/:@!$&'()*+,;=~-._%?")
+
+    def _tails(self, method: str, path: str, body: bytes | None) -> Any:
+        headers: Mapping[str, str] | None = {"content-type": "application/json"} if body is not None else None
+        reply = self._client.request(method, path, headers, body)
+        if reply.status != 200:
+            raise refusal(reply, "catalogue")
+        try:
+            said = json.loads(reply.body)
+            if not isinstance(said["tails"], dict):
+                raise TypeError
+            said.setdefault("next", None)
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadReply("catalogue: an answer that is not a gateway's; is it the URL of its admin port?") from error
+        return said
+
+
+def _run(row: Mapping[str, Any], *, is_json: bool) -> CountedRun | None:
+    """None where the gateway took the stream for one of another kind."""
+    messages, size, crc = row["messages"], row["bytes"], row["crc32"]
+    if (messages is not None) is not is_json:
+        return None
+    units = messages if is_json else size
+    if not all(isinstance(number, int) and number >= 0 for number in (units, size, crc)) or not units:
+        raise ValueError
+    return CountedRun(str(row["offset"]), str(row["next"]), units, size, crc)

@@ -1,0 +1,208 @@
+"""What lies between a stream's offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from pyspark_durable_streams.framing import Elements
+from tests.ops.admin.conftest import Bench, Start
+
+JSON = "application/json"
+
+
+async def append(bench: Bench, path: str, *messages: object) -> None:
+    body = json.dumps(messages).encode()
+    async with bench.session.post(
+        bench.gateway.gateway_url + path, data=body, headers={"Content-Type": JSON}
+    ) as answer:
+        assert answer.status == 204
+
+
+async def fill(bench: Bench, path: str, count: int = 9) -> None:
+    """A JSON stream of so many appends of three messages, read to its end."""
+    async with bench.session.put(bench.gateway.gateway_url + path, headers={"Content-Type": JSON}) as answer:
+        assert answer.status == 201
+    for number in range(count):
+        await append(bench, path, {"n": number, "text": 'a "},{" in it'}, [number, {}], "é\n" * number)
+    await walk(bench, path)
+
+
+async def walk(bench: Bench, path: str, most: int = 1_000) -> None:
+    """Read so many replies from the beginning, or to the end."""
+    offset = "-1"
+    for _ in range(most):
+        async with bench.readers.get(f"{bench.gateway.gateway_url}{path}?offset={offset}") as answer:
+            assert answer.status == 200
+            offset = answer.headers["Stream-Next-Offset"]
+            if "Stream-Up-To-Date" in answer.headers:
+                return
+
+
+async def counts(bench: Bench, path: str, offset: str = "-1", run_bytes: int = 0) -> list[dict[str, Any]]:
+    query = f"stream={quote(path, safe='')}&offset={offset}&run_bytes={run_bytes}"
+    found: list[dict[str, Any]] = (await bench.get(f"/api/counts?{query}"))["runs"]
+    return found
+
+
+async def started(start: Start, stack: AsyncExitStack, max_chunk_bytes: int) -> Bench:
+    """A gateway before an origin of such settings."""
+    origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes))
+    stack.push_async_callback(origin.stop, grace_s=0)
+    return await start(origin.url)
+
+
+async def test_runs_lead_from_offset_to_offset_and_each_is_what_a_reader_finds_there(start: Start) -> None:
+    async with AsyncExitStack() as stack:
+        bench = await started(start, stack, max_chunk_bytes=100)
+        await fill(bench, "/s")
+        await check_runs(bench)
+
+
+async def check_runs(bench: Bench) -> None:
+    lengths = []
+    for run_bytes in (0, 300, 1):
+        runs = await counts(bench, "/s", run_bytes=run_bytes)
+        lengths.append(len(runs))
+        assert sum(run["messages"] for run in runs) == 27
+        assert [run["offset"] for run in runs] == ["-1", *(run["next"] for run in runs[:-1])]
+        for run in runs:
+            _, from_here, _ = await bench.read(f"/s?offset={run['offset']}")
+            _, behind, _ = await bench.read(f"/s?offset={run['next']}")
+            messages = len(json.loads(from_here)) - len(json.loads(behind))
+            framer = Elements()
+            lines = b"".join(piece.data for piece in (*framer.feed(from_here), *framer.end()))
+            mine = b"".join(lines.splitlines(keepends=True)[:messages])
+            assert (run["messages"], run["bytes"], run["crc32"]) == (messages, len(mine), zlib.crc32(mine))
+    assert lengths[0] == 1 < lengths[1] < lengths[2]
+    last = (await counts(bench, "/s", run_bytes=300))[-1]
+    assert await counts(bench, "/s", last["offset"]) == [last]
+    assert await counts(bench, "/s", last["next"]) == []
+
+
+async def test_what_has_come_since_is_counted_behind_what_was(bench: Bench) -> None:
+    await fill(bench, "/s")
+    (run,) = await counts(bench, "/s")
+    await append(bench, "/s", 1, 2)
+    await bench.read(f"/s?offset={run['next']}")
+    assert [one["messages"] for one in await counts(bench, "/s", run["next"])] == [2]
+    assert [one["messages"] for one in await counts(bench, "/s")] == [29]
+
+
+async def test_of_other_streams_the_bytes_are_summed(bench: Bench) -> None:
+    await bench.put("/text", b"hello\nthere")
+    _, body, _ = await bench.read("/text?offset=-1")
+    (run,) = await counts(bench, "/text")
+    assert (run["messages"], run["bytes"], run["crc32"]) == (None, 11, zlib.crc32(body))
+
+
+async def test_nothing_is_said_of_what_is_not_held(bench: Bench) -> None:
+    await fill(bench, "/s")
+    assert await counts(bench, "/other") == []
+    assert await counts(bench, "/s", "nowhere") == []
+    for wrong in ("stream=s", "", "stream=/s&run_bytes=-1", "stream=/s&run_bytes=999999999"):
+        assert (await bench.ask("GET", f"/api/counts?{wrong}")).status == 422
+
+
+async def test_a_gap_ends_the_runs(start: Start) -> None:
+    async with AsyncExitStack() as stack:
+        bench = await started(start, stack, max_chunk_bytes=400)
+        await fill(bench, "/s")
+        offsets = [run["offset"] for run in await counts(bench, "/s", run_bytes=1)]
+        await bench.post("/api/purge", {"stream": "/s"})
+        await bench.read("/s?offset=-1")
+        await bench.read(f"/s?offset={offsets[-2]}")
+        runs = await counts(bench, "/s")
+        assert [run["next"] for run in runs] == [offsets[1]]
+        assert await counts(bench, "/s", offsets[-2])
+
+
+async def test_a_stream_in_doubt_is_not_spoken_of(bench: Bench) -> None:
+    await fill(bench, "/s")
+    assert await counts(bench, "/s")
+    await bench.post("/api/purge", {"stream": "/s", "soft": True})
+    assert await counts(bench, "/s") == []
+    await bench.read("/s?offset=-1")
+    assert await counts(bench, "/s")
+
+
+class Gated(ThreadPoolExecutor):
+    """Does nothing before it is told to, and tells how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.gate = threading.Event()
+        self.asked = 0
+        self.arrived = asyncio.Event()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.asked += 1
+        self.arrived.set()
+
+        def held() -> Any:
+            assert self.gate.wait(5)
+            return fn(*args, **kwargs)
+
+        return super().submit(held)
+
+
+@pytest.mark.parametrize("way", ["purged", "made anew"])
+async def test_what_was_counted_of_a_stream_that_is_gone_is_not_told(bench: Bench, way: str) -> None:
+    await fill(bench, "/s")
+    workers = Gated()
+    asyncio.get_running_loop().set_default_executor(workers)
+    asking = asyncio.create_task(counts(bench, "/s"))
+    await workers.arrived.wait()
+    if way == "purged":
+        await bench.post("/api/purge", {"stream": "/s"})
+    else:
+        async with bench.session.delete(bench.gateway.gateway_url + "/s") as answer:
+            assert answer.status == 204
+        await fill(bench, "/s", 2)
+    workers.gate.set()
+    assert await asking == []
+    if way == "made anew":
+        assert [run["messages"] for run in await counts(bench, "/s")] == [6]
+
+
+async def test_bytes_are_counted_once(bench: Bench) -> None:
+    await fill(bench, "/s")
+    workers = Gated()
+    workers.gate.set()
+    asyncio.get_running_loop().set_default_executor(workers)
+    first, *others = await asyncio.gather(*(counts(bench, "/s") for _ in range(5)))
+    assert first
+    assert all(other == first for other in others)
+    assert workers.asked == 1
+
+
+async def test_without_the_extra_only_bytes_are_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(bench, "/s")
+    await bench.put("/text", b"hello")
+    await bench.read("/text?offset=-1")
+    monkeypatch.setitem(sys.modules, "pyspark_durable_streams.framing", None)
+    told = await bench.ask("GET", "/api/counts?stream=/s")
+    assert (told.status, "durable-gateway[pipeline]" in told.body["error"]) == (501, True)
+    assert [run["bytes"] for run in await counts(bench, "/text")] == [5]
+
+
+async def test_what_is_no_array_inside_is_not_counted(bench: Bench, origin: RunningOrigin) -> None:
+    async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": JSON}) as answer:
+        tail = answer.headers["Stream-Next-Offset"]
+    head = {"Content-Type": JSON, "Stream-Next-Offset": tail[:-1] + "9", "Stream-Up-To-Date": "true"}
+    origin.origin.faults.replace(200, head, b'[{"a":1},,{"b":2}]', kind="catchup")
+    assert (await bench.read("/s?offset=-1"))[0] == 200
+    (row,) = (await bench.get("/api/streams?prefix=/s"))["streams"]
+    assert row["bytes"]
+    assert await counts(bench, "/s") == []
