@@ -35,7 +35,7 @@ dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, wi
 	@$(BIN)/durable-gateway dev $(ARGS)
 
 test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance

@@ -2,13 +2,14 @@
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 
-With several processes (`-n`) a file's tests stay together, for what they share, and so do all those of the one Spark.
+With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and each process
+that has tests of Spark has a Spark of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 # The machine that runs the tests may be slow or busy: how long an example takes says nothing about the code.
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
+
+_LONGEST: Final = frozenset({"pipeline", "pyspark_durable_streams"})
+"""Folders of tests that start a Java."""
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -43,19 +47,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if _wants_spark(item) else item.nodeid.partition("::")[0]))
-    # The longest of the groups goes first, so that there is something to do beside it.
-    items.sort(key=_wants_spark, reverse=True)
-
-
-def _wants_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    # The longest files go first, so that there is something to do beside the last of them.
+    items.sort(key=lambda item: item.path.parent.name not in _LONGEST and item.path.parent.parent.name not in _LONGEST)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A real Spark with two cores, one for all tests that need one."""
+    """A real Spark with two cores, one for all tests of a process that need one."""
     # Not every run of a few tests needs a Java to start.
     from tests.spark import local_spark
 

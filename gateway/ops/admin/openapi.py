@@ -102,9 +102,7 @@ def _parameters(query: Any) -> list[dict[str, Any]]:
     for name, part in schema["properties"].items():
         description = part.pop("description", "")
         is_required = name in schema.get("required", ())
-        shown.append(
-            {"name": name, "in": "query", "required": is_required, "description": description, "schema": part}
-        )
+        shown.append({"name": name, "in": "query", "required": is_required, "description": description, "schema": part})
     return shown
 
 
