@@ -11,8 +11,10 @@ against the checksums, as they do anything.
 A token cannot be found inside a reply.  Where a target lies within one, the units up to it are those up to the reply's
 end less those from the target to the same end, which a second walk counts.
 
-Before news of a stream are taken, it is looked at whether it is the stream that was read before (see `places`).  What
-is lost is an error, unless the user wants to go on with what there is: then a stream begins again at its beginning.
+Before news of a stream are taken, it is looked at whether it is the stream that was read before (see `places`).  One
+that nothing was read of has to begin, when more than one reply has been read, as it did at first, or is walked again.
+What is lost is an error, unless the user wants to go on with what there is: then a stream begins again where it begins
+now.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ _WORTH_BYTES: Final = 4 << 20
 _RUN_BYTES: Final = 16 << 20
 """The longest that is asked for as one."""
 _STEPS: Final = 1_000
+_ATTEMPTS: Final = 3
+
+
+class _Changed(Exception):
+    """A stream begins otherwise than it did when the walk began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +153,37 @@ class Surveyor:
 
         DataLost when it is not what was read before, or lacks what would be next, and that is an error.
         """
+        if position is None:
+            return self._first_news(stream, allowance, target)
         try:
             return self._news(stream, position, allowance, target)
         except Gone as gone:
-            if position is None:
-                if gone.status in (404, 410):
-                    return None
-                raise
             if self._fails_on_loss:
                 raise DataLost(f"{gone}; failOnDataLoss=false goes on with what is there") from gone
             self._warn(f"{gone}; going on with what is there, as failOnDataLoss=false wants it")
-            anew = Position(Place(START, 0, position.place.count), position.unit)
             try:
-                news = self._news(stream, anew, allowance, None, is_anew=True)
+                news = self._first_news(stream, allowance, None, position.place.count)
             except Gone:
                 return None
-            return news if news.stretches else None
+            return news if news is not None and news.stretches else None
+
+    def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
+        """What a stream has from its beginning, of which nothing has been read, all of it from one life."""
+        said = f"stream {stream}: it was made anew, or cut by retention, each time that its beginning was planned"
+        for attempt in range(_ATTEMPTS + 1):
+            if attempt == _ATTEMPTS:
+                if self._fails_on_loss:
+                    raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
+                self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
+            try:
+                return self._news(stream, None, allowance, target, count, is_whole=attempt < _ATTEMPTS)
+            except _Changed:
+                continue
+            except Gone as gone:
+                if gone.status in (404, 410):
+                    return None
+                raise
+        raise AssertionError("the last attempt takes what it finds")
 
     def _news(
         self,
@@ -169,11 +191,12 @@ class Surveyor:
         position: Position | None,
         allowance: Allowance,
         target: Target | None,
+        count: int = 0,
         *,
-        is_anew: bool = False,
+        is_whole: bool = True,
     ) -> News:
-        place = position.place if position is not None else Place()
-        unit = position.unit if position is not None and not is_anew else None
+        place = position.place if position is not None else Place(START, 0, count)
+        unit = position.unit if position is not None else None
         if target is not None and place.skip == 0 and place.token != START and not place.token < target.token:
             assert position is not None
             return News(position, tail=target.token)
@@ -202,9 +225,12 @@ class Surveyor:
         if taken.rest is not None and taken.is_limited:
             self._paused.keep(walk, fresh, taken.rest)
         stretches = taken.stretches()
-        evidence = position.evidence if position is not None and not is_anew else None
-        if stretches and evidence is not None:
-            self._verify(stream, position, evidence)
+        evidence = position.evidence if position is not None else None
+        if stretches and evidence is not None and not self._is_same(stream, walk.unit, evidence):
+            raise Gone(f"stream {stream} was deleted and made anew: behind {evidence.token} is not what was read there")
+        begin = taken.begin if position is None and is_whole and walk.replies > 1 else None
+        if begin is not None and not self._is_same(stream, walk.unit, begin):
+            raise _Changed
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
         return News(found, stretches, walk.reply_end, has_more=not reached)
@@ -283,17 +309,15 @@ class Surveyor:
                 going = [0, 1] if all(walk.is_at_tail for walk in walks) else [is_behind]
         raise BadReply(f"stream {stream}: no end that the replies from two of its offsets have in common")
 
-    def _verify(self, stream: str, position: Position | None, evidence: Evidence) -> None:
-        assert position is not None
-        walk = Walk(self._client, stream, Place(evidence.token), self._as_chunks, position.unit)
+    def _is_same(self, stream: str, unit: Unit, evidence: Evidence) -> bool:
+        """Whether it is the stream that the evidence is of, as far as that can be told."""
+        walk = Walk(self._client, stream, Place(evidence.token), self._as_chunks, unit)
         try:
-            found = self._evidence(walk, evidence.units)
+            return self._evidence(walk, evidence.units) == evidence
         except Gone as gone:
             if gone.status == 410:
-                return  # retention has taken what lay there; what follows may well be the same stream
+                return True  # retention has taken what lay there; what follows may well be the same stream
             raise
-        if found != evidence:
-            raise Gone(f"stream {stream} was deleted and made anew: behind {evidence.token} is not what was read there")
 
     @staticmethod
     def _evidence(walk: Walk, units: int | None = None) -> Evidence | None:

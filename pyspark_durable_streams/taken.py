@@ -56,7 +56,10 @@ class Taken:
         self.is_limited = False
         """Whether it was the allowance that cut it."""
         self.end = Place()
+        self.begin: Evidence | None = None
+        """From the first that was read, where it begins at a token."""
         self.evidence: Evidence | None = None
+        """From the latest."""
         self._stream = stream
         self._allowance = allowance
         self._spool = spool
@@ -122,6 +125,8 @@ class Taken:
         self.size += len(piece.data)
         if part.place.skip == 0:
             self.evidence = evidence_at(part, unit)
+            if not self._done and not self._open:
+                self.begin = self.evidence
         self._open.append(part)
         self._open_size += len(piece.data)
         if self._open_size >= max(BLOCK_BYTES, self.size // STRETCHES):

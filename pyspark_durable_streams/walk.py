@@ -61,6 +61,8 @@ class Walk:
     """Whether the last reply ended where the stream did."""
     is_closed: bool = False
     """Whether nothing will ever follow."""
+    replies: int = 0
+    """How many there were that had a stream in them."""
     reply_end: str | None = None
     """Where the reply that is being read ends."""
     passed: list[tuple[str, int]] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Walk:
                 with self.client.open(offset_path(self.stream, request)) as reply:
                     has_head = True
                     headers = self._judged(reply.status, reply.headers, request, reply.chunks)
+                    self.replies += 1
                     self.reply_end = headers.next
                     ahead = self._ahead(headers, request, is_amid=bool(left or carry.rest))
                     if ahead is None:

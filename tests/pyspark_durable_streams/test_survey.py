@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+import pytest
+
 from pyspark_durable_streams.client import Client, OpenReply
-from pyspark_durable_streams.errors import Unreachable
+from pyspark_durable_streams.errors import DataLost, Unreachable
 from pyspark_durable_streams.survey import Surveyor, Target
 from pyspark_durable_streams.taken import Allowance
 
 
-def surveyor(client: object) -> Surveyor:
-    return Surveyor(cast("Client", client), as_chunks=False, fails_on_loss=True, warn=print)
+def surveyor(client: object, *, fails_on_loss: bool = True) -> Surveyor:
+    return Surveyor(cast("Client", client), as_chunks=False, fails_on_loss=fails_on_loss, warn=print)
 
 
 def units(client: object, token: str) -> int:
@@ -113,3 +116,64 @@ class Growing:
 
 def test_a_stream_that_never_stands_still() -> None:
     assert units(Growing(), "040") == 40
+
+
+class Changing:
+    """Three replies of five numbers each, the same tokens whatever stream it is; another stream, or a shorter one,
+    whenever a script of requests says so."""
+
+    def __init__(self, changes_at: set[int], *, trims: bool = False) -> None:
+        self.changes_at = changes_at
+        self.trims = trims
+        self.asked = 0
+        self.life = 0
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        self.asked += 1
+        self.life += self.asked in self.changes_at
+        offset = offset_of(path)
+        begin = 0 if offset == "-1" else int(offset)
+        end = begin + 5
+        numbers = [number if self.trims else number + 100 * self.life for number in range(begin, end)]
+        if self.trims and begin == 0:
+            numbers = numbers[self.life :]
+        body = json.dumps(numbers).encode()
+        yield reply(iter([body]), f"{end:03}", **({"Stream-Up-To-Date": "true"} if end == 15 else {}))
+
+
+def _crc(*numbers: int) -> int:
+    return zlib.crc32("".join(f"{number}\n" for number in numbers).encode())
+
+
+def _crcs(client: object) -> list[int]:
+    news = surveyor(client).news("s", None, Allowance())
+    assert news is not None
+    return [stretch.crc for stretch in news.stretches]
+
+
+@pytest.mark.parametrize("request_", [2, 3])
+def test_a_stream_made_anew_while_its_first_batch_is_planned_is_walked_again(request_: int) -> None:
+    assert _crcs(Changing({request_})) == [_crc(*range(100, 115))]
+    assert _crcs(Changing({2, 6})) == [_crc(*range(200, 215))]
+
+
+def test_a_stream_that_is_cut_meanwhile_is_read_from_where_it_begins() -> None:
+    assert _crcs(Changing({3}, trims=True)) == [_crc(*range(1, 15))]
+
+
+def test_a_stream_that_never_begins_as_it_did_is_an_error_or_taken_as_it_is() -> None:
+    news = surveyor(Changing(set(range(2, 99))), fails_on_loss=False).news("s", None, Allowance())
+    assert news is not None
+    assert news.units == 15
+    with pytest.raises(DataLost, match="made anew"):
+        _crcs(Changing(set(range(2, 99))))
+
+
+def test_a_stream_that_stays_is_asked_for_its_beginning_once_more_and_one_of_one_reply_is_not() -> None:
+    client = Changing(set())
+    assert _crcs(client) == [_crc(*range(15))]
+    assert client.asked == 4
+    told = Told({"-1": [(10, True), (10, True)]})
+    assert _crcs(told) == [_crc(*range(10))]
+    assert len(told.script["-1"]) == 1
