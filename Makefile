@@ -13,6 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
+SPARK_ARCHIVE := build/spark.jsa
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
 
@@ -34,7 +35,8 @@ help: ## show the verbs
 dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: check $(NODE_INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
+test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
@@ -109,6 +111,10 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@echo "installing what requirements/loadtest.txt locks"
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
+
+# Some thirty Javas of a test run start from it.
+$(SPARK_ARCHIVE): tests/spark_archive.py requirements/dev.txt | $(INSTALLED)
+	@$(BIN)/python -m tests.spark_archive
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)

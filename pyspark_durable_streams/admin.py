@@ -67,15 +67,22 @@ class AdminApi:
                 return found
         raise BadReply("the catalogue has no end")
 
-    def runs(self, stream: str, token: str, size: int, *, is_json: bool) -> Iterator[CountedRun]:
-        """What the gateway has counted of a stream from `token` on, in runs of about `size` bytes (0: of one reply
-        each); nothing where it cannot tell.
+    def ask_again(self) -> None:
+        """One that knew no counts may know some by now."""
+        self._counts = True
 
-        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is not asked again.
+    def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
+        """What the gateway has counted from `token` on of the stream that it gave this ETag for, in runs of about
+        `size` bytes; nothing where it cannot tell.
+
+        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is not asked any more.
         """
         if not self._counts:
             return
-        query = f"stream={quote(self._path(stream), safe='')}&offset={quote(token, safe='')}&run_bytes={size}"
+        query = (
+            f"stream={quote(self._path(stream), safe='')}&etag={quote(etag, safe='')}"
+            f"&offset={quote(token, safe='')}&run_bytes={size}"
+        )
         try:
             reply = self._client.request("GET", f"/api/counts?{query}", retry=False)
             if reply.status == 422:
@@ -117,6 +124,6 @@ def _run(row: Mapping[str, Any], *, is_json: bool) -> CountedRun | None:
     if (messages is not None) is not is_json:
         return None
     units = messages if is_json else size
-    if not all(isinstance(number, int) and number >= 0 for number in (units, size, crc)) or not units:
+    if not all(isinstance(number, int) and number >= 0 for number in (units, size, crc)) or not 0 < units <= size:
         raise ValueError
     return CountedRun(str(row["offset"]), str(row["next"]), units, size, crc)

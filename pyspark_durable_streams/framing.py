@@ -60,6 +60,13 @@ class Piece:
         """Its first `count` messages."""
         return self if count >= self.count else Piece(self.data[: self._at(count, unit)], count)
 
+    def cut(self, count: int, unit: Unit) -> tuple[Piece, Piece]:
+        """Its first `count` messages, and all others."""
+        if count >= self.count:
+            return self, Piece(b"", 0)
+        at = self._at(count, unit)
+        return Piece(self.data[:at], count), Piece(self.data[at:], self.count - count)
+
     def after(self, count: int, unit: Unit) -> Piece:
         """All but its first `count` messages."""
         return self if count <= 0 else Piece(self.data[self._at(count, unit) :], max(self.count - count, 0))
@@ -139,12 +146,13 @@ class GuessedElements:
 
 
 class Elements:
-    """The elements of one reply's array, as lines."""
+    """The elements of one reply's array, as lines; so many bytes are looked at in one go."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int | None = None) -> None:
         self._rest: list[bytes] = []
         self._size = 0
-        self._scan_at = BLOCK_BYTES
+        self._block_bytes = block_bytes or BLOCK_BYTES
+        self._scan_at = self._block_bytes
         self._has_begun = False
         self._has_ended = False
         self._wants_comma = False
@@ -156,7 +164,7 @@ class Elements:
         if self._size >= self._scan_at:
             yield from self._scan()
             # An element longer than a block is not looked at again for every chunk of it.
-            self._scan_at = max(BLOCK_BYTES, 2 * self._size)
+            self._scan_at = max(self._block_bytes, 2 * self._size)
 
     def end(self) -> Iterator[Piece]:
         """The reply is over: the rest of it.  BadReply when it is no whole array."""

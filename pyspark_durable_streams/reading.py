@@ -162,15 +162,18 @@ def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
     """All of a stretch, guessed and right; None where it was wrong, or the stream is not as it was."""
     stretch, unit = share.stretch, share.unit
     found: list[Fragment] = []
-    done = crc = 0
+    done = size = crc = 0
     try:
         for piece in walks.take(share, guesses=True):
-            taken = piece.before(stretch.units - done, unit)
+            taken, rest = piece.cut(stretch.units - done, unit)
+            size += len(taken.data)
+            if size > stretch.size:
+                return None
             crc = zlib.crc32(taken.data, crc)
             at, done = done, done + taken.count
             found.append(_fragment(share, at, taken, is_last=done == stretch.units))
             if done == stretch.units:
-                walks.back(piece.after(taken.count, unit), stretch.end_count)
+                walks.back(rest, stretch.end_count)
                 break
     except (WrongGuess, Gone):
         return None
@@ -189,7 +192,7 @@ def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
     done, crc = 0, 0
     try:
         for piece in walks.take(share):
-            taken, rest = piece.before(stretch.units - done, unit), piece.after(stretch.units - done, unit)
+            taken, rest = piece.cut(stretch.units - done, unit)
             crc = zlib.crc32(taken.data, crc)
             at, done = done, done + taken.count
             if done == stretch.units:

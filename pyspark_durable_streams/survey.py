@@ -29,8 +29,8 @@ from typing import Final
 
 from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.client import Client, refusal
-from pyspark_durable_streams.errors import BadReply, DataLost
-from pyspark_durable_streams.framing import Unit
+from pyspark_durable_streams.errors import BadReply, DataLost, DurableStreamsError
+from pyspark_durable_streams.framing import BLOCK_BYTES, Unit
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
@@ -108,6 +108,8 @@ class Surveyor:
         """A batch begins: its bytes go to this spool."""
         self._spool = spool
         self.extents = {}
+        if self._admin is not None:
+            self._admin.ask_again()
 
     def close(self) -> None:
         """Nothing more will be asked."""
@@ -205,7 +207,7 @@ class Surveyor:
         fresh = paused.parts if paused is not None else walk.parts()
         taken = Taken(stream, allowance, self._spool, self.extents)
         if self._admin is not None:
-            walk.leap = lambda place, unit: self._leap(stream, place, unit, taken, target)
+            walk.leap = lambda place, unit, etag: self._leap(taken, place, unit, etag, target)
         cut: int | None = None
         for part in fresh if paused is None else chain([paused.rest], fresh):
             if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
@@ -235,55 +237,63 @@ class Surveyor:
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
         return News(found, stretches, walk.reply_end, has_more=not reached)
 
-    def _leap(self, stream: str, place: Place, unit: Unit, taken: Taken, target: Target | None) -> Place | None:
-        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it."""
-        if unit is Unit.LINE:
-            return None  # one may begin before the place
-        end = target.token if target is not None else self.tail(stream)[0]
+    def _leap(self, taken: Taken, place: Place, unit: Unit, etag: str, target: Target | None) -> Place | None:
+        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it.
+
+        A hint and no more: whatever goes wrong with it, the stream can still be read.
+        """
+        if unit is Unit.LINE or not etag:
+            return None  # a line may begin before the place
         runs: list[CountedRun] = []
         units = size = 0
-        for run in self._counted(stream, place.token, taken.size, is_json=unit is Unit.ELEMENT):
-            units, size = units + run.units, size + run.size
-            if run.next > end or not taken.has_room(units, size):
-                size -= run.size
-                break
-            runs.append(run)
-        if size < _WORTH_BYTES:
+        try:
+            for run in self._counted(taken, place.token, etag, is_json=unit is Unit.ELEMENT):
+                if not taken.has_room(units + run.units, size + run.size):
+                    break
+                if (target is not None and run.next > target.token) or (
+                    target is None and taken.size + size >= _CHASED_BYTES
+                ):
+                    break
+                units, size = units + run.units, size + run.size
+                runs.append(run)
+            if size < _WORTH_BYTES:
+                return None
+            evidence = self._confirmed(taken.stream, runs[-1], unit)
+        except DurableStreamsError:
             return None
-        evidence = self._confirmed(stream, runs[-1], unit)
         return taken.leap(place, runs, evidence) if evidence is not None else None
 
-    def _counted(self, stream: str, token: str, before: int, *, is_json: bool) -> Iterator[CountedRun]:
-        """All runs that the gateway has counted from a token on, when `before` bytes have been taken."""
+    def _counted(self, taken: Taken, token: str, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
+        """All runs that the gateway has counted from a token on, the longer the more there is."""
         assert self._admin is not None
-        last: CountedRun | None = None
-        while True:
-            size = min(before // STRETCHES, _RUN_BYTES) if before >= _RUN_BYTES * STRETCHES // 4 else 0
-            at, last = last.next if last is not None else token, None
-            for last in self._admin.runs(stream, at, size, is_json=is_json):
+        before = taken.size
+        for _ in range(_STEPS):
+            size = min(max(BLOCK_BYTES, before // STRETCHES), _RUN_BYTES)
+            last: CountedRun | None = None
+            for last in self._admin.runs(taken.stream, token, size, etag, is_json=is_json):
                 before += last.size
                 yield last
             if last is None:
                 return
+            token = last.next
 
     def _confirmed(self, stream: str, run: CountedRun, unit: Unit) -> Evidence | None:
         """Evidence from a run, where it reads as it was counted."""
         evidence: Evidence | None = None
         done = crc = 0
-        try:
-            for part in Walk(self._client, stream, Place(run.token), self._as_chunks, unit).parts():
-                evidence = evidence or evidence_at(part, unit)
-                piece = part.piece.before(run.units - done, unit)
-                crc = zlib.crc32(piece.data, crc)
-                done += piece.count
-                if done == run.units:
-                    break
-        except Gone:
-            return None  # whoever walks there tells it
+        for part in Walk(self._client, stream, Place(run.token), self._as_chunks, unit).parts():
+            evidence = evidence or evidence_at(part, unit)
+            piece = part.piece.before(run.units - done, unit)
+            crc = zlib.crc32(piece.data, crc)
+            done += piece.count
+            if done == run.units:
+                break
         return evidence if (done, crc) == (run.units, run.crc) else None
 
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""
+        if place.skip == 0 and place.token == token:
+            return place.count
         if (stream, token) not in self._counts:
             self._counts[stream, token] = place.count + self._units_to(stream, place, unit, token)
         return self._counts[stream, token]

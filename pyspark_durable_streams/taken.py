@@ -60,7 +60,7 @@ class Taken:
         """From the first that was read, where it begins at a token."""
         self.evidence: Evidence | None = None
         """From the latest."""
-        self._stream = stream
+        self.stream = stream
         self._allowance = allowance
         self._spool = spool
         self._extents = extents
@@ -140,7 +140,7 @@ class Taken:
         stretch = Stretch(place, sum(part.piece.count for part in self._open), len(data), zlib.crc32(data))
         self._done.append(stretch)
         if extent is not None:
-            self._extents[self._stream, place.count] = extent
+            self._extents[self.stream, place.count] = extent
         self._open, self._open_size = [], 0
 
     def stretches(self) -> tuple[Stretch, ...]:

@@ -67,9 +67,9 @@ class Walk:
     """Where the reply that is being read ends."""
     passed: list[tuple[str, int]] = field(default_factory=list)
     """Where replies ended, and the counts there; of lines, those that a line feed ends."""
-    leap: Callable[[Place, Unit], Place | None] | None = None
-    """Asked before a long reply is read: how far its messages need not be, because they are counted; None: not at
-    all."""
+    leap: Callable[[Place, Unit, str], Place | None] | None = None
+    """Asked before a long reply is read, with its place and ETag: how far nothing need be read, because it is counted.
+    Where that is nowhere it is not asked again."""
     guesses: bool = False
     """Whether the elements of arrays are guessed: WrongGuess is raised where that is seen to be wrong."""
     _resumes: int = field(default=0, init=False)
@@ -117,7 +117,10 @@ class Walk:
         """Where reading goes on in place of this reply; None where it is to be read."""
         if self.leap is None or is_amid or not headers.is_long or self.unit is None:
             return None
-        return self.leap(Place(request, 0, self.place.count), self.unit)
+        ahead = self.leap(Place(request, 0, self.place.count), self.unit, headers.etag)
+        if ahead is None:
+            self.leap = None
+        return ahead
 
     def _reply(
         self, chunks: Iterator[bytes], request: str, skip: int, headers: _Headers, carry: _Carry
@@ -205,8 +208,8 @@ class Walk:
         is_closed = headers.get(CLOSED, "").lower() == "true"
         is_at_tail = is_closed or headers.get(UP_TO_DATE, "").lower() == "true" or following == request
         length = headers.get("Content-Length", "")
-        is_long = int(length) > _LONG_BYTES if length.isdigit() else not is_at_tail
-        return _Headers(following, is_at_tail, is_closed, is_long)
+        is_long = not is_at_tail or (length.isdigit() and int(length) > _LONG_BYTES)
+        return _Headers(following, is_at_tail, is_closed, is_long, headers.get("ETag", ""))
 
 
 @dataclass(slots=True)
@@ -230,7 +233,8 @@ class _Headers:
     is_at_tail: bool
     is_closed: bool
     is_long: bool
-    """More than it is worth to ask about."""
+    """Whether it is worth asking how to get around it."""
+    etag: str
 
 
 def offset_path(stream: str, token: str) -> str:

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 MASTER: Final = "local[2]"
 # One compiler and one collector less: half the time to start, and short jobs end sooner.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
+ARCHIVE: Final = Path(__file__).parents[1] / "build" / "spark.jsa"
+"""What `spark_archive` made, if it was run."""
+# Another Java than the one that made it says that it passes it over.
+_FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 
 
-def settings(folder: Path, java_flags: str = JAVA_FLAGS) -> Mapping[str, str]:
+def settings(folder: Path, java_flags: str | None = None) -> Mapping[str, str]:
     """What Spark is told for a test run whose files are in `folder`."""
+    if java_flags is None:
+        java_flags = f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
     return {
         "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
@@ -30,7 +36,7 @@ def settings(folder: Path, java_flags: str = JAVA_FLAGS) -> Mapping[str, str]:
 
 
 @contextmanager
-def local_spark(folder: Path, java_flags: str = JAVA_FLAGS) -> Iterator[SparkSession]:
+def local_spark(folder: Path, java_flags: str | None = None) -> Iterator[SparkSession]:
     """A Spark of this process, until the block ends; measuring wants one without the flags that make it start early."""
     session = open_session(MASTER, settings(folder, java_flags))
     try:

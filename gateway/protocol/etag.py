@@ -32,6 +32,11 @@ def mint(incarnation: str, start: str, end: str, is_closed: bool) -> str:
     return f'"{incarnation.translate(_UNSAFE)}:{start.translate(_UNSAFE)}:{end.translate(_UNSAFE)}{mark}"'
 
 
+def names(etag: str, incarnation: str) -> bool:
+    """Whether a tag is one that was minted for this incarnation."""
+    return etag.removeprefix("W/").startswith(f'"{incarnation.translate(_UNSAFE)}:')
+
+
 def matches(if_none_match: str | None, etag: str) -> bool:
     """Whether an If-None-Match names `etag`: a list compared weakly, or `*` (RFC 9110 section 13.1.2).
 

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from pyspark_durable_streams.client import Client, OpenReply
+from pyspark_durable_streams import survey
+from pyspark_durable_streams.admin import AdminApi, CountedRun
+from pyspark_durable_streams.client import Client, OpenReply, Reply
 from pyspark_durable_streams.errors import DataLost, Unreachable
 from pyspark_durable_streams.survey import Surveyor, Target
 from pyspark_durable_streams.taken import Allowance
@@ -177,3 +179,52 @@ def test_a_stream_that_stays_is_asked_for_its_beginning_once_more_and_one_of_one
     told = Told({"-1": [(10, True), (10, True)]})
     assert _crcs(told) == [_crc(*range(10))]
     assert len(told.script["-1"]) == 1
+
+
+class Endless:
+    """Numbers without end, ten in a reply, of which an admin port has always counted two replies more."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        self.asked += 1
+        assert self.asked < 1_000
+        offset = offset_of(path)
+        begin = 0 if offset == "-1" else int(offset)
+        yield reply(iter([elements(begin, begin + 10)]), f"{begin + 10:06}", ETag='"one"')
+
+    def request(self, method: str, path: str) -> Reply:
+        # The tail, as it is at that moment: somewhat further than anybody has read.
+        self.asked += 1
+        return Reply(200, {"Stream-Next-Offset": f"{20 * self.asked:06}"}, b"")
+
+    def ask_again(self) -> None:
+        pass
+
+    def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
+        begin = 0 if token == "-1" else int(token)
+        for at in (begin, begin + 10):
+            lines = "".join(f"{number}\n" for number in range(at, at + 10)).encode()
+            start = token if at == begin else f"{at:06}"
+            yield CountedRun(start, f"{at + 10:06}", 10, len(lines), zlib.crc32(lines))
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_stream_that_is_written_faster_than_it_is_planned_is_left_somewhere(
+    is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "_CHASED_BYTES", 1_000)
+    monkeypatch.setattr(survey, "_WORTH_BYTES", 1)
+    client = Endless()
+    admin = cast("AdminApi", client) if is_counted else None
+    driver = Surveyor(cast("Client", client), admin, as_chunks=False, fails_on_loss=True, warn=print)
+    news = driver.news("s", None, Allowance())
+    assert news is not None
+    numbers = "".join(f"{number}\n" for number in range(news.units)).encode()
+    assert 1_000 <= news.size == len(numbers) < 20_000
+    at = 0
+    for stretch in news.stretches:
+        assert stretch.crc == zlib.crc32(numbers[at : at + stretch.size])
+        at += stretch.size

@@ -46,7 +46,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *overview_endpoints(subject),
         *streams_endpoints(subject, directory),
         *tails_endpoints(directory),
-        *counts_endpoints(subject, directory),
+        *counts_endpoints(directory),
         *purge_endpoints(subject, directory),
         *plan_endpoints(subject),
         *controls_endpoints(subject),

@@ -4,6 +4,10 @@ Offsets are opaque, so whoever wants to divide a stream among several readers ha
 gateway holds the bytes and counts them once, beside its loop; what it has counted stays true for as long as the bytes
 are the stream's, and is remembered by the offsets on both sides.
 
+One path may be several streams (of other origins, for other readers, before and after it was made anew), and an offset
+of one may mean something else in another.  So whoever asks shows the ETag of a reply that he was given: what is told is
+of the tape that it was made from, or nothing.
+
 The messages of a JSON stream are counted, measured and summed as lines: the text of each as it is, but for its own line
 breaks, which become spaces, and a line feed behind it.  A reader that frames them so has the same checksum.  Of any
 other stream the bytes are measured and summed as they are.
@@ -13,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Final, NamedTuple
 
 from cachetools import LRUCache
@@ -22,13 +27,15 @@ from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, TargetText
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
-from gateway.ops.admin.subject import Subject
-from gateway.ops.admin.tails import latest
+from gateway.protocol.etag import names
 from gateway.tape.stream import Edition
-from gateway.tape.tape import Reading
 
-MOST_BYTES: Final = 64 << 20
-"""An answer speaks of no more than so many bytes and one run: a fifth of a second of counting."""
+MOST_BYTES: Final = 16 << 20
+"""The longest run, and what an answer speaks of: no more than so many bytes and one run."""
+MOST_RUNS: Final = 1_000
+_SLICE_BYTES: Final = 1 << 17
+"""What is looked at in one go.  Of messages that are plain numbers there are many, and whoever lists them keeps all
+other threads waiting: with these for 10 ms."""
 _REMEMBERED: Final = 1 << 16
 """Runs whose counts are remembered: some ten megabytes."""
 
@@ -65,11 +72,12 @@ class CountsQuery:
     """Which stream, from where."""
 
     stream: TargetText
+    etag: str
+    """Of any reply with a part of the stream."""
     offset: str = "-1"
     """One that the origin or the gateway has named."""
-    run_bytes: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0
-    """Runs are at most so long, as far as there are offsets to end them at; 0: as long as replies are, so that each run
-    is what a reader is given at once."""
+    run_bytes: Annotated[int, Field(ge=1 << 10, le=MOST_BYTES)] = 1 << 20
+    """Runs are at most so long, as far as there are offsets to end them at."""
 
 
 class _Sum(NamedTuple):
@@ -86,40 +94,40 @@ class _Span(NamedTuple):
     end: str
 
 
-def counts_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
+def counts_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET /api/counts`."""
     known: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
+    # One at a time: what is counted twice as fast is taken from the readers.
     counting = asyncio.Lock()
-
-    async def sum_of(span: _Span, reading: Reading, is_json: bool) -> _Sum | None:
-        if span not in known:
-            # One at a time: what is counted twice as fast is taken from the readers.
-            async with counting:
-                if span not in known:
-                    known[span] = await asyncio.to_thread(_counted if is_json else _measured, reading.pieces)
-        return known[span]
 
     async def counts(asked: Asked[CountsQuery, Nothing]) -> Counts:
         query = asked.query
-        streams = [stream for stream in directory.at(query.stream) if stream.content_type is not None]
         runs: list[CountedRun] = []
-        if not streams or (stream := latest(streams)).is_doubted:
+        stream = next((one for one in directory.at(query.stream) if names(query.etag, one.tape.incarnation)), None)
+        if stream is None or stream.is_doubted:
             return Counts(runs)
         edition, at, size = stream.edition, query.offset, 0
-        limit = query.run_bytes or subject.config.limits.max_reply_bytes
-        while size < MOST_BYTES:
-            reading = stream.tape.read(at, limit)
-            if not 0 < reading.size <= MOST_BYTES:
-                break
-            found = await sum_of(_Span(edition, at, reading.end), reading, stream.tape.is_json)
-            if stream.ended is not None or stream.edition != edition:
-                # Made anew or called back meanwhile: what was counted is of a stream that is not there.
-                return Counts([])
+        while size < MOST_BYTES and len(runs) < MOST_RUNS:
+            async with counting:
+                if stream.ended is not None or stream.edition != edition:
+                    break
+                reading = stream.tape.read(at, query.run_bytes)
+                if not 0 < reading.size <= MOST_BYTES:
+                    break
+                span = _Span(edition, at, reading.end)
+                if span in known:
+                    await asyncio.sleep(0)
+                else:
+                    known[span] = await asyncio.to_thread(
+                        _counted if stream.tape.is_json else _measured, reading.pieces
+                    )
+            found = known.get(span)
             if found is None:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        return Counts(runs)
+        # Made anew or called back meanwhile: what was counted is of a stream that is not there.
+        return Counts(runs if stream.ended is None and stream.edition == edition else [])
 
     return [
         Endpoint(
@@ -147,13 +155,21 @@ def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
         from pyspark_durable_streams.framing import Elements
     except ImportError as error:
         raise Refused(501, "counting JSON messages needs the extra durable-gateway[pipeline]") from error
-    framer = Elements()
+    framer = Elements(_SLICE_BYTES)
     messages = size = crc32 = 0
     try:
-        for piece in (*framer.feed(b"".join((b"[", *pieces, b"]"))), *framer.end()):
+        for piece in chain(*map(framer.feed, chain((b"[",), _slices(pieces), (b"]",))), framer.end()):
             messages += piece.count
             size += len(piece.data)
             crc32 = zlib.crc32(piece.data, crc32)
     except BadReply:
         return None
     return _Sum(messages, size, crc32)
+
+
+def _slices(pieces: tuple[bytes, ...]) -> Iterator[bytes]:
+    for piece in pieces:
+        if len(piece) <= _SLICE_BYTES:
+            yield piece
+        else:
+            yield from (piece[at : at + _SLICE_BYTES] for at in range(0, len(piece), _SLICE_BYTES))

@@ -62,7 +62,7 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
             for stream in streams:
                 name = directory.name(stream).target
                 if name > query.after and name.startswith(prefix):
-                    found[name] = latest([stream, found[name]]) if name in found else stream
+                    found[name] = _latest([stream, found[name]]) if name in found else stream
             if len(found) > _KEPT * query.limit:
                 found = {name: found[name] for name in sorted(found)[: query.limit + 1]}
         names = sorted(found)[: query.limit + 1]
@@ -74,7 +74,7 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
         tails: dict[str, str | None] = {}
         async for target in in_turns(asked.body.streams):
             streams = directory.at(target)
-            tails[target] = latest(streams).tape.tail if streams else None
+            tails[target] = _latest(streams).tape.tail if streams else None
         return Tails(tails, None)
 
     return [
@@ -91,7 +91,7 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
     ]
 
 
-def latest(streams: Iterable[Stream]) -> Stream:
+def _latest(streams: Iterable[Stream]) -> Stream:
     """The one that the origin was asked about last, whose tail is not behind another's of that moment.  One without a
     tail speaks for nobody: its reader may not even be allowed to read."""
     return max(streams, key=lambda stream: (stream.tape.tail is not None, stream.contacted_at, stream.tape.tail or ""))

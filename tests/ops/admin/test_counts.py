@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
+from gateway.ops.admin.counts import MOST_BYTES
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from pyspark_durable_streams.framing import Elements
 from tests.ops.admin.conftest import Bench, Start
@@ -50,8 +51,18 @@ async def walk(bench: Bench, path: str, most: int = 1_000) -> None:
                 return
 
 
-async def counts(bench: Bench, path: str, offset: str = "-1", run_bytes: int = 0) -> list[dict[str, Any]]:
-    query = f"stream={quote(path, safe='')}&offset={offset}&run_bytes={run_bytes}"
+async def etag_of(bench: Bench, path: str, **headers: str) -> str:
+    """What a reader is given with a part of the stream."""
+    async with bench.readers.get(f"{bench.gateway.gateway_url}{path}?offset=-1", headers=headers) as answer:
+        assert answer.status == 200
+        return answer.headers["ETag"]
+
+
+async def counts(
+    bench: Bench, path: str, offset: str = "-1", run_bytes: int = 1 << 20, etag: str | None = None
+) -> list[dict[str, Any]]:
+    tag = etag if etag is not None else await etag_of(bench, path)
+    query = f"stream={quote(path, safe='')}&etag={quote(tag, safe='')}&offset={offset}&run_bytes={run_bytes}"
     found: list[dict[str, Any]] = (await bench.get(f"/api/counts?{query}"))["runs"]
     return found
 
@@ -66,16 +77,16 @@ async def started(start: Start, stack: AsyncExitStack, max_chunk_bytes: int) -> 
 async def test_runs_lead_from_offset_to_offset_and_each_is_what_a_reader_finds_there(start: Start) -> None:
     async with AsyncExitStack() as stack:
         bench = await started(start, stack, max_chunk_bytes=100)
-        await fill(bench, "/s")
+        await fill(bench, "/s", 60)
         await check_runs(bench)
 
 
 async def check_runs(bench: Bench) -> None:
     lengths = []
-    for run_bytes in (0, 300, 1):
+    for run_bytes in (1 << 20, 2_048, 1_024):
         runs = await counts(bench, "/s", run_bytes=run_bytes)
         lengths.append(len(runs))
-        assert sum(run["messages"] for run in runs) == 27
+        assert sum(run["messages"] for run in runs) == 180
         assert [run["offset"] for run in runs] == ["-1", *(run["next"] for run in runs[:-1])]
         for run in runs:
             _, from_here, _ = await bench.read(f"/s?offset={run['offset']}")
@@ -86,7 +97,7 @@ async def check_runs(bench: Bench) -> None:
             mine = b"".join(lines.splitlines(keepends=True)[:messages])
             assert (run["messages"], run["bytes"], run["crc32"]) == (messages, len(mine), zlib.crc32(mine))
     assert lengths[0] == 1 < lengths[1] < lengths[2]
-    last = (await counts(bench, "/s", run_bytes=300))[-1]
+    last = (await counts(bench, "/s", run_bytes=1_024))[-1]
     assert await counts(bench, "/s", last["offset"]) == [last]
     assert await counts(bench, "/s", last["next"]) == []
 
@@ -109,30 +120,101 @@ async def test_of_other_streams_the_bytes_are_summed(bench: Bench) -> None:
 
 async def test_nothing_is_said_of_what_is_not_held(bench: Bench) -> None:
     await fill(bench, "/s")
-    assert await counts(bench, "/other") == []
+    assert await counts(bench, "/other", etag=await etag_of(bench, "/s")) == []
     assert await counts(bench, "/s", "nowhere") == []
-    for wrong in ("stream=s", "", "stream=/s&run_bytes=-1", "stream=/s&run_bytes=999999999"):
+    for wrong in (
+        "stream=s&etag=x",
+        "",
+        "stream=/s",
+        "stream=/s&etag=x&run_bytes=9",
+        "stream=/s&etag=x&run_bytes=99999999",
+    ):
         assert (await bench.ask("GET", f"/api/counts?{wrong}")).status == 422
 
 
 async def test_a_gap_ends_the_runs(start: Start) -> None:
     async with AsyncExitStack() as stack:
-        bench = await started(start, stack, max_chunk_bytes=400)
-        await fill(bench, "/s")
-        offsets = [run["offset"] for run in await counts(bench, "/s", run_bytes=1)]
+        origin = await start_origin(OriginSettings(max_chunk_bytes=400))
+        stack.push_async_callback(origin.stop, grace_s=0)
+        bench = await start(origin.url)
+        await fill(bench, "/s", 60)
+        offsets = ["-1"]
+        for _ in range(3):
+            async with bench.session.get(f"{origin.url}/s?offset={offsets[-1]}") as answer:
+                offsets.append(answer.headers["Stream-Next-Offset"])
         await bench.post("/api/purge", {"stream": "/s"})
-        await bench.read("/s?offset=-1")
-        await bench.read(f"/s?offset={offsets[-2]}")
-        runs = await counts(bench, "/s")
-        assert [run["next"] for run in runs] == [offsets[1]]
-        assert await counts(bench, "/s", offsets[-2])
+        etag = await etag_of(bench, "/s")
+        await bench.read(f"/s?offset={offsets[2]}")
+        held = {offset: await counts(bench, "/s", offset, etag=etag) for offset in offsets}
+        assert [run["next"] for run in held["-1"]] == [offsets[1]]
+        assert held[offsets[1]] == []
+        assert held[offsets[2]]
+
+
+async def test_of_several_streams_at_a_path_it_is_the_one_whose_reply_is_shown(bench: Bench) -> None:
+    await fill(bench, "/s")
+    mine = await etag_of(bench, "/s", Authorization="Bearer a")
+    open_to_all = await etag_of(bench, "/s")
+    assert mine != open_to_all
+    assert await counts(bench, "/s", etag=mine) == await counts(bench, "/s", etag=f"W/{open_to_all}")
+    (run,) = await counts(bench, "/s", etag=mine)
+    # Somebody who is at the tail holds nothing, and takes nothing away.
+    bench.clock.advance(1)
+    await bench.read(f"/s?offset={run['next']}", Authorization="Bearer b")
+    assert await counts(bench, "/s", etag=mine) == [run]
+    for other in ('"another:1:2"', '""', "", mine[:-5], mine.replace('"', "")):
+        if not other.startswith(mine.partition(":")[0] + ":"):
+            assert await counts(bench, "/s", etag=other) == []
+
+
+async def test_a_tag_of_a_stream_before_it_was_made_anew_is_nobodys(bench: Bench) -> None:
+    await fill(bench, "/s")
+    before = await etag_of(bench, "/s")
+    async with bench.session.delete(bench.gateway.gateway_url + "/s") as answer:
+        assert answer.status == 204
+    await fill(bench, "/s")
+    assert await counts(bench, "/s", etag=before) == []
+    assert await counts(bench, "/s")
+
+
+async def test_an_answer_has_its_bounds(start: Start) -> None:
+    async with AsyncExitStack() as stack:
+        bench = await started(start, stack, max_chunk_bytes=1 << 20)
+        path = "/long"
+        async with bench.session.put(bench.gateway.gateway_url + path, headers={"Content-Type": "text/plain"}):
+            pass
+        for _ in range(40):
+            async with bench.session.post(
+                bench.gateway.gateway_url + path, data=b"x" * (1 << 20), headers={"Content-Type": "text/plain"}
+            ) as answer:
+                assert answer.status == 204
+        await walk(bench, path)
+        etag = await etag_of(bench, path)
+        found, at = [], "-1"
+        while runs := await counts(bench, path, at, run_bytes=3 << 20, etag=etag):
+            assert sum(run["bytes"] for run in runs) <= MOST_BYTES + (3 << 20)
+            assert all(run["bytes"] <= 3 << 20 for run in runs)
+            found += runs
+            at = runs[-1]["next"]
+        assert sum(run["bytes"] for run in found) == 40 << 20
+
+
+async def test_numbers_are_counted_in_slices(bench: Bench) -> None:
+    async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": JSON}):
+        pass
+    await append(bench, "/s", *range(100_000))
+    await walk(bench, "/s")
+    (run,) = await counts(bench, "/s")
+    lines = b"".join(b"%d\n" % number for number in range(100_000))
+    assert (run["messages"], run["bytes"], run["crc32"]) == (100_000, len(lines), zlib.crc32(lines))
 
 
 async def test_a_stream_in_doubt_is_not_spoken_of(bench: Bench) -> None:
     await fill(bench, "/s")
-    assert await counts(bench, "/s")
+    etag = await etag_of(bench, "/s")
+    assert await counts(bench, "/s", etag=etag)
     await bench.post("/api/purge", {"stream": "/s", "soft": True})
-    assert await counts(bench, "/s") == []
+    assert await counts(bench, "/s", etag=etag) == []
     await bench.read("/s?offset=-1")
     assert await counts(bench, "/s")
 
@@ -160,9 +242,10 @@ class Gated(ThreadPoolExecutor):
 @pytest.mark.parametrize("way", ["purged", "made anew"])
 async def test_what_was_counted_of_a_stream_that_is_gone_is_not_told(bench: Bench, way: str) -> None:
     await fill(bench, "/s")
+    etag = await etag_of(bench, "/s")
     workers = Gated()
     asyncio.get_running_loop().set_default_executor(workers)
-    asking = asyncio.create_task(counts(bench, "/s"))
+    asking = asyncio.create_task(counts(bench, "/s", etag=etag))
     await workers.arrived.wait()
     if way == "purged":
         await bench.post("/api/purge", {"stream": "/s"})
@@ -192,7 +275,7 @@ async def test_without_the_extra_only_bytes_are_counted(bench: Bench, monkeypatc
     await bench.put("/text", b"hello")
     await bench.read("/text?offset=-1")
     monkeypatch.setitem(sys.modules, "pyspark_durable_streams.framing", None)
-    told = await bench.ask("GET", "/api/counts?stream=/s")
+    told = await bench.ask("GET", f"/api/counts?stream=/s&etag={quote(await etag_of(bench, '/s'))}")
     assert (told.status, "durable-gateway[pipeline]" in told.body["error"]) == (501, True)
     assert [run["bytes"] for run in await counts(bench, "/text")] == [5]
 
