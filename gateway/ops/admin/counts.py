@@ -71,10 +71,10 @@ class Counts:
 class CountsQuery:
     """Which stream, from where."""
 
-    stream: TargetText
-    etag: str
+    stream: Annotated[TargetText, Field(max_length=1_500)]
+    etag: Annotated[str, Field(max_length=600)]
     """Of any reply with a part of the stream."""
-    offset: str = "-1"
+    offset: Annotated[str, Field(max_length=300)] = "-1"
     """One that the origin or the gateway has named."""
     run_bytes: Annotated[int, Field(ge=1 << 10, le=MOST_BYTES)] = 1 << 20
     """Runs are at most so long, as far as there are offsets to end them at."""
