@@ -206,14 +206,21 @@ class Surveyor:
         walk = paused.walk if paused is not None else Walk(self._client, stream, place, self._as_chunks, unit)
         fresh = paused.parts if paused is not None else walk.parts()
         taken = Taken(stream, allowance, self._spool, self.extents)
+
+        def leap(place: Place, unit: Unit, etag: str) -> Place | None:
+            nonlocal target
+            if target is None and taken.size >= _CHASED_BYTES:
+                target = self._tail_now(stream)
+            return self._leap(taken, place, unit, etag, target)
+
         if self._admin is not None:
-            walk.leap = lambda place, unit, etag: self._leap(taken, place, unit, etag, target)
+            walk.leap = leap
         cut: int | None = None
         for part in fresh if paused is None else chain([paused.rest], fresh):
             if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
                 cut = self._count_at(stream, part.place, walk.unit, target.token)
             if target is None and taken.size >= _CHASED_BYTES:
-                target = Target(self.tail(stream)[0], is_exact=False)
+                target = self._tail_now(stream)
             if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
                 taken.stop(part.place)
                 break
@@ -236,6 +243,10 @@ class Surveyor:
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
         return News(found, stretches, walk.reply_end, has_more=not reached)
+
+    def _tail_now(self, stream: str) -> Target:
+        """Where reading stops that would chase a tail otherwise."""
+        return Target(self.tail(stream)[0], is_exact=False)
 
     def _leap(self, taken: Taken, place: Place, unit: Unit, etag: str, target: Target | None) -> Place | None:
         """Take what the gateway has counted from this place on; where that ends, None where it is not worth it.
