@@ -44,7 +44,12 @@ class BatchReader(DataSourceReader):
         options = self._options
         client, admin = Client(options.client), admin_of(options)
         surveyor = Surveyor(
-            client, admin, as_chunks=options.as_chunks, fails_on_loss=options.fails_on_loss, warn=_log.warning
+            client,
+            admin,
+            partitions=options.partitions,
+            as_chunks=options.as_chunks,
+            fails_on_loss=options.fails_on_loss,
+            warn=_log.warning,
         )
         spool = Spool(options.spool_bytes)
         _keep(spool)

@@ -133,6 +133,7 @@ class _Driver:
         self.surveyor = Surveyor(
             self._client,
             self._admin,
+            partitions=options.partitions,
             as_chunks=options.as_chunks,
             fails_on_loss=options.fails_on_loss,
             warn=_log.warning,

@@ -34,7 +34,7 @@ from pyspark_durable_streams.framing import BLOCK_BYTES, Unit
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
-from pyspark_durable_streams.taken import EVIDENCE_UNITS, STRETCHES, Allowance, ExtentKey, Taken, evidence_at
+from pyspark_durable_streams.taken import EVIDENCE_UNITS, Allowance, ExtentKey, Taken, evidence_at
 from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 
 _THREADS: Final = 8
@@ -44,6 +44,7 @@ _WORTH_BYTES: Final = 4 << 20
 """Less that is counted already is read all the same."""
 _RUN_BYTES: Final = 16 << 20
 """The longest that is asked for as one."""
+_RUNS_OF_TASK: Final = 4
 _STEPS: Final = 1_000
 _ATTEMPTS: Final = 3
 
@@ -88,12 +89,14 @@ class Surveyor:
         client: Client,
         admin: AdminApi | None = None,
         *,
+        partitions: int = 1,
         as_chunks: bool,
         fails_on_loss: bool,
         warn: Callable[[str], None],
     ) -> None:
         self._client = client
         self._admin = admin
+        self._partitions = partitions
         self._as_chunks = as_chunks
         self._fails_on_loss = fails_on_loss
         self._warn = warn
@@ -279,7 +282,8 @@ class Surveyor:
         assert self._admin is not None
         before = taken.size
         for _ in range(_STEPS):
-            size = min(max(BLOCK_BYTES, before // STRETCHES), _RUN_BYTES)
+            # So that each task has several, and as few as will do: where one ends, bytes in hand are cut.
+            size = min(max(BLOCK_BYTES, before // (_RUNS_OF_TASK * self._partitions)), _RUN_BYTES)
             last: CountedRun | None = None
             for last in self._admin.runs(taken.stream, token, size, etag, is_json=is_json):
                 before += last.size

@@ -17,7 +17,7 @@ from pyspark_durable_streams.places import Evidence, Place, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
 from pyspark_durable_streams.walk import Part
 
-STRETCHES: Final = 64
+_STRETCHES: Final = 64
 """A stream's stretches grow with what it has, so that there are not many more than these."""
 EVIDENCE_UNITS: Final = {Unit.ELEMENT: 16, Unit.LINE: 16, Unit.BYTE: 256}
 
@@ -129,7 +129,7 @@ class Taken:
                 self.begin = self.evidence
         self._open.append(part)
         self._open_size += len(piece.data)
-        if self._open_size >= max(BLOCK_BYTES, self.size // STRETCHES):
+        if self._open_size >= max(BLOCK_BYTES, self.size // _STRETCHES):
             self._close()
 
     def _close(self) -> None:
