@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MASTER: Final = "local[2]"
 # One compiler and one collector less: half the time to start, and short jobs end sooner.  With one compiler Java keeps
-# room for 48 MB of code only; a Spark that lives through hundreds of queries needs more, or is interpreted.
+# room for 48 MB of code only; a minute of queries fills that, and what is thrown away is compiled again.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
 ARCHIVE: Final = Path(__file__).parents[1] / "build" / "spark.jsa"
 """What `spark_archive` made, if it was run."""

@@ -35,9 +35,10 @@ def main() -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(_BOUND_S)
-    if not fresh.exists():
-        sys.exit("tests.spark_archive: this Java has left none")
-    fresh.replace(ARCHIVE)
+    if fresh.exists():
+        fresh.replace(ARCHIVE)
+    else:
+        sys.stderr.write("tests.spark_archive: this Java leaves no archive; Sparks start without\n")
 
 
 if __name__ == "__main__":
