@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from loadtest.spark_source import message
 from pyspark_durable_streams import by_stream
 from pyspark_durable_streams.client import Client, ClientConfig
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, durable_gateway, served
 from tests.spark import MASTER, local_spark
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def alone(origin: Client, content_type: str) -> float:
 def _programs(*, with_gateway: bool) -> tuple[list[str], *tuple[str, ...]]:
     if not with_gateway:
         return durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin"
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    return durable_gateway("dev", *ports), "gateway", "origin"
+    return dev_gateway(), "gateway", "origin"
 
 
 def make(folder: Path, messages: int, streams: int) -> None:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from pyspark_durable_streams.client import Client, ClientConfig
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, durable_gateway, served
 from tests.spark import MASTER, local_spark
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def main() -> None:
 def _programs(*, with_gateway: bool) -> tuple[list[str], *tuple[str, ...]]:
     if not with_gateway:
         return durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin"
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    return durable_gateway("dev", *ports), "gateway", "origin", "admin"
+    return dev_gateway(), "gateway", "origin", "admin"
 
 
 def fill(url: str, messages: int, streams: int, *, prefix: str = "bench") -> list[str]:

@@ -82,3 +82,9 @@ def served(
 def durable_gateway(*arguments: str) -> list[str]:
     """The command line of this project's own program."""
     return [sys.executable, "-m", "gateway", *arguments]
+
+
+def dev_gateway() -> list[str]:
+    """The command line of `dev`, on whatever ports are free."""
+    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+    return durable_gateway("dev", *ports)

@@ -13,7 +13,7 @@ from aiohttp import ClientPayloadError
 
 from gateway.ops.console.site import POLICY
 from tests.console.visit import BOUND_S, JSON, Stage
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -128,9 +128,8 @@ async def test_without_leave_nothing_is_written(stage: Stage) -> None:
 
 async def test_dev_lets_the_console_write() -> None:
     def may_write() -> bool:
-        ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
         with (
-            served(durable_gateway("dev", *ports), "admin") as urls,
+            served(dev_gateway(), "admin") as urls,
             urlopen(urls["admin"] + "/api/console", timeout=BOUND_S) as reply,
         ):
             return bool(json.load(reply)["may_write"])

@@ -20,7 +20,7 @@ from gateway.journal import CloseReason, Journal, Record, Repeated, Unkept
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from tests.ops.log_reading import BOUND_S, lines_of, messages
-from tests.served import durable_gateway
+from tests.served import dev_gateway, durable_gateway
 
 KEY = "a secret of some letters"
 
@@ -103,8 +103,7 @@ async def test_a_gateway_that_cannot_write_its_log_does_not_start(origin: Runnin
 
 def test_a_program_logs_to_stdout_what_it_was_asked_before_it_was_told_to_leave() -> None:
     environ = {**os.environ, "DURABLE_GATEWAY_LOG__SINK": "stdout", "DURABLE_GATEWAY_LOG__BATCH_S": "60"}
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    program = subprocess.Popen(durable_gateway("dev", *ports), stdout=subprocess.PIPE, env=environ, text=True)
+    program = subprocess.Popen(dev_gateway(), stdout=subprocess.PIPE, env=environ, text=True)
     try:
         assert program.stdout is not None
         urls: dict[str, str] = {}

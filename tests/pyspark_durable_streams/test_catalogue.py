@@ -14,7 +14,7 @@ from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, served
 
 _SCHEMA: Final = StructType().add("stream", StringType()).add("value", StringType())
 _JSON: Final = {"content-type": "application/json"}
@@ -22,8 +22,7 @@ _JSON: Final = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Mapping[str, str]]:
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    with served(durable_gateway("dev", *ports), "gateway", "admin") as found:
+    with served(dev_gateway(), "gateway", "admin") as found:
         yield found
 
 

@@ -23,7 +23,7 @@ from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, served
 
 _MESSAGES: Final = StructType().add("stream", StringType()).add("pos", LongType()).add("value", StringType())
 _CHUNKS: Final = StructType().add("stream", StringType()).add("pos", LongType()).add("value", BinaryType())
@@ -38,8 +38,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Mapping[str, str]]:
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    with served(durable_gateway("dev", *ports), "gateway", "admin", "origin") as found:
+    with served(dev_gateway(), "gateway", "admin", "origin") as found:
         yield found
 
 

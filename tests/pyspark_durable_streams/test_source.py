@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from gateway.origin.app import OriginSettings
 from tests.pyspark_durable_streams.beside import JSON, Beside, beside
-from tests.served import durable_gateway, served
+from tests.served import dev_gateway, served
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -181,8 +181,7 @@ def test_a_secret_is_in_no_plan(spark: SparkSession, origin: Beside, capfd: pyte
 
 
 def test_a_prefix_of_what_a_gateway_holds(spark: SparkSession) -> None:
-    ports = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
-    with served(durable_gateway("dev", *ports), "gateway", "admin") as urls, beside() as hand:
+    with served(dev_gateway(), "gateway", "admin") as urls, beside() as hand:
         hand.url = urls["gateway"]
         for name in ("p/1", "p/2", "o/1"):
             fill(hand, name, name)
