@@ -18,15 +18,21 @@ MASTER: Final = "local[2]"
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
 ARCHIVE: Final = Path(__file__).parents[1] / "build" / "spark.jsa"
 """What `spark_archive` made, if it was run."""
+# A query over a few rows takes less time than the compilation of the classes that Spark writes for it (Java for each
+# query, by Janino, then by the JIT): a session's tests take half as long without.  What users run is compiled, and is
+# tested so by its commands.
+INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""What has Spark write no code for queries."""
 # Another Java than the one that made it says that it passes it over.
 _FROM_ARCHIVE: Final = f'-XX:SharedArchiveFile="{ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off'
 
 
-def settings(folder: Path, java_flags: str | None = None) -> Mapping[str, str]:
-    """What Spark is told for a test run whose files are in `folder`."""
+def settings(folder: Path, java_flags: str | None = None, *, compiles: bool = True) -> Mapping[str, str]:
+    """What Spark is told for a test run with its files in `folder`; whether it writes and compiles code for queries."""
     if java_flags is None:
         java_flags = f"{JAVA_FLAGS} {_FROM_ARCHIVE}" if ARCHIVE.exists() else JAVA_FLAGS
     return {
+        **({} if compiles else INTERPRETED),
         "spark.driver.extraJavaOptions": f"{java_flags} -Dderby.system.home={folder / 'derby'}",
         "spark.driver.memory": "2g",
         "spark.local.dir": str(folder / "local"),
@@ -38,8 +44,10 @@ def settings(folder: Path, java_flags: str | None = None) -> Mapping[str, str]:
 
 @contextmanager
 def local_spark(folder: Path, java_flags: str | None = None) -> Iterator[SparkSession]:
-    """A Spark of this process, until the block ends; measuring wants one without the flags that make it start early."""
-    session = open_session(MASTER, settings(folder, java_flags))
+    """A Spark of this process, until the block ends; measuring wants one without what makes short queries short, and
+    gives flags of its own.
+    """
+    session = open_session(MASTER, settings(folder, java_flags, compiles=java_flags is not None))
     try:
         yield session
     finally:

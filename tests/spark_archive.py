@@ -12,9 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.spark import ARCHIVE, JAVA_FLAGS, local_spark
+from pyspark.sql import SparkSession
+
+from tests.spark import ARCHIVE, INTERPRETED, JAVA_FLAGS, local_spark
 
 _BOUND_S: Final = 120
+
+
+def _work(spark: SparkSession, folder: Path) -> None:
+    spark.range(1_000).selectExpr("id", "id % 7 as k", "cast(id as string) as s").write.parquet(f"{folder}/a")
+    rows = spark.read.parquet(f"{folder}/a")
+    rows.groupBy("k").count().orderBy("k").collect()
+    rows.mapInArrow(lambda batches: batches, rows.schema).groupBy("k").agg({"id": "max"}).write.parquet(f"{folder}/b")
 
 
 def main() -> None:
@@ -25,10 +34,10 @@ def main() -> None:
     # What cannot be kept is generated anew by each Java: a line for each of hundreds of such classes is no news.
     flags = f'{JAVA_FLAGS} -XX:ArchiveClassesAtExit="{fresh}" -Xlog:cds=off -Xlog:cds+dynamic=off'
     with tempfile.TemporaryDirectory() as name, local_spark(Path(name), flags) as spark:
-        spark.range(1_000).selectExpr("id", "id % 7 as k", "cast(id as string) as s").write.parquet(f"{name}/a")
-        rows = spark.read.parquet(f"{name}/a")
-        rows.groupBy("k").count().orderBy("k").collect()
-        rows.mapInArrow(lambda batches: batches, rows.schema).groupBy("k").agg({"id": "max"}).write.parquet(f"{name}/b")
+        _work(spark, Path(name) / "compiled")
+        for key, value in INTERPRETED.items():
+            spark.conf.set(key, value)
+        _work(spark, Path(name) / "interpreted")
         gateway = spark.sparkContext._gateway
     assert gateway is not None
     # It goes when nobody speaks to it any more, and writes before it does.
