@@ -6,7 +6,9 @@ A gateway's paths are as its origin is asked for them, so the path of the reader
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -17,6 +19,12 @@ from pyspark_durable_streams.places import START
 
 _MOST_PAGES: Final = 10_000
 _MOST_NAMED: Final = 5_000
+_MOST_COUNTS_BYTES: Final = 1 << 20
+"""An answer with a thousand runs."""
+_MOST_COUNTS_S: Final = 30.0
+_TOKEN: Final = re.compile(r"[!-~]{1,300}")
+_MOST_UNITS: Final = 1 << 48
+_LONGEST_REST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +41,15 @@ class CountedRun:
 class AdminApi:
     """Asks it; safe to use from several threads."""
 
-    def __init__(self, client: Client, base: str) -> None:
+    def __init__(self, client: Client, base: str, warn: Callable[[str], None]) -> None:
         self._client = client
         self._base = f"{base.rstrip('/')}/"
+        self._warn = warn
         self._counts = True
+        self._leaving = threading.Lock()
+        self._failures = 0
+        self._rest = 0
+        """For so many batches it is not asked for counts."""
 
     def close(self) -> None:
         """Give its connections back."""
@@ -68,37 +81,59 @@ class AdminApi:
         raise BadReply("the catalogue has no end")
 
     def ask_again(self) -> None:
-        """One that knew no counts may know some by now."""
-        self._counts = True
+        """A batch begins: one that knew no counts may know some by now."""
+        self._counts = self._rest == 0
+        self._rest = max(self._rest - 1, 0)
 
     def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
         """What the gateway has counted from `token` on of the stream that it gave this ETag for, in runs of about
         `size` bytes; nothing where it cannot tell.
 
-        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is not asked any more.
+        Only a hint, that spares reading: a gateway that knows no counts, or is not there, is told of once, and not
+        asked any more in this batch, nor in more and more of those that follow.
         """
         if not self._counts:
             return
-        query = (
-            f"stream={quote(self._path(stream), safe='')}&etag={quote(etag, safe='')}"
-            f"&offset={quote(token, safe='')}&run_bytes={size}"
-        )
         try:
-            reply = self._client.request("GET", f"/api/counts?{query}", retry=False)
-            if reply.status == 422:
-                return  # a name that is no path's
-            if reply.status != 200:
-                raise refusal(reply, "catalogue")
-            found = [_run(row, is_json=is_json) for row in json.loads(reply.body)["runs"]]
-        except (DurableStreamsError, ValueError, TypeError, KeyError):
-            self._counts = False
+            found = self._told(stream, token, size, etag)
+            runs = [_run(row, is_json=is_json) for row in found]
+        except (DurableStreamsError, ValueError, TypeError, KeyError, RecursionError) as error:
+            self._leave(str(error) if isinstance(error, DurableStreamsError) else "an answer that is not a gateway's")
             return
-        for run in found:
+        self._failures = 0
+        for run in runs:
             # They lead from one to the next, and onward.
             if run is None or run.token != token or run.next == START or (token != START and run.next <= token):
                 return
             yield run
             token = run.next
+
+    def _leave(self, reason: str) -> None:
+        with self._leaving:
+            if not self._counts:
+                return  # somebody else was told so at the same time
+            if not self._failures:
+                self._warn(f"catalogue: streams are counted by reading them, because it does not tell counts: {reason}")
+            self._counts = False
+            self._rest = min((1 << self._failures) - 1, _LONGEST_REST)
+            self._failures += 1
+
+    def _told(self, stream: str, token: str, size: int, etag: str) -> list[Any]:
+        query = (
+            f"stream={quote(self._path(stream), safe='')}&etag={quote(etag, safe='')}"
+            f"&offset={quote(token, safe='')}&run_bytes={size}"
+        )
+        reply = self._client.request(
+            "GET", f"/api/counts?{query}", retry=False, most_bytes=_MOST_COUNTS_BYTES, most_s=_MOST_COUNTS_S
+        )
+        if reply.status == 422:
+            return []  # a name that is no path's
+        if reply.status != 200:
+            raise refusal(reply, "/api/counts")
+        found = json.loads(reply.body)["runs"]
+        if not isinstance(found, list):
+            raise TypeError
+        return found
 
     def _path(self, name: str) -> str:
         return quote(self._base + name, safe="/:@!$&'()*+,;=~-._%?")
@@ -124,6 +159,10 @@ def _run(row: Mapping[str, Any], *, is_json: bool) -> CountedRun | None:
     if (messages is not None) is not is_json:
         return None
     units = messages if is_json else size
-    if not all(isinstance(number, int) and number >= 0 for number in (units, size, crc)) or not 0 < units <= size:
+    if any(type(number) is not int for number in (units, size, crc)):
+        raise TypeError
+    if not (0 < units <= size <= _MOST_UNITS and 0 <= crc < 1 << 32):
         raise ValueError
-    return CountedRun(str(row["offset"]), str(row["next"]), units, size, crc)
+    if not all(_TOKEN.fullmatch(token) for token in (row["offset"], row["next"])):
+        raise ValueError
+    return CountedRun(row["offset"], row["next"], units, size, crc)

@@ -78,11 +78,11 @@ class BatchReader(DataSourceReader):
         try:
             token = surveyor.tail(stream)[0] if ending == LATEST else ending
             position = surveyor.enter(stream, surveyor.tail(stream)[0] if start == LATEST else start)
+            news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
         except Gone as gone:
             if is_named and options.fails_on_loss:
                 raise DataLost(f"{gone}; failOnDataLoss=false reads the streams that are there") from gone
             return
-        news = surveyor.news(stream, position, _ALL, Target(token, is_exact=ending != LATEST))
         if news is not None:
             found[stream] = news
 

@@ -8,8 +8,9 @@ answer; or a stream of names does, whose JSON messages are names, or objects wit
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from pyspark_durable_streams.admin import AdminApi
@@ -19,6 +20,8 @@ from pyspark_durable_streams.framing import Unit
 from pyspark_durable_streams.options import ReadOptions
 from pyspark_durable_streams.places import Place
 from pyspark_durable_streams.walk import Walk
+
+_log: Final = logging.getLogger("pyspark_durable_streams")
 
 
 class Listing(Protocol):
@@ -34,7 +37,7 @@ class Listing(Protocol):
 def admin_of(options: ReadOptions) -> AdminApi | None:
     """The admin API of the gateway that this read goes through, where it was named."""
     admin = options.catalogue.admin if options.catalogue is not None else None
-    return AdminApi(Client(admin), urlsplit(options.client.url).path) if admin is not None else None
+    return AdminApi(Client(admin), urlsplit(options.client.url).path, _log.warning) if admin is not None else None
 
 
 def listing_of(options: ReadOptions, client: Client, admin: AdminApi | None) -> Listing:

@@ -24,7 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from pyspark_durable_streams.errors import BadOption, Refused, Unreachable
+from pyspark_durable_streams.errors import BadOption, BadReply, Refused, Unreachable
 
 _CHUNK_BYTES: Final = 1 << 20
 _CONNECTIONS: Final = 16
@@ -133,25 +133,35 @@ class Client:
         body: bytes | None = None,
         *,
         retry: bool = True,
+        most_bytes: int | None = None,
+        most_s: float = inf,
     ) -> Reply:
         """The whole answer, of any status; `path` is below the configured URL, with its query.
 
         With `retry`, which is for what may be done twice, a failed connection, a body cut short, 429 and 5xx are tried
         again, and Unreachable is raised when the tries or the time are used up.  Without, they are not: Unreachable for
-        the first two, and the answer for the others.
+        the first two, and the answer for the others.  A body longer than `most_bytes` is BadReply, and all of it takes
+        no longer than `most_s`.
         """
 
         def whole(deadline: float) -> Reply:
             raw = self._send(method, path, headers, body, deadline)
             try:
-                reply = Reply(raw.status, raw.headers, b"".join(self._chunks(raw, method, path, deadline)))
+                chunks: list[bytes] = []
+                size = 0
+                for chunk in self._chunks(raw, method, path, deadline):
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    if most_bytes is not None and size > most_bytes:
+                        raise BadReply(f"{method} {self._shown(path)}: an answer of more than {most_bytes} bytes")
+                reply = Reply(raw.status, raw.headers, b"".join(chunks))
             finally:
                 _let_go(raw)
             if retry:
                 _raise_if_passing(reply.status, reply.headers, reply.body, f"{method} {self._shown(path)}")
             return reply
 
-        return self._tried(whole, self.config.tries if retry else 1)
+        return self._tried(whole, self.config.tries if retry else 1, most_s)
 
     @contextmanager
     def open(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[OpenReply]:
@@ -177,9 +187,9 @@ class Client:
         finally:
             _let_go(raw)
 
-    def _tried(self, attempt: Callable[[float], _T], tries: int) -> _T:
+    def _tried(self, attempt: Callable[[float], _T], tries: int, most_s: float = inf) -> _T:
         config = self.config
-        deadline = self._clock.now() + config.total_s
+        deadline = self._clock.now() + min(config.total_s, most_s)
         pause = config.first_pause_s
         for number in range(1, tries + 1):
             try:

@@ -146,12 +146,15 @@ class GuessedElements:
 
 
 class Elements:
-    """The elements of one reply's array, as lines; so many bytes are looked at in one go."""
+    """The elements of one reply's array, as lines; so many bytes are looked at in one go, and an element that is longer
+    than `longest` is BadReply: whatever is looked at costs some 25 times its size in memory.
+    """
 
-    def __init__(self, block_bytes: int | None = None) -> None:
+    def __init__(self, block_bytes: int | None = None, longest: int | None = None) -> None:
         self._rest: list[bytes] = []
         self._size = 0
         self._block_bytes = block_bytes or BLOCK_BYTES
+        self._longest = longest
         self._scan_at = self._block_bytes
         self._has_begun = False
         self._has_ended = False
@@ -163,6 +166,8 @@ class Elements:
         self._size += len(chunk)
         if self._size >= self._scan_at:
             yield from self._scan()
+            if self._longest is not None and self._size > self._longest:
+                raise BadReply(f"a message of more than {self._longest} bytes")
             # An element longer than a block is not looked at again for every chunk of it.
             self._scan_at = max(self._block_bytes, 2 * self._size)
 

@@ -86,9 +86,13 @@ def client_config(options: Mapping[str, str]) -> ClientConfig:
     url = found.get("url", "").strip()
     if not url:
         raise BadOption("option url is missing: where streams are, as http://host:port/path")
+    return _config(found, url, _HEADERS)
+
+
+def _config(found: Mapping[str, str], url: str, headers: str) -> ClientConfig:
     return ClientConfig(
         url.rstrip("/"),
-        headers_of(found, _HEADERS),
+        headers_of(found, headers),
         connect_s=_seconds(found, "connectTimeout", 10.0),
         read_s=_seconds(found, "readTimeout", 60.0),
         total_s=_seconds(found, "requestTimeout", 300.0),
@@ -195,9 +199,12 @@ def _catalogue(found: Mapping[str, str]) -> Catalogue | None:
     if not admin:
         return None
     try:
-        config = ClientConfig(admin.rstrip("/"), headers_of(found, _CATALOGUE_HEADERS))
+        config = _config(found, admin, _CATALOGUE_HEADERS)
     except BadOption as error:
-        raise BadOption(f"option catalogue: {str(error).removeprefix('url: ')}") from error
+        said = str(error)
+        raise BadOption(
+            said if said.startswith("option ") else f"option catalogue: {said.removeprefix('url: ')}"
+        ) from error
     return Catalogue(admin=config, tells_news=tails == "catalogue")
 
 

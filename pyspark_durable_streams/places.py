@@ -52,6 +52,8 @@ class Stretch:
     units: int
     size: int
     crc: int
+    next: str | None = None
+    """Where nobody has read it, because a gateway has counted it: the token that is said to be behind it."""
 
     @property
     def end_count(self) -> int:
@@ -91,7 +93,7 @@ class Offset:
             "version": VERSION,
             "streams": {name: _position_to_json(position) for name, position in sorted(self.positions.items())},
             "batch": {
-                name: [[s.place.token, s.place.skip, s.place.count, s.units, s.size, s.crc] for s in stretches]
+                name: [_stretch_to_json(stretch) for stretch in stretches]
                 for name, stretches in sorted(self.stretches.items())
             },
             "partitions": self.partitions,
@@ -110,7 +112,7 @@ class Offset:
             return cls(
                 {name: _position_from_json(row) for name, row in value["streams"].items()},
                 {
-                    name: tuple(Stretch(Place(row[0], row[1], row[2]), row[3], row[4], row[5]) for row in rows)
+                    name: tuple(Stretch(Place(row[0], row[1], row[2]), *row[3:7]) for row in rows)
                     for name, rows in value["batch"].items()
                 },
                 value["partitions"],
@@ -122,6 +124,12 @@ class Offset:
             if isinstance(error, BadOption):
                 raise
             raise BadOption("the checkpoint's offsets were not written by this source") from error
+
+
+def _stretch_to_json(stretch: Stretch) -> list[Any]:
+    place = stretch.place
+    row: list[Any] = [place.token, place.skip, place.count, stretch.units, stretch.size, stretch.crc]
+    return row if stretch.next is None else [*row, stretch.next]
 
 
 def _position_to_json(position: Position) -> list[Any]:

@@ -12,7 +12,7 @@ where it does not, the stretch is walked again with care.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,13 +21,15 @@ from pyspark.sql.datasource import InputPartition
 from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit, WrongGuess, line_ends
-from pyspark_durable_streams.places import Stretch
+from pyspark_durable_streams.junction import begins_with, head
+from pyspark_durable_streams.places import START, Place
 from pyspark_durable_streams.plan import Share
 from pyspark_durable_streams.spool import Extent
 from pyspark_durable_streams.walk import Gone, Part, Walk
 
 _HELD_BYTES: Final = 32 << 20
 """The longest stretch that is guessed: all of it is held until it has been found right."""
+_NOTHING: Final = Piece(b"", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class Run:
 
     share: Share
     extent: Extent | None
+
+    def leads_to(self, other: Run) -> bool:
+        """Whether reading it goes on into another that nobody has read either."""
+        mine, its = self.share, other.share
+        return its.stretch.next is not None and (its.stream, its.stretch.place.count) == (
+            mine.stream,
+            mine.stretch.end_count,
+        )
 
 
 class Task(InputPartition):
@@ -71,7 +81,7 @@ def fragments(
     client = Client(config)
     walks = _Walks(client, as_chunks)
     try:
-        for run in task.runs:
+        for run, following in zip(task.runs, [*task.runs[1:], None], strict=True):
             data = run.extent.read() if run.extent is not None else None
             stretch = run.share.stretch
             if data is not None and zlib.crc32(data) == stretch.crc:
@@ -79,6 +89,8 @@ def fragments(
                 continue
             try:
                 yield from _walked(run.share, walks)
+                if stretch.next is not None and not (following is not None and run.leads_to(following)):
+                    _check_end(run.share, stretch.next, walks)
             except DataLost as lost:
                 if fails_on_loss:
                     raise
@@ -120,42 +132,89 @@ class _Walks:
         self._client = client
         self._as_chunks = as_chunks
         self._stream = ""
-        self._parts: Iterator[Part] | None = None
-        self._rest: Piece | None = None
-        self._count = -1
-        self._guesses = False
-        self.may_guess = True
-        """Until one was wrong."""
+        self._unit = Unit.BYTE
+        self._place: Place | None = None
+        """Where the stretches that were taken end, as this walk came there."""
+        self._walk: Walk | None = None
+        self._parts: Generator[Part] | None = None
+        self._part: Part | None = None
+        self._rest = _NOTHING
+        """Of the latest part."""
+        self.is_warned = False
+        """A guess was wrong."""
 
     def take(self, share: Share, *, guesses: bool = False) -> Iterator[Piece]:
-        """The pieces from the stretch's place on; whoever takes them tells by `back` what was too much."""
-        place = share.stretch.place
-        if (
-            self._parts is None
-            or self._stream != share.stream
-            or self._count != place.count
-            or self._guesses is not guesses
-        ):
-            self.forget()
-            walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit, guesses=guesses)
-            self._stream, self._parts, self._rest, self._count = share.stream, walk.parts(), None, place.count
-            self._guesses = guesses
-        if self._rest is not None and self._rest.count:
-            rest, self._rest = self._rest, None
+        """The pieces from the stretch's place on; whoever takes them tells by `back` what was too much.
+
+        Where the stretch before it was taken it goes on from there, and not from a token that somebody says is there.
+        """
+        reached = self._reached(share)
+        if reached is None or self._walk is None or self._walk.guesses is not guesses:
+            self._open(share, reached or share.stretch.place, guesses=guesses)
+        return self._pieces()
+
+    def may_guess(self, share: Share) -> bool:
+        """Whether a stretch may be guessed: none was wrong, and its walk is not under way with care."""
+        is_careful = self._walk is not None and not self._walk.guesses
+        return not (self.is_warned or (is_careful and self._reached(share) is not None))
+
+    def _reached(self, share: Share) -> Place | None:
+        """Where this walk stands, if that is where the stretch begins."""
+        place, mine = share.stretch.place, self._place
+        is_new = place.token == START and not place.skip  # of another life, where it is not the first
+        if is_new or mine is None or (self._stream, mine.count) != (share.stream, place.count):
+            return None
+        return mine
+
+    def _open(self, share: Share, place: Place, *, guesses: bool) -> None:
+        self.leave()
+        self._stream, self._unit, self._place, self._rest = share.stream, share.unit, place, _NOTHING
+        self._walk = Walk(self._client, share.stream, place, self._as_chunks, share.unit, guesses=guesses)
+        self._parts = self._walk.parts()
+
+    def _pieces(self) -> Iterator[Piece]:
+        if self._rest.count:
+            rest, self._rest = self._rest, _NOTHING
             yield rest
+        assert self._parts is not None
         for part in self._parts:
+            self._part = part
             yield part.piece
 
-    def back(self, rest: Piece, count: int) -> None:
-        """The walk stands at `count`, with `rest` read beyond it."""
-        self._rest, self._count = rest, count
+    def back(self, rest: Piece) -> None:
+        """A stretch ends here, with `rest` read beyond it."""
+        part = self._part
+        assert part is not None
+        self._rest, self._place = rest, part.inside(part.piece.count - rest.count, self._unit)
+
+    def ends_at(self, share: Share, token: str) -> bool:
+        """Whether what follows here is what lies behind a token.  Gone where that is none of the stream's."""
+        assert self._walk is not None
+        assert self._place is not None
+        if self._walk.guesses:
+            try:
+                if self._begins(share, token, self._walk):
+                    return True
+            except WrongGuess:
+                pass
+            self._open(share, self._place, guesses=False)
+        return self._begins(share, token, self._walk)
+
+    def _begins(self, share: Share, token: str, walk: Walk) -> bool:
+        following = head(self._pieces())
+        there = Walk(self._client, share.stream, Place(token), self._as_chunks, share.unit, guesses=walk.guesses)
+        return begins_with(there, following, walk.place.token)
+
+    def leave(self) -> None:
+        """Leave the walk, and its connection; another one goes on where it stood."""
+        if self._parts is not None:
+            self._parts.close()
+        self._walk = self._parts = None
 
     def forget(self) -> None:
-        """Leave the walk, and its connection."""
-        close = getattr(self._parts, "close", None)
-        if close is not None:
-            close()
-        self._parts = None
+        """Leave the walk, and where it stood."""
+        self.leave()
+        self._place = None
 
 
 def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
@@ -167,45 +226,63 @@ def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
         for piece in walks.take(share, guesses=True):
             taken, rest = piece.cut(stretch.units - done, unit)
             size += len(taken.data)
-            if size > stretch.size:
-                return None
             crc = zlib.crc32(taken.data, crc)
             at, done = done, done + taken.count
             found.append(_fragment(share, at, taken, is_last=done == stretch.units))
-            if done == stretch.units:
-                walks.back(rest, stretch.end_count)
+            if done == stretch.units or size > stretch.size:
                 break
     except (WrongGuess, Gone):
         return None
-    return found if (done, crc) == (stretch.units, stretch.crc) else None
+    if (done, size, crc) != (stretch.units, stretch.size, stretch.crc):
+        return None
+    walks.back(rest)
+    return found
 
 
 def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
     stretch, unit = share.stretch, share.unit
-    if walks.may_guess and unit is Unit.ELEMENT and not stretch.place.skip and stretch.size <= _HELD_BYTES:
+    is_short = not stretch.place.skip and stretch.size <= _HELD_BYTES
+    if unit is Unit.ELEMENT and is_short and walks.may_guess(share):
         found = _guessed(share, walks)
         if found is not None:
             yield from found
             return
-        walks.may_guess = False
-        walks.forget()
-    done, crc = 0, 0
+        walks.is_warned = True
+        walks.leave()
+    done = size = crc = 0
     try:
         for piece in walks.take(share):
             taken, rest = piece.cut(stretch.units - done, unit)
+            size += len(taken.data)
             crc = zlib.crc32(taken.data, crc)
             at, done = done, done + taken.count
-            if done == stretch.units:
-                walks.back(rest, stretch.end_count)
-                if crc != stretch.crc:
-                    raise DataLost(f"stream {share.stream}: {_where(stretch)} reads otherwise than when it was planned")
             yield _fragment(share, at, taken, is_last=done == stretch.units)
             if done == stretch.units:
-                return
+                walks.back(rest)
+                break
     except Gone as gone:
         raise DataLost(f"{gone}; it had {stretch.units} {unit}s there when the batch was planned") from gone
-    raise DataLost(f"stream {share.stream}: {_where(stretch)} had {stretch.units} {unit}s when planned, and has {done}")
+    if done < stretch.units:
+        was = "had" if stretch.next is None else "was counted to have"
+        raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {done}")
+    if (size, crc) != (stretch.size, stretch.crc):
+        raise _lost(share, "reads otherwise than when the batch was planned")
 
 
-def _where(stretch: Stretch) -> str:
-    return f"what follows {stretch.place.token}"
+def _check_end(share: Share, token: str, walks: _Walks) -> None:
+    """DataLost where a stretch that was taken does not end at a token."""
+    said = f"does not end at {token}, where the gateway had it end"
+    try:
+        is_there = walks.ends_at(share, token)
+    except Gone as gone:
+        raise _lost(share, f"{said} ({gone})") from gone
+    if not is_there:
+        raise _lost(share, said)
+
+
+def _lost(share: Share, what: str) -> DataLost:
+    stretch = share.stretch
+    said = f"stream {share.stream}: what follows {stretch.place.token} {what}"
+    if stretch.next is not None:
+        said += "; where nothing changed the stream, the gateway counted wrong: a new checkpoint, without catalogue"
+    return DataLost(said)

@@ -252,10 +252,12 @@ class _Driver:
 
     def _look(self, name: str, position: Position | None, allowance: Allowance, found: dict[str, News]) -> None:
         target = self._targets.get(name) if self._targets is not None else None
-        news = self.surveyor.news(name, position, allowance, target)
+        try:
+            news = self.surveyor.news(name, position, allowance, target)
+        except Gone as gone:
+            self._missing(name, gone)
+            return
         if news is None:
-            if position is None:
-                self._missing(name, None)
             return
         found[name] = news
         if news.tail is not None:
@@ -263,11 +265,10 @@ class _Driver:
         if news.position.is_closed:
             self._finished[name] = news.position.place.count
 
-    def _missing(self, name: str, gone: Gone | None) -> None:
+    def _missing(self, name: str, gone: Gone) -> None:
         """A stream that was never there: an error where the user named it, for a name may be mistyped."""
         if self._options.prefix is None and self._options.fails_on_loss:
-            said = str(gone) if gone is not None else f"stream {name}: there is none"
-            raise DataLost(f"{said}; failOnDataLoss=false waits for streams that are not there")
+            raise DataLost(f"{gone}; failOnDataLoss=false waits for streams that are not there") from gone
 
     # -- the rest
 

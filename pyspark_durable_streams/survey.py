@@ -23,6 +23,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
@@ -31,6 +32,7 @@ from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.client import Client, refusal
 from pyspark_durable_streams.errors import BadReply, DataLost, DurableStreamsError
 from pyspark_durable_streams.framing import BLOCK_BYTES, Unit
+from pyspark_durable_streams.junction import begins_with, head
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
 from pyspark_durable_streams.spool import Extent, Spool
@@ -40,7 +42,7 @@ from pyspark_durable_streams.walk import CLOSED, NEXT_OFFSET, Gone, Walk
 _THREADS: Final = 8
 _CHASED_BYTES: Final = 256 << 20
 """Behind so much of one stream its tail is asked for and stopped at, or a fast writer would keep a batch for ever."""
-_WORTH_BYTES: Final = 4 << 20
+_WORTH_BYTES: Final = 8 << 20
 """Less that is counted already is read all the same."""
 _RUN_BYTES: Final = 16 << 20
 """The longest that is asked for as one."""
@@ -154,9 +156,10 @@ class Surveyor:
     def news(
         self, stream: str, position: Position | None, allowance: Allowance, target: Target | None = None
     ) -> News | None:
-        """What a stream has behind its position (its beginning, where there is none); None where it is not there.
+        """What a stream has behind its position (its beginning, where there is none).
 
-        DataLost when it is not what was read before, or lacks what would be next, and that is an error.
+        Gone where nothing was read of it and it is not there; DataLost when it is not what was read before, or lacks
+        what would be next.  Where that is no error: None when there is nothing to go on with.
         """
         if position is None:
             return self._first_news(stream, allowance, target)
@@ -174,21 +177,19 @@ class Surveyor:
 
     def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
         """What a stream has from its beginning, of which nothing has been read, all of it from one life."""
-        said = f"stream {stream}: it was made anew, or cut by retention, each time that its beginning was planned"
-        for attempt in range(_ATTEMPTS + 1):
-            if attempt == _ATTEMPTS:
-                if self._fails_on_loss:
-                    raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
-                self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
+        for _ in range(_ATTEMPTS):
             try:
-                return self._news(stream, None, allowance, target, count, is_whole=attempt < _ATTEMPTS)
+                return self._news(stream, None, allowance, target, count)
             except _Changed:
                 continue
-            except Gone as gone:
-                if gone.status in (404, 410):
-                    return None
-                raise
-        raise AssertionError("the last attempt takes what it finds")
+        said = f"stream {stream}: it was made anew, or cut by retention, each time that its beginning was planned"
+        if self._fails_on_loss:
+            raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
+        self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
+        try:
+            return self._news(stream, None, allowance, target, count, is_whole=False)
+        except _Changed:
+            return None
 
     def _news(
         self,
@@ -212,23 +213,31 @@ class Surveyor:
 
         def leap(place: Place, unit: Unit, etag: str) -> Place | None:
             nonlocal target
-            if target is None and taken.size >= _CHASED_BYTES:
-                target = self._tail_now(stream)
-            return self._leap(taken, place, unit, etag, target)
+            try:
+                if target is None and taken.size >= _CHASED_BYTES:
+                    target = self._tail_now(stream)
+                return self._leap(taken, place, unit, etag, target)
+            except DurableStreamsError:
+                return None  # the stream can still be read
 
         if self._admin is not None:
             walk.leap = leap
         cut: int | None = None
-        for part in fresh if paused is None else chain([paused.rest], fresh):
-            if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
-                cut = self._count_at(stream, part.place, walk.unit, target.token)
-            if target is None and taken.size >= _CHASED_BYTES:
-                target = self._tail_now(stream)
-            if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
-                taken.stop(part.place)
-                break
-            if not taken.add(part, walk.unit, cut):
-                break
+        try:
+            for part in fresh if paused is None else chain([paused.rest], fresh):
+                if target is not None and target.is_exact and cut is None and _passes(walk.reply_end, target.token):
+                    cut = self._count_at(stream, part.place, walk.unit, target.token)
+                if target is None and taken.size >= _CHASED_BYTES:
+                    target = self._tail_now(stream)
+                if target is not None and not target.is_exact and walk.token is not None and walk.token >= target.token:
+                    taken.stop(part.place)
+                    break
+                if not taken.add(part, walk.unit, cut):
+                    break
+        except Gone as gone:
+            if position is None and walk.replies:
+                raise _Changed from gone  # it was there a moment ago
+            raise
         assert walk.unit is not None
         end = taken.end if taken.was_cut else walk.place
         if target is not None and end.count == cut and walk.unit is not Unit.LINE:
@@ -241,7 +250,7 @@ class Surveyor:
         if stretches and evidence is not None and not self._is_same(stream, walk.unit, evidence):
             raise Gone(f"stream {stream} was deleted and made anew: behind {evidence.token} is not what was read there")
         begin = taken.begin if position is None and is_whole and walk.replies > 1 else None
-        if begin is not None and not self._is_same(stream, walk.unit, begin):
+        if begin is not None and not self._still_begins(stream, walk.unit, begin):
             raise _Changed
         found = Position(end, walk.unit, is_done and walk.is_closed, taken.evidence or evidence)
         reached = is_done or (cut is not None and end.count >= cut) or (target is not None and not taken.is_limited)
@@ -252,29 +261,23 @@ class Surveyor:
         return Target(self.tail(stream)[0], is_exact=False)
 
     def _leap(self, taken: Taken, place: Place, unit: Unit, etag: str, target: Target | None) -> Place | None:
-        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it.
-
-        A hint and no more: whatever goes wrong with it, the stream can still be read.
-        """
+        """Take what the gateway has counted from this place on; where that ends, None where it is not worth it."""
         if unit is Unit.LINE or not etag:
             return None  # a line may begin before the place
         runs: list[CountedRun] = []
         units = size = 0
-        try:
-            for run in self._counted(taken, place.token, etag, is_json=unit is Unit.ELEMENT):
-                if not taken.has_room(units + run.units, size + run.size):
-                    break
-                if (target is not None and run.next > target.token) or (
-                    target is None and taken.size + size >= _CHASED_BYTES
-                ):
-                    break
-                units, size = units + run.units, size + run.size
-                runs.append(run)
-            if size < _WORTH_BYTES:
-                return None
-            evidence = self._confirmed(taken.stream, runs[-1], unit)
-        except DurableStreamsError:
+        for run in self._counted(taken, place.token, etag, is_json=unit is Unit.ELEMENT):
+            if not taken.has_room(units + run.units, size + run.size):
+                break
+            if (target is not None and run.next > target.token) or (
+                target is None and taken.size + size >= _CHASED_BYTES
+            ):
+                break
+            units, size = units + run.units, size + run.size
+            runs.append(run)
+        if size < _WORTH_BYTES:
             return None
+        evidence = self._confirmed(taken.stream, runs[-1], unit)
         return taken.leap(place, runs, evidence) if evidence is not None else None
 
     def _counted(self, taken: Taken, token: str, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
@@ -293,17 +296,24 @@ class Surveyor:
             token = last.next
 
     def _confirmed(self, stream: str, run: CountedRun, unit: Unit) -> Evidence | None:
-        """Evidence from a run, where it reads as it was counted."""
+        """Evidence from a run, where it reads as it was counted and what follows it is what it leads to."""
         evidence: Evidence | None = None
-        done = crc = 0
-        for part in Walk(self._client, stream, Place(run.token), self._as_chunks, unit).parts():
-            evidence = evidence or evidence_at(part, unit)
-            piece = part.piece.before(run.units - done, unit)
-            crc = zlib.crc32(piece.data, crc)
-            done += piece.count
-            if done == run.units:
-                break
-        return evidence if (done, crc) == (run.units, run.crc) else None
+        done = size = crc = 0
+        walk = Walk(self._client, stream, Place(run.token), self._as_chunks, unit)
+        with closing(walk.parts()) as parts:
+            for part in parts:
+                evidence = evidence or evidence_at(part, unit)
+                piece, rest = part.piece.cut(run.units - done, unit)
+                crc = zlib.crc32(piece.data, crc)
+                size += len(piece.data)
+                done += piece.count
+                if done == run.units or size > run.size:
+                    break
+            if (done, size, crc) != (run.units, run.size, run.crc):
+                return None
+            following = head(chain([rest], (part.piece for part in parts)))
+        there = Walk(self._client, stream, Place(run.next), self._as_chunks, unit)
+        return evidence if begins_with(there, following, walk.place.token) else None
 
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""
@@ -343,6 +353,12 @@ class Surveyor:
             if gone.status == 410:
                 return True  # retention has taken what lay there; what follows may well be the same stream
             raise
+
+    def _still_begins(self, stream: str, unit: Unit, begin: Evidence) -> bool:
+        try:
+            return self._is_same(stream, unit, begin)
+        except Gone:
+            return False
 
     @staticmethod
     def _evidence(walk: Walk, units: int | None = None) -> Evidence | None:

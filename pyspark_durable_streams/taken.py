@@ -57,7 +57,7 @@ class Taken:
         """Whether it was the allowance that cut it."""
         self.end = Place()
         self.begin: Evidence | None = None
-        """From the first that was read, where it begins at a token."""
+        """From the first that was read and begins at a token."""
         self.evidence: Evidence | None = None
         """From the latest."""
         self.stream = stream
@@ -85,7 +85,7 @@ class Taken:
             most = min(most, self._fitting(part.piece, unit, self._allowance.size - self.size))
         if most < part.piece.count:
             self.is_limited = cut is None or part.place.count + most < cut
-            self.stop(part.place if most <= 0 else _inside(part, most, unit))
+            self.stop(part.place if most <= 0 else part.inside(most, unit))
             self.rest = Part(self.end, part.piece.after(most, unit), part.end)
         if most > 0:
             taken = part if not self.was_cut else Part(part.place, part.piece.before(most, unit), self.end)
@@ -100,15 +100,18 @@ class Taken:
         )
 
     def leap(self, place: Place, runs: Sequence[CountedRun], evidence: Evidence) -> Place:
-        """Take runs that begin at a place and that nobody has read; the place behind them."""
+        """Take runs that begin at a place and of which only the last was read, with evidence from there; the place
+        behind them.
+        """
         if self._open:
             self._close()
         for run in runs:
-            self._done.append(Stretch(place, run.units, run.size, run.crc))
+            self._done.append(Stretch(place, run.units, run.size, run.crc, run.next))
             self.units += run.units
             self.size += run.size
             place = Place(run.next, 0, place.count + run.units)
         self.evidence = evidence
+        self.begin = self.begin or evidence
         return place
 
     def _fitting(self, piece: Piece, unit: Unit, left: int) -> int:
@@ -155,9 +158,3 @@ def evidence_at(part: Part, unit: Unit) -> Evidence:
     units = min(EVIDENCE_UNITS[unit], part.piece.count)
     digest = hashlib.blake2b(part.piece.before(units, unit).data, digest_size=8).hexdigest()
     return Evidence(part.place.token, units, digest)
-
-
-def _inside(part: Part, units: int, unit: Unit) -> Place:
-    """The place behind the first `units` of a part."""
-    step = units if unit is not Unit.LINE else len(part.piece.before(units, unit).data)
-    return Place(part.place.token, part.place.skip + step, part.place.count + units)

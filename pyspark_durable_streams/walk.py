@@ -7,7 +7,7 @@ each piece is known, so a walk may be left after any of them and gone on with by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -44,6 +44,13 @@ class Part:
     piece: Piece
     end: Place
 
+    def inside(self, units: int, unit: Unit) -> Place:
+        """The place behind its first `units`."""
+        if units == self.piece.count:
+            return self.end
+        step = units if unit is not Unit.LINE else len(self.piece.before(units, unit).data)
+        return Place(self.place.token, self.place.skip + step, self.place.count + units)
+
 
 @dataclass(slots=True)
 class Walk:
@@ -74,7 +81,7 @@ class Walk:
     """Whether the elements of arrays are guessed: WrongGuess is raised where that is seen to be wrong."""
     _resumes: int = field(default=0, init=False)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Generator[Part]:
         """Everything up to the tail as it is when it is reached.
 
         Raises Gone when the stream has no such place (any more), BadReply, Refused and Unreachable.

@@ -336,12 +336,12 @@ def test_a_stream_made_anew_between_plan_and_read_fails_the_task(origin: Beside,
     origin.ask("DELETE", stream)
     origin.create(stream)
     origin.append(stream, *range(20)[::-1])
-    with pytest.raises(DataLost, match="reads otherwise than when it was planned"):
+    with pytest.raises(DataLost, match="reads otherwise than when the batch was planned"):
         rows(planned, start, end)
 
 
 def test_a_stream_that_was_never_there_is_an_error_where_it_was_named(origin: Beside) -> None:
-    with pytest.raises(DataLost, match=r"stream t/none: .*failOnDataLoss=false waits"):
+    with pytest.raises(DataLost, match=r"stream t/none .*: 404 .*failOnDataLoss=false waits"):
         follow(reader(origin, stream="t/none"))
     assert follow(reader(origin, stream="t/none", failOnDataLoss="false"))[0] == []
 

@@ -36,7 +36,9 @@ MOST_RUNS: Final = 1_000
 _SLICE_BYTES: Final = 1 << 17
 """What is looked at in one go.  Of messages that are plain numbers there are many, and whoever lists them keeps all
 other threads waiting: with these for 10 ms."""
-_REMEMBERED: Final = 1 << 16
+_MOST_MESSAGE_BYTES: Final = 1 << 20
+"""A run with a longer one is not counted: it takes 25 times as much memory to look at, whatever the cache may have."""
+_REMEMBERED: Final = 1 << 14
 """Runs whose counts are remembered: some ten megabytes."""
 
 
@@ -148,17 +150,18 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """None where they are not the inside of a JSON array."""
+    """None where they are not the inside of a JSON array, or too much to look at."""
     try:
         # It needs numpy, which comes with an extra.
         from pyspark_durable_streams.errors import BadReply
         from pyspark_durable_streams.framing import Elements
     except ImportError as error:
         raise Refused(501, "counting JSON messages needs the extra durable-gateway[pipeline]") from error
-    framer = Elements(_SLICE_BYTES)
+    framer = Elements(_SLICE_BYTES, _MOST_MESSAGE_BYTES)
     messages = size = crc32 = 0
+    fed = chain.from_iterable(map(framer.feed, chain((b"[",), _slices(pieces), (b"]",))))
     try:
-        for piece in chain(*map(framer.feed, chain((b"[",), _slices(pieces), (b"]",))), framer.end()):
+        for piece in chain(fed, framer.end()):
             messages += piece.count
             size += len(piece.data)
             crc32 = zlib.crc32(piece.data, crc32)
