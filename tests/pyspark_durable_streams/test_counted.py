@@ -15,6 +15,7 @@ from pyspark_durable_streams.batch import BatchReader
 from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.options import read_options
+from pyspark_durable_streams.reading import Task
 from tests.pyspark_durable_streams.counted import (
     APPEND,
     CHUNKS,
@@ -72,15 +73,32 @@ def test_planning_reads_no_more_than_the_last_of_what_is_counted(urls: Mapping[s
     ],
     ids=["strings", "nested", "line breaks"],
 )
+@pytest.mark.parametrize("partitions", [3, 20])
 def test_elements_that_are_guessed_wrong_are_read_right(
-    urls: Mapping[str, str], gateway: Client, make: Callable[[int], Any], request: pytest.FixtureRequest
+    urls: Mapping[str, str],
+    gateway: Client,
+    make: Callable[[int], Any],
+    partitions: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     name = f"guess/{request.node.callspec.id.replace(' ', '-')}"
     fill(gateway, name, make=make)
-    reader = batch(urls, name)
+    reader = batch(urls, name, minPartitions=str(partitions))
     found = rows(reader, reader.partitions())
     assert numbers(found) == list(range(LONG))
     assert [json.loads(row["value"]) for row in found[:10]] == [make(n) for n in range(10)]
+
+
+def test_plain_objects_are_read_without_a_look_at_every_bracket(
+    urls: Mapping[str, str], gateway: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(gateway, "plain")
+    reader = batch(urls, "plain", minPartitions="5")
+    tasks = reader.partitions()
+    monkeypatch.setattr("pyspark_durable_streams.walk.Elements", None)
+    counted = [task for task in tasks if isinstance(task, Task) and all(run.extent is None for run in task.runs)]
+    assert len(counted) >= 4
+    assert len(rows(reader, counted)) > LONG / 2
 
 
 def test_a_guess_that_takes_many_for_one_reads_no_further_than_its_stretch(

@@ -185,6 +185,13 @@ def hole(number: int) -> Change:
     return change
 
 
+def endless_ninth(runs: list[Any]) -> None:
+    """Nine runs are told, and that the last of them has more messages than there are."""
+    del runs[9 if runs[0]["offset"] == "-1" else 0 :]
+    if runs:
+        runs[-1]["messages"] = runs[-1]["bytes"]
+
+
 def hole_at_the_end(runs: list[Any]) -> None:
     """The last run is left out by the one before it."""
     hole(len(runs) - 2)(runs)
@@ -195,7 +202,7 @@ def hole_at_the_end(runs: list[Any]) -> None:
     [
         more(-1, "messages", 1),
         more(-1, "messages", -1),
-        more(-1, "messages", 10**6),
+        endless_ninth,
         more(-1, "crc32", 1),
         more(-1, "bytes", 1),
         more(-1, "bytes", -1),

@@ -17,6 +17,7 @@ from pyspark_durable_streams.client import Client, OpenReply, Reply
 from pyspark_durable_streams.errors import DataLost, Unreachable
 from pyspark_durable_streams.survey import Surveyor, Target
 from pyspark_durable_streams.taken import Allowance
+from pyspark_durable_streams.walk import Gone
 
 
 def surveyor(client: object, *, fails_on_loss: bool = True) -> Surveyor:
@@ -179,6 +180,82 @@ def test_a_stream_that_stays_is_asked_for_its_beginning_once_more_and_one_of_one
     told = Told({"-1": [(10, True), (10, True)]})
     assert _crcs(told) == [_crc(*range(10))]
     assert len(told.script["-1"]) == 1
+
+
+class Counted(Changing):
+    """The same, with an admin port that has counted the first two replies for as long as the stream is the first."""
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        with super().open(path, headers) as said:
+            yield OpenReply(said.status, {**said.headers, "ETag": '"one"'}, said.chunks)
+
+    def ask_again(self) -> None:
+        pass
+
+    def runs(self, stream: str, token: str, size: int, etag: str, *, is_json: bool) -> Iterator[CountedRun]:
+        if self.life:
+            return
+        for at in range(0 if token == "-1" else int(token), 10, 5):
+            lines = "".join(f"{number}\n" for number in range(at, at + 5)).encode()
+            yield CountedRun(f"{at:03}" if at else "-1", f"{at + 5:03}", 5, len(lines), zlib.crc32(lines))
+
+
+@pytest.mark.parametrize("request_", range(2, 8))
+def test_a_stream_made_anew_around_what_was_counted_is_walked_again(
+    request_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "_WORTH_BYTES", 1)
+    client = Counted({request_})
+    driver = Surveyor(cast("Client", client), cast("AdminApi", client), as_chunks=False, fails_on_loss=True, warn=print)
+    news = driver.news("s", None, Allowance())
+    assert news is not None
+    lives = [[number + 100 * life for number in range(15)] for life in (0, 1)]
+    expected = [[_crc(*life), _crc(*life[:5])] for life in lives]
+    # Six requests: the first reply, the run that is confirmed, what follows it and what is behind its end, the rest,
+    # and the look at the beginning.
+    assert news.stretches[0].crc in expected[request_ <= 6]
+    assert news.units == 15
+    assert client.asked >= 6
+    if request_ > 6:
+        assert client.asked == 6
+        assert [stretch.next for stretch in news.stretches] == ["005", "010", None]
+
+
+class Vanishing:
+    """Five numbers, and then something else than the next five: nothing any more, or another and shorter stream."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses = list(statuses)
+        self.asked = 0
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        self.asked += 1
+        is_begin, is_first = offset_of(path) == "-1", self.asked == 1
+        if self.statuses and not is_first:
+            yield OpenReply(self.statuses.pop(0), {}, iter([b"no"]))
+        elif is_begin and is_first:
+            yield reply(iter([elements(0, 5)]), "005")
+        else:
+            numbers = elements(100, 103) if is_begin else b"[]"
+            yield reply(iter([numbers]), "003", **{"Stream-Up-To-Date": "true"})
+
+
+@pytest.mark.parametrize("statuses", [(), (404,), (410,), (400,)])
+@pytest.mark.parametrize("fails_on_loss", [False, True])
+def test_a_stream_that_became_another_before_anything_was_planned_of_it_is_read(
+    statuses: tuple[int, ...], fails_on_loss: bool
+) -> None:
+    news = surveyor(Vanishing(*statuses), fails_on_loss=fails_on_loss).news("s", None, Allowance())
+    assert news is not None
+    assert [stretch.crc for stretch in news.stretches] == [_crc(100, 101, 102)]
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_stream_that_goes_away_before_anything_was_planned_of_it_is_said_to_be_gone(status: int) -> None:
+    with pytest.raises(Gone, match=f"stream s .*: {status} no"):
+        surveyor(Vanishing(*[status] * 9)).news("s", None, Allowance())
 
 
 class Endless:
