@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALLED := $(VENV)/.installed
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
-SPARK_ARCHIVE := build/spark.jsa
+SPARK_ARCHIVE := build/.spark-archive
 LOCUST := build/locust
 LOCUST_INSTALLED := $(LOCUST)/.installed
 
@@ -113,8 +113,9 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@touch $@
 
 # Some thirty Javas of a test run start from it.
-$(SPARK_ARCHIVE): tests/spark_archive.py requirements/dev.txt | $(INSTALLED)
+$(SPARK_ARCHIVE): tests/spark_archive.py tests/spark.py requirements/dev.txt | $(INSTALLED)
 	@$(BIN)/python -m tests.spark_archive
+	@touch $@
 
 # Not a stamp: the machine may lose or gain its Node.js at any time, and looking is quick.
 node: $(INSTALLED)

@@ -1,8 +1,8 @@
 """Durable Streams as a Spark data source: `spark.read.format("durable_streams")`, and the same for `readStream`,
 `write` and `writeStream`.
 
-Spark finds a top-level package of this kind of name by itself and takes `DefaultSource` from it.  Nothing here knows
-the gateway: any origin or gateway that speaks the protocol will do.
+Spark finds a top-level package of this kind of name by itself and takes `DefaultSource` from it.  Any origin or gateway
+that speaks the protocol will do; what a gateway's admin API knows beyond that is used where it is named.
 """
 
 from __future__ import annotations
