@@ -188,17 +188,23 @@ class _Walks:
         self._rest, self._place = rest, part.inside(part.piece.count - rest.count, self._unit)
 
     def ends_at(self, share: Share, token: str) -> bool:
-        """Whether what follows here is what lies behind a token.  Gone where that is none of the stream's."""
+        """Whether what follows here is what lies behind a token.  Gone where that is none of the stream's.
+
+        What was looked at for it is read again by who goes on here.
+        """
         assert self._walk is not None
         assert self._place is not None
-        if self._walk.guesses:
-            try:
-                if self._begins(share, token, self._walk):
-                    return True
-            except WrongGuess:
-                pass
-            self._open(share, self._place, guesses=False)
-        return self._begins(share, token, self._walk)
+        try:
+            if self._walk.guesses:
+                try:
+                    if self._begins(share, token, self._walk):
+                        return True
+                except WrongGuess:
+                    pass
+                self._open(share, self._place, guesses=False)
+            return self._begins(share, token, self._walk)
+        finally:
+            self.leave()
 
     def _begins(self, share: Share, token: str, walk: Walk) -> bool:
         following = head(self._pieces())

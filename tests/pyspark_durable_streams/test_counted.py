@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from math import inf
@@ -133,6 +134,23 @@ def test_chunks_of_bytes_are_planned_by_their_length(urls: Mapping[str, str], ga
     assert b"".join(row["value"] for row in found) == data * 9
 
 
+def test_bytes_behind_what_was_counted_are_read_on_where_the_driver_keeps_nothing(
+    urls: Mapping[str, str], gateway: Client
+) -> None:
+    octets = {"content-type": "application/octet-stream"}
+    data = random.Random(7).randbytes(1 << 20)
+    assert gateway.request("PUT", "/bytes/on", octets).status == 201
+    for _ in range(9):
+        assert gateway.request("POST", "/bytes/on", octets, data).status == 204
+    walk(gateway, "bytes/on")
+    for _ in range(3):
+        assert gateway.request("POST", "/bytes/on", octets, data[::-1]).status == 204
+    for partitions in ("1", "5"):
+        reader = batch(urls, "bytes/on", CHUNKS, format="chunks", spoolBytes="0", minPartitions=partitions)
+        found = rows(reader, reader.partitions())
+        assert b"".join(row["value"] for row in found) == data * 9 + data[::-1] * 3
+
+
 def test_lines_are_counted_by_the_driver(urls: Mapping[str, str], gateway: Client) -> None:
     lines = [f"{number} {PAD}" for number in range(LONG // 2)]
     text = "\n".join(lines) + "\n"
@@ -143,6 +161,21 @@ def test_lines_are_counted_by_the_driver(urls: Mapping[str, str], gateway: Clien
     walk(gateway, "lines")
     reader = batch(urls, "lines")
     assert [row["value"] for row in rows(reader, reader.partitions())] == lines
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 9])
+def test_what_follows_what_was_counted_is_read_on_where_the_driver_keeps_nothing(
+    urls: Mapping[str, str], gateway: Client, partitions: int
+) -> None:
+    name = f"spoolless/{partitions}"
+    fill(gateway, name)
+    append(gateway, name, LONG, LONG + 4_000)  # which the gateway does not hold
+    reader = batch(urls, name, minPartitions=str(partitions), spoolBytes="0")
+    tasks = reader.partitions()
+    runs = [run for task in tasks if isinstance(task, Task) for run in task.runs]
+    assert runs[0].share.stretch.next is not None
+    assert runs[-1].share.stretch.next is None
+    assert numbers(rows(reader, tasks)) == list(range(LONG + 4_000))
 
 
 def test_what_is_appended_meanwhile_is_behind_the_batch(urls: Mapping[str, str], gateway: Client) -> None:
