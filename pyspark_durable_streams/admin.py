@@ -50,6 +50,8 @@ class AdminApi:
         self._failures = 0
         self._rest = 0
         """For so many batches it is not asked for counts."""
+        self._has_told = self._has_failed = False
+        """In this batch."""
 
     def close(self) -> None:
         """Give its connections back."""
@@ -82,6 +84,9 @@ class AdminApi:
 
     def ask_again(self) -> None:
         """A batch begins: one that knew no counts may know some by now."""
+        if self._has_told and not self._has_failed:
+            self._failures = 0
+        self._has_told = self._has_failed = False
         self._counts = self._rest == 0
         self._rest = max(self._rest - 1, 0)
 
@@ -100,7 +105,7 @@ class AdminApi:
         except (DurableStreamsError, ValueError, TypeError, KeyError, RecursionError) as error:
             self._leave(str(error) if isinstance(error, DurableStreamsError) else "an answer that is not a gateway's")
             return
-        self._failures = 0
+        self._has_told = True
         for run in runs:
             # They lead from one to the next, and onward.
             if run is None or run.token != token or run.next == START or (token != START and run.next <= token):
@@ -114,7 +119,7 @@ class AdminApi:
                 return  # somebody else was told so at the same time
             if not self._failures:
                 self._warn(f"catalogue: streams are counted by reading them, because it does not tell counts: {reason}")
-            self._counts = False
+            self._counts, self._has_failed = False, True
             self._rest = min((1 << self._failures) - 1, _LONGEST_REST)
             self._failures += 1
 

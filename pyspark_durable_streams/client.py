@@ -140,8 +140,8 @@ class Client:
 
         With `retry`, which is for what may be done twice, a failed connection, a body cut short, 429 and 5xx are tried
         again, and Unreachable is raised when the tries or the time are used up.  Without, they are not: Unreachable for
-        the first two, and the answer for the others.  A body longer than `most_bytes` is BadReply, and all of it takes
-        no longer than `most_s`.
+        the first two, and the answer for the others.  A body longer than `most_bytes` is BadReply, and one that
+        takes longer than `most_s` is given up at its next chunk, or where it falls silent.
         """
 
         def whole(deadline: float) -> Reply:
@@ -238,7 +238,7 @@ class Client:
         try:
             while chunk := raw.read1(_CHUNK_BYTES, decode_content=is_coded):
                 if self._clock.now() > deadline:
-                    raise _Passing(f"{method} {self._shown(path)}: still sending after {self.config.total_s:g} s")
+                    raise _Passing(f"{method} {self._shown(path)}: still sending when its time was up")
                 yield chunk
         except HTTPError as error:
             raise _Passing(f"{method} {self._shown(path)}: {_reason(error)}") from error

@@ -37,7 +37,10 @@ def begins_with(there: Walk, following: bytes, end: str) -> bool:
 
     Gone and WrongGuess as the walk raises them.
     """
-    if not following:
-        return there.place.token == end
+    if not following and there.place.token == end:
+        return True
     with closing(there.parts()) as parts:
+        if not following:
+            # An end may have another name by now.
+            return not any(part.piece.count for part in parts) and there.place.token == end
         return _first((part.piece for part in parts), len(following)).startswith(following)

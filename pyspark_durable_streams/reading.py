@@ -88,7 +88,7 @@ def fragments(
                 yield from _spooled(run.share, data)
                 continue
             try:
-                yield from _walked(run.share, walks)
+                yield from _walked(run.share, walks, is_strict=fails_on_loss)
                 if stretch.next is not None and not (following is not None and run.leads_to(following)):
                     _check_end(run.share, stretch.next, walks)
             except DataLost as lost:
@@ -245,7 +245,10 @@ def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
     return found
 
 
-def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
+def _walked(share: Share, walks: _Walks, *, is_strict: bool) -> Iterator[Fragment]:
+    """What a stretch has; the last of it not before all of it is seen to be right, or, unless that is strict, before
+    DataLost says that it is not.
+    """
     stretch, unit = share.stretch, share.unit
     is_short = not stretch.place.skip and stretch.size <= _HELD_BYTES
     if unit is Unit.ELEMENT and is_short and walks.may_guess(share):
@@ -256,22 +259,27 @@ def _walked(share: Share, walks: _Walks) -> Iterator[Fragment]:
         walks.is_warned = True
         walks.leave()
     done = size = crc = 0
+    last: Fragment | None = None
     try:
         for piece in walks.take(share):
             taken, rest = piece.cut(stretch.units - done, unit)
             size += len(taken.data)
             crc = zlib.crc32(taken.data, crc)
             at, done = done, done + taken.count
-            yield _fragment(share, at, taken, is_last=done == stretch.units)
+            last = _fragment(share, at, taken, is_last=done == stretch.units)
             if done == stretch.units:
                 walks.back(rest)
                 break
+            yield last
     except Gone as gone:
         raise DataLost(f"{gone}; it had {stretch.units} {unit}s there when the batch was planned") from gone
     if done < stretch.units:
         was = "had" if stretch.next is None else "was counted to have"
         raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {done}")
-    if (size, crc) != (stretch.size, stretch.crc):
+    is_right = (size, crc) == (stretch.size, stretch.crc)
+    if last is not None and (is_right or not is_strict):
+        yield last
+    if not is_right:
         raise _lost(share, "reads otherwise than when the batch was planned")
 
 
@@ -290,5 +298,8 @@ def _lost(share: Share, what: str) -> DataLost:
     stretch = share.stretch
     said = f"stream {share.stream}: what follows {stretch.place.token} {what}"
     if stretch.next is not None:
-        said += "; where nothing changed the stream, the gateway counted wrong: a new checkpoint, without catalogue"
+        said += (
+            "; where nothing changed the stream, the gateway counted wrong: without catalogue, and without the batch's"
+            " file in the checkpoint's offsets, it is planned anew"
+        )
     return DataLost(said)

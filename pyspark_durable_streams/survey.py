@@ -178,6 +178,7 @@ class Surveyor:
     def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
         """What a stream has from its beginning, of which nothing has been read, all of it from one life."""
         for _ in range(_ATTEMPTS):
+            self._forget(stream)
             try:
                 return self._news(stream, None, allowance, target, count)
             except _Changed:
@@ -186,6 +187,7 @@ class Surveyor:
         if self._fails_on_loss:
             raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
         self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
+        self._forget(stream)
         try:
             return self._news(stream, None, allowance, target, count, is_whole=False)
         except _Changed:
@@ -314,6 +316,11 @@ class Surveyor:
             following = head(chain([rest], (part.piece for part in parts)))
         there = Walk(self._client, stream, Place(run.next), self._as_chunks, unit)
         return evidence if begins_with(there, following, walk.place.token) else None
+
+    def _forget(self, stream: str) -> None:
+        """What was counted of it was of another life."""
+        for key in [key for key in self._counts if key[0] == stream]:
+            del self._counts[key]
 
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""

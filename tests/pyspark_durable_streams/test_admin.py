@@ -74,3 +74,16 @@ def test_who_tells_no_counts_is_spoken_of_once_and_asked_ever_more_seldom_until_
     gateway.runs = None
     assert asked(3) == [0, 1]
     assert len(said) == 2
+
+
+def test_who_tells_counts_of_some_streams_alone_is_spoken_of_once_all_the_same() -> None:
+    gateway, said = Gateway(), list[str]()
+    api = AdminApi(cast("Client", gateway), "", said.append)
+    for _ in range(20):
+        api.ask_again()
+        gateway.runs = [RUN]
+        told(api)
+        gateway.runs = None
+        told(api)
+    assert len(said) == 1
+    assert len(gateway.paths) == 2 * 5

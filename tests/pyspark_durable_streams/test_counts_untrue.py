@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_durable_streams.client import Client, ClientConfig
@@ -259,7 +262,7 @@ def test_what_is_seen_to_be_wrong_too_late_ends_the_task_and_is_never_passed_off
 ) -> None:
     with relaying(urls, change) as (url, _):
         reader = batch(urls, held, catalogue=url, minPartitions=str(partitions))
-        with pytest.raises(DataLost, match=r"the gateway counted wrong: a new checkpoint, without catalogue"):
+        with pytest.raises(DataLost, match=r"the gateway counted wrong: without catalogue"):
             rows(reader, reader.partitions())
     with relaying(urls, change) as (url, _):
         query = following(urls, held, catalogue=url, minPartitions=str(partitions))
@@ -357,3 +360,32 @@ def test_a_size_that_is_not_so_is_found_out_whatever_the_checksum(urls: Mapping[
     wrong = replace(first, stretch=replace(first.stretch, size=first.stretch.size + by, next=None))
     with pytest.raises(DataLost, match="reads otherwise"):
         rows(reader, [Task([Run(wrong, None)])])
+
+
+def test_a_batch_that_was_planned_by_wrong_counts_is_planned_anew_as_the_error_says(
+    urls: Mapping[str, str], gateway: Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    fill(gateway, "way/out", 1_000)
+
+    def go_on(**options: str) -> None:
+        given = {"url": urls["gateway"], "stream": "way/out", "startingOffsets": "earliest", **options}
+        found = spark.readStream.format("durable_streams").options(**given).load()
+        writer = found.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(str(tmp_path / "rows"))
+        query.awaitTermination()
+
+    go_on()
+    append(gateway, "way/out", 1_000, LONG)
+    walk(gateway, "way/out")
+    wrong = pytest.raises(StreamingQueryException, match="the gateway counted wrong")
+    with relaying(urls, more(2, "crc32", 1)) as (url, _), wrong:
+        go_on(catalogue=url)
+    with pytest.raises(StreamingQueryException, match="the gateway counted wrong"):
+        go_on()
+    offsets, commits = (tmp_path / "checkpoint" / name for name in ("offsets", "commits"))
+    (number,) = {path.name for path in offsets.glob("[0-9]*")} - {path.name for path in commits.glob("[0-9]*")}
+    (offsets / number).unlink()
+    (offsets / f".{number}.crc").unlink(missing_ok=True)
+    go_on()
+    found = spark.read.parquet(str(tmp_path / "rows"))
+    assert found.count() == found.select("pos").distinct().count() == LONG

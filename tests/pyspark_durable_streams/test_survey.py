@@ -258,6 +258,40 @@ def test_a_stream_that_goes_away_before_anything_was_planned_of_it_is_said_to_be
         surveyor(Vanishing(*[status] * 9)).news("s", None, Allowance())
 
 
+class Denser:
+    """Ten tokens: behind each of them is one number, and in the stream's next life, which begins when its beginning is
+    looked at again, so many more.
+    """
+
+    def __init__(self, density: int, trimmed: int) -> None:
+        self.density = density
+        self.trimmed = trimmed
+        self.begun = 0
+
+    @contextmanager
+    def open(self, path: str, headers: Any = None) -> Iterator[OpenReply]:
+        is_begin = offset_of(path) == "-1"
+        self.begun += is_begin
+        is_new = self.begun > 1
+        factor = self.density if is_new else 1
+        begin = self.trimmed * is_new if is_begin else int(offset_of(path))
+        end = 3 if is_begin else 10
+        more = {"Stream-Up-To-Date": "true"} if end == 10 else {}
+        yield reply(iter([elements(begin * factor + 100 * is_new, end * factor + 100 * is_new)]), f"{end:03}", **more)
+
+
+@pytest.mark.parametrize(("density", "trimmed"), [(1, 2), (2, 0), (3, 1)])
+def test_a_count_at_a_target_is_not_that_of_a_life_before(density: int, trimmed: int) -> None:
+    client = Denser(density, trimmed)
+    driver = surveyor(client)
+    news = driver.news("s", None, Allowance(), Target("006"))
+    assert news is not None
+    assert news.units == (6 - trimmed) * density
+    rest = driver.news("s", news.position, Allowance())
+    assert rest is not None
+    assert rest.units == 4 * density
+
+
 class Endless:
     """Numbers without end, ten in a reply, of which an admin port has always counted two replies more."""
 
