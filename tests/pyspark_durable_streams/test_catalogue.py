@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pytest
@@ -14,23 +14,9 @@ from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DurableStreamsError
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.stream import StreamReader
-from tests.served import dev_gateway, served
 
 _SCHEMA: Final = StructType().add("stream", StringType()).add("value", StringType())
 _JSON: Final = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[Mapping[str, str]]:
-    with served(dev_gateway(), "gateway", "admin") as found:
-        yield found
-
-
-@pytest.fixture
-def gateway(urls: Mapping[str, str]) -> Iterator[Client]:
-    client = Client(ClientConfig(urls["gateway"]))
-    yield client
-    client.close()
 
 
 def append(gateway: Client, name: str, value: object) -> None:

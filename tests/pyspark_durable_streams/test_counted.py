@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from math import inf
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_durable_streams.batch import BatchReader
-from pyspark_durable_streams.client import Client, ClientConfig
+from pyspark_durable_streams.client import Client
 from pyspark_durable_streams.errors import DataLost
 from pyspark_durable_streams.options import read_options
 from pyspark_durable_streams.reading import Task
@@ -33,20 +33,6 @@ from tests.pyspark_durable_streams.counted import (
     sent,
     walk,
 )
-from tests.served import dev_gateway, served
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[Mapping[str, str]]:
-    with served(dev_gateway(), "gateway", "admin", "origin") as found:
-        yield found
-
-
-@pytest.fixture
-def gateway(urls: Mapping[str, str]) -> Iterator[Client]:
-    client = Client(ClientConfig(urls["gateway"]))
-    yield client
-    client.close()
 
 
 def test_planning_reads_no_more_than_the_last_of_what_is_counted(urls: Mapping[str, str], gateway: Client) -> None:

@@ -32,20 +32,6 @@ from tests.pyspark_durable_streams.counted import (
     sent,
     walk,
 )
-from tests.served import dev_gateway, served
-
-
-@pytest.fixture(scope="module")
-def urls() -> Iterator[Mapping[str, str]]:
-    with served(dev_gateway(), "gateway", "admin", "origin") as found:
-        yield found
-
-
-@pytest.fixture
-def gateway(urls: Mapping[str, str]) -> Iterator[Client]:
-    client = Client(ClientConfig(urls["gateway"]))
-    yield client
-    client.close()
 
 
 @dataclass(frozen=True, slots=True)
