@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--no-cluster", action="store_true", help=f"leave {_CLUSTER} out")
     parser.add_argument("--keep", action="store_true", help="keep logs and lakes")
     asked = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)  # a file is as wide as the table
     runs: list[dict[str, Any]] = []
     same: bool | None = None
     for size in asked.lines:
