@@ -104,8 +104,8 @@ class Surveyor:
         self._warn = warn
         self._spool: Spool | None = None
         self._paused = PausedWalks()
-        self._counts: dict[tuple[str, str], int] = {}
-        """Counts at targets that lie within replies."""
+        self._counts: dict[str, dict[str, int]] = {}
+        """Of each stream, counts at targets that lie within replies; a stream is looked at by one thread at a time."""
         self.extents: dict[ExtentKey, Extent] = {}
         """Where the spool has a stretch, by its stream and the count at its beginning."""
 
@@ -178,7 +178,7 @@ class Surveyor:
     def _first_news(self, stream: str, allowance: Allowance, target: Target | None, count: int = 0) -> News | None:
         """What a stream has from its beginning, of which nothing has been read, all of it from one life."""
         for _ in range(_ATTEMPTS):
-            self._forget(stream)
+            self._counts.pop(stream, None)  # what was counted was of another life
             try:
                 return self._news(stream, None, allowance, target, count)
             except _Changed:
@@ -187,7 +187,7 @@ class Surveyor:
         if self._fails_on_loss:
             raise DataLost(f"{said}; maxBytesPerTrigger makes the first batch shorter")
         self._warn(f"{said}; going on with what was found, as failOnDataLoss=false wants it")
-        self._forget(stream)
+        self._counts.pop(stream, None)
         try:
             return self._news(stream, None, allowance, target, count, is_whole=False)
         except _Changed:
@@ -317,18 +317,14 @@ class Surveyor:
         there = Walk(self._client, stream, Place(run.next), self._as_chunks, unit)
         return evidence if begins_with(there, following, walk.place.token) else None
 
-    def _forget(self, stream: str) -> None:
-        """What was counted of it was of another life."""
-        for key in [key for key in self._counts if key[0] == stream]:
-            del self._counts[key]
-
     def _count_at(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         """The count at a token that lies within the reply that has this place."""
         if place.skip == 0 and place.token == token:
             return place.count
-        if (stream, token) not in self._counts:
-            self._counts[stream, token] = place.count + self._units_to(stream, place, unit, token)
-        return self._counts[stream, token]
+        counts = self._counts.setdefault(stream, {})
+        if token not in counts:
+            counts[token] = place.count + self._units_to(stream, place, unit, token)
+        return counts[token]
 
     def _units_to(self, stream: str, place: Place, unit: Unit | None, token: str) -> int:
         walks = (
