@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
-from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.deck import FlightDeck
 from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
 from gateway.engine.request import Read, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack
@@ -20,7 +20,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, is_before
 from gateway.tape.stream import Stream
-from gateway.upstream.flight import Flight, Foreign, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Flight, Foreign, Refusal, StreamHead, as_seen_by
 
 _SMALL_BYTES = 1 << 16
 """A body of this size is waited for, so that it goes out whole and with its length."""

@@ -15,44 +15,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from gateway.clock import Clock, pause
 from gateway.engine.route import Route
+from gateway.engine.verdict import NO_HEAD, Judge, Known, is_overtaken
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.journal import UNKEPT, Journal, Place, note_fetch
 from gateway.metrics_seam import Recorder
-from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarding import response_headers_for_client, storable_headers
-from gateway.protocol.freshness import (
-    forbids_storing,
-    lifetime_from_headers,
-    parse_cache_control,
-    vary_allows_sharing,
-)
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
-from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
-from gateway.protocol.surrogate import surrogate_keys
+from gateway.protocol.offsets import NOW, START
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client, Reply
-from gateway.upstream.flight import Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
 
-METADATA = "?metadata"
-"""The place of a HEAD among a stream's flights; no offset can look like it."""
-
 _KINDS = {METADATA: "metadata", NOW: "tail"}
-_REFUSAL_BYTES = 1 << 16
 _RETRY_DELAY_S = (0.05, 0.15)
 _RETRIED = frozenset({502, 503, 504})
-_NO_HEAD = frozenset({405, 501})
-_PERSONAL = frozenset({400, 401, 403, 407, 431})
-"""Refusals that may be about the credentials shown."""
 
 
 class FlightDeck:
@@ -81,6 +64,7 @@ class FlightDeck:
         self._on_end = on_end
         self._tracer = tracer
         self._journal = journal
+        self._judge = Judge(library, recorder, on_end)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -98,7 +82,7 @@ class FlightDeck:
     def pending(self, stream: Stream, start: str) -> Flight | None:
         """The latest flight for what lies after `start`, if one is not over."""
         flight = self._pending.get((stream, start))
-        if flight is None or flight.is_over or (flight.is_sent and _is_overtaken(stream, flight)):
+        if flight is None or flight.is_over or (flight.is_sent and is_overtaken(stream, flight)):
             return None
         return flight
 
@@ -185,7 +169,7 @@ class FlightDeck:
         while True:
             found, flight = await self._flown(stream, start, route, source)
             size += flight.fetched
-            if not _is_overtaken(stream, flight) or stream.ended is not None:
+            if not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
 
     async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
@@ -230,10 +214,8 @@ class FlightDeck:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        has_seen = stream.tape.has_seen(flight.start)
-        is_token = flight.start not in (METADATA, NOW, START)
         flight.incarnation = stream.tape.incarnation
-        known = _Known(stream.tape.tail, stream.tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
+        known = Known.of(stream, flight.start)
         name = route.config.name
         self._recorder.upstream_request(mode, name)
         flight.requests += 1
@@ -244,15 +226,15 @@ class FlightDeck:
                 self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._classify(stream, flight, route, source, reply, known)
-                is_current = not _is_overtaken(stream, flight)
+                head = await self._judge.head(stream, flight, route, source, reply, known)
+                is_current = not is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, Refusal) and head.status == 400 and known.is_origins_own
                 if is_token_refused and is_current and await self._is_welcome(flight, source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
                 if not isinstance(head, StreamHead):
                     if is_current:
-                        self._settle(stream, flight, head)
+                        self._judge.settle(stream, flight, head)
                     flight.announce(head)
                     return None
                 if is_metadata:
@@ -265,7 +247,7 @@ class FlightDeck:
                 await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
-            if not _is_overtaken(stream, flight) and self._library.drop(stream, End.RECREATED):
+            if not is_overtaken(stream, flight) and self._library.drop(stream, End.RECREATED):
                 self._on_end(stream, End.RECREATED)
             flight.fail(error)
             return None
@@ -282,7 +264,7 @@ class FlightDeck:
             # Only the head is wanted: a body is dropped together with its connection.
             async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:
                 self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
-                if method == "GET" or reply.status not in _NO_HEAD:
+                if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
 
@@ -308,129 +290,13 @@ class FlightDeck:
         if start == NOW:
             if flight.size:
                 raise UpstreamBroken
-        elif flight.is_kept and not _is_overtaken(stream, flight):
+        elif flight.is_kept and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
                 # For those who ride on it, and nobody else.
                 self._library.pass_over(flight.size)
             else:
                 self._library.lay(stream, start, end, flight.kept, self._clock.now())
         flight.land()
-
-    async def _classify(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: _Known
-    ) -> Head:
-        """What the origin's answer is to those who share it; facts about the stream are recorded on the way."""
-        headers = reply.headers
-        if reply.status >= 400:
-            if flight.start == METADATA and reply.status in _NO_HEAD:
-                return Foreign("no HEAD")
-            refusal = await self._refusal(reply, route, source)
-            mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._recorder.upstream_bytes(len(refusal.body), mode, route.config.name)
-            flight.fetched += len(refusal.body)
-            return refusal
-        if reply.status == 304:
-            raise UpstreamBroken
-        if reply.status != 200:
-            return Foreign(f"status {reply.status}")
-        offset = headers.get(STREAM_NEXT_OFFSET)
-        if offset is None:
-            return Foreign("no Stream-Next-Offset")
-        if not is_well_formed(offset) or is_sentinel(offset):
-            raise UpstreamBroken
-        if why := self._why_not_shared(flight, route, reply):
-            return Foreign(why)
-        tape = stream.tape
-        content_type = headers.get("Content-Type")
-        if content_type is None and flight.start != METADATA:
-            # Bytes need a type to be laid by; metadata that names none teaches none.
-            content_type = stream.content_type or DEFAULT_TYPE
-        is_closed = is_true(headers.get(STREAM_CLOSED))
-        is_fetch = flight.start not in (METADATA, NOW)
-        place = flight.start if is_fetch else START
-        # Where the tail itself was asked for, one before what was reached is another stream's.
-        if is_fetch and not known.has_seen and is_before(offset, flight.start):
-            # A client's own idea of an offset, beyond the tail: the origin's answer is for that client alone.
-            return Foreign("offset beyond the tail", is_lasting=False)
-        if _is_overtaken(stream, flight):
-            if content_type is not None and not stream.learn_type(content_type):
-                raise TailMovedBack
-            return StreamHead(offset, is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE)), is_closed)
-        tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
-        up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
-        if up_to_date and known.tail is not None:
-            tape.check(known.tail, offset, has_bytes=False)
-        has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
-        if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
-            raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, place, offset)):
-            raise TailMovedBack
-        tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
-        stream.headers = storable_headers(headers)
-        self._library.tag(stream, surrogate_keys(headers))
-        if flight.start == METADATA:
-            stream.lifetime = lifetime_from_headers(headers)
-        else:
-            cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
-            stream.is_verbatim = "no-transform" in parse_cache_control(cache_control)
-            if not up_to_date:
-                stream.cache_control = headers.get("Cache-Control")
-        return StreamHead(offset, up_to_date, is_closed)
-
-    def _why_not_shared(self, flight: Flight, route: Route, reply: Reply) -> str | None:
-        headers = reply.headers
-        if not reply.is_delimited:
-            return "no length"
-        if headers.get("Content-Encoding", "identity").lower() != "identity":
-            return "encoded"
-        if flight.start in (METADATA, NOW):
-            return None
-        if "Set-Cookie" in headers:
-            return "cookie"
-        cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)
-        if forbids_storing(cache_control):
-            return "Cache-Control"
-        vary = ", ".join(headers.getall("Vary", [])) or None
-        allow_origin = None if route.config.cors is not None else headers.get("Access-Control-Allow-Origin")
-        if not vary_allows_sharing(vary, route.config.credential_headers, allow_origin):
-            return "Vary"
-        return None
-
-    async def _refusal(self, reply: Reply, route: Route, source: Source) -> Refusal:
-        headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
-        for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
-            headers.popall(name, None)
-        body = b""
-        if "Content-Encoding" not in reply.headers:
-            try:
-                body = await reply.read(_REFUSAL_BYTES)
-            except UpstreamBroken:
-                body = b""
-        # Elsewhere all who share show the same credentials.
-        is_personal = route.config.credentials == "shared" and reply.status in _PERSONAL
-        return Refusal(reply.status, headers, body, source.headers if is_personal else None)
-
-    def _settle(self, stream: Stream, flight: Flight, head: Head) -> None:
-        """What an answer without bytes does to the stream."""
-        match head:
-            case Refusal(status=404):
-                if self._library.drop(stream, End.DELETED):
-                    self._on_end(stream, End.DELETED)
-            case Refusal(status=410):
-                # Trimmed, or softly deleted: which of the two the follower will see.
-                self._library.forget_bytes(stream)
-            case Foreign() if flight.start == METADATA:
-                stream.lifetime = lifetime_from_headers({})
-            case Refusal(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
-                # An origin that refuses HEAD for good is not asked before every read.
-                stream.lifetime = lifetime_from_headers({})
-            case _:
-                pass
-
-
-def _is_overtaken(stream: Stream, flight: Flight) -> bool:
-    """Whether bytes of the stream were forgotten since the flight was sent, so that it may bring those very ones."""
-    return stream.tape.incarnation != flight.incarnation
 
 
 def _result(flight: Flight) -> tuple[str, int | None]:
@@ -444,16 +310,3 @@ def _result(flight: Flight) -> tuple[str, int | None]:
             return "foreign", None
         case _:
             return "landed", 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was known when a request was sent: only that may be held against its answer, since the tape moves on."""
-
-    tail: str | None
-    closed_at: str | None
-    has_seen: bool
-    """Whether the asked offset was one that the origin had named."""
-    is_origins_own: bool
-    """The same, for offsets that are no sentinel and no place of the gateway's own."""
-    doubts: int

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gateway.clock import Clock
 from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.catchup import CatchUp
-from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.deck import FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
 from gateway.engine.route import Route
@@ -32,7 +32,7 @@ from gateway.protocol.offsets import NOW, is_before
 from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import METADATA, Foreign, Head, Refusal, StreamHead
 from gateway.upstream.source import Source
 from gateway.wheel import Wheel
 

@@ -21,7 +21,7 @@ from multidict import CIMultiDict
 
 from gateway.cache_plan import Entry
 from gateway.clock import Clock, Timer, pause
-from gateway.engine.deck import METADATA, FlightDeck
+from gateway.engine.deck import FlightDeck
 from gateway.engine.wishes import Wish
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.protocol.offsets import START
@@ -29,7 +29,7 @@ from gateway.tape.library import Library
 from gateway.tape.stream import Stream
 from gateway.tape.tape import Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import METADATA, Foreign, Head, Refusal, StreamHead
 
 _SPREAD: Final = 0.1
 """The part of its time over which a round of fetches begins."""

@@ -26,6 +26,8 @@ from gateway.signals import Signal
 from gateway.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
+METADATA: Final = "?metadata"
+"""The `start` of a flight for what is known of a stream, without its bytes; no offset can look like it."""
 
 
 @dataclass(frozen=True, slots=True)
