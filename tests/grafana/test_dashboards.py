@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from gateway.cache_plan import parse_plan
 from gateway.ops.metrics import Metrics
+from gateway.ops.plan_figures import PlanState
 from grafana import __main__ as generator
 from tests.grafana.queries import GRAFANA, alert_queries, figures, names, panel_queries, panels
+from tests.plans import SAMPLE
 
 PROVISIONING = GRAFANA / "provisioning"
 
@@ -37,7 +42,11 @@ def test_a_file_that_was_changed_by_hand_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_every_query_reads_series_that_the_gateway_has() -> None:
-    text, _ = Metrics(limits={"connections": 1, "followed_streams": 1}).exposition()
+    metrics = Metrics(limits={"connections": 1, "followed_streams": 1})
+    nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
+    state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
+    metrics.plan = lambda: state
+    text, _ = metrics.exposition()
     existing = {figure.name for figure in figures(text.decode(), "a")}
     # What has a child only where something is: connections to origins.
     existing |= {f"gateway_upstream_connection{more}" for more in ("s", "_oldest_seconds", "_mean_seconds")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,10 @@ from gateway.config_file import ConfigError
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
+from tests.plans import MIB, PlanFile, entry
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
 from tests.scenarios.test_noted_lives import confirmed
 from tests.scenarios.wire import Answer
-
-SAMPLE = Path(__file__).parents[2] / "config" / "cache-plan.json"
-MIB = 1 << 20
-
-
-def entry(stream: str, size: int = 1_000, **more: Any) -> dict[str, Any]:
-    return {"route": "default", "stream": stream, "bytes": size, "reason": "so", **more}
-
-
-class PlanFile:
-    """A plan on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, *, cache_bytes: int = 64 * MIB, **lists: list[dict[str, Any]]) -> None:
-        plan = json.loads(SAMPLE.read_bytes()) | {"pin": [], "warm": [], "do_not_store": [], "lifetimes": []} | lists
-        plan["memory"]["cache_bytes"] = cache_bytes
-        self.path.write_text(json.dumps(plan), encoding="utf-8")
 
 
 @pytest.fixture
