@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from pyspark_durable_streams.client import Client, refusal
 from pyspark_durable_streams.errors import BadReply, DurableStreamsError
+from pyspark_durable_streams.framing import Tally
 from pyspark_durable_streams.places import START
 
 _MOST_PAGES: Final = 10_000
@@ -36,6 +37,11 @@ class CountedRun:
     units: int
     size: int
     crc: int
+
+    @property
+    def tally(self) -> Tally:
+        """What is read there has this one, where it was counted right."""
+        return Tally(self.units, self.size, self.crc)
 
 
 class AdminApi:

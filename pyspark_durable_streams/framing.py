@@ -20,6 +20,7 @@ them takes.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +78,21 @@ class Piece:
         if unit is Unit.BYTE:
             return count
         return int(line_ends(self.data)[count - 1]) + 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What messages are known by: how many, in how many bytes, and the CRC-32 of these."""
+
+    units: int = 0
+    size: int = 0
+    crc: int = 0
+
+    def add(self, piece: Piece) -> None:
+        """These too."""
+        self.units += piece.count
+        self.size += len(piece.data)
+        self.crc = zlib.crc32(piece.data, self.crc)
 
 
 def unit_of(content_type: str, *, as_chunks: bool) -> Unit | None:

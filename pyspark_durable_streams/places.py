@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark_durable_streams.errors import BadOption
-from pyspark_durable_streams.framing import Unit
+from pyspark_durable_streams.framing import Tally, Unit
 
 VERSION: Final = 1
 START: Final = "-1"
@@ -54,6 +54,11 @@ class Stretch:
     crc: int
     next: str | None = None
     """Where nobody has read it, because a gateway has counted it: the token that is said to be behind it."""
+
+    @property
+    def tally(self) -> Tally:
+        """What is read there has this one."""
+        return Tally(self.units, self.size, self.crc)
 
     @property
     def end_count(self) -> int:

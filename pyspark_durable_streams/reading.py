@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_durable_streams.client import Client, ClientConfig
 from pyspark_durable_streams.errors import DataLost
-from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Unit, WrongGuess, line_ends
+from pyspark_durable_streams.framing import BLOCK_BYTES, Piece, Tally, Unit, WrongGuess, line_ends
 from pyspark_durable_streams.junction import begins_with, head
 from pyspark_durable_streams.places import START, Place
 from pyspark_durable_streams.plan import Share
@@ -227,19 +227,18 @@ def _guessed(share: Share, walks: _Walks) -> list[Fragment] | None:
     """All of a stretch, guessed and right; None where it was wrong, or the stream is not as it was."""
     stretch, unit = share.stretch, share.unit
     found: list[Fragment] = []
-    done = size = crc = 0
+    tally = Tally()
     try:
         for piece in walks.take(share, guesses=True):
-            taken, rest = piece.cut(stretch.units - done, unit)
-            size += len(taken.data)
-            crc = zlib.crc32(taken.data, crc)
-            at, done = done, done + taken.count
-            found.append(_fragment(share, at, taken, is_last=done == stretch.units))
-            if done == stretch.units or size > stretch.size:
+            at = tally.units
+            taken, rest = piece.cut(stretch.units - at, unit)
+            tally.add(taken)
+            found.append(_fragment(share, at, taken, is_last=tally.units == stretch.units))
+            if tally.units == stretch.units or tally.size > stretch.size:
                 break
     except (WrongGuess, Gone):
         return None
-    if (done, size, crc) != (stretch.units, stretch.size, stretch.crc):
+    if tally != stretch.tally:
         return None
     walks.back(rest)
     return found
@@ -258,25 +257,24 @@ def _walked(share: Share, walks: _Walks, *, is_strict: bool) -> Iterator[Fragmen
             return
         walks.is_warned = True
         walks.leave()
-    done = size = crc = 0
+    tally = Tally()
     last: Fragment | None = None
     try:
         for piece in walks.take(share):
-            taken, rest = piece.cut(stretch.units - done, unit)
-            size += len(taken.data)
-            crc = zlib.crc32(taken.data, crc)
-            at, done = done, done + taken.count
-            last = _fragment(share, at, taken, is_last=done == stretch.units)
-            if done == stretch.units:
+            at = tally.units
+            taken, rest = piece.cut(stretch.units - at, unit)
+            tally.add(taken)
+            last = _fragment(share, at, taken, is_last=tally.units == stretch.units)
+            if tally.units == stretch.units:
                 walks.back(rest)
                 break
             yield last
     except Gone as gone:
         raise DataLost(f"{gone}; it had {stretch.units} {unit}s there when the batch was planned") from gone
-    if done < stretch.units:
+    if tally.units < stretch.units:
         was = "had" if stretch.next is None else "was counted to have"
-        raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {done}")
-    is_right = (size, crc) == (stretch.size, stretch.crc)
+        raise _lost(share, f"{was} {stretch.units} {unit}s when the batch was planned, and has {tally.units}")
+    is_right = tally == stretch.tally
     if last is not None and (is_right or not is_strict):
         yield last
     if not is_right:

@@ -20,7 +20,6 @@ now.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -31,7 +30,7 @@ from typing import Final
 from pyspark_durable_streams.admin import AdminApi, CountedRun
 from pyspark_durable_streams.client import Client, refusal
 from pyspark_durable_streams.errors import BadReply, DataLost, DurableStreamsError
-from pyspark_durable_streams.framing import BLOCK_BYTES, Unit
+from pyspark_durable_streams.framing import BLOCK_BYTES, Tally, Unit
 from pyspark_durable_streams.junction import begins_with, head
 from pyspark_durable_streams.paused import PausedWalks
 from pyspark_durable_streams.places import START, Evidence, Place, Position, Stretch
@@ -300,18 +299,16 @@ class Surveyor:
     def _confirmed(self, stream: str, run: CountedRun, unit: Unit) -> Evidence | None:
         """Evidence from a run, where it reads as it was counted and what follows it is what it leads to."""
         evidence: Evidence | None = None
-        done = size = crc = 0
+        tally = Tally()
         walk = Walk(self._client, stream, Place(run.token), self._as_chunks, unit)
         with closing(walk.parts()) as parts:
             for part in parts:
                 evidence = evidence or evidence_at(part, unit)
-                piece, rest = part.piece.cut(run.units - done, unit)
-                crc = zlib.crc32(piece.data, crc)
-                size += len(piece.data)
-                done += piece.count
-                if done == run.units or size > run.size:
+                piece, rest = part.piece.cut(run.units - tally.units, unit)
+                tally.add(piece)
+                if tally.units == run.units or tally.size > run.size:
                     break
-            if (done, size, crc) != (run.units, run.size, run.crc):
+            if tally != run.tally:
                 return None
             following = head(chain([rest], (part.piece for part in parts)))
         there = Walk(self._client, stream, Place(run.next), self._as_chunks, unit)

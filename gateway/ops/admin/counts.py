@@ -154,20 +154,18 @@ def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
     try:
         # It needs numpy, which comes with an extra.
         from pyspark_durable_streams.errors import BadReply
-        from pyspark_durable_streams.framing import Elements
+        from pyspark_durable_streams.framing import Elements, Tally
     except ImportError as error:
         raise Refused(501, "counting JSON messages needs the extra durable-gateway[pipeline]") from error
     framer = Elements(_SLICE_BYTES, _MOST_MESSAGE_BYTES)
-    messages = size = crc32 = 0
+    tally = Tally()
     fed = chain.from_iterable(map(framer.feed, chain((b"[",), _slices(pieces), (b"]",))))
     try:
         for piece in chain(fed, framer.end()):
-            messages += piece.count
-            size += len(piece.data)
-            crc32 = zlib.crc32(piece.data, crc32)
+            tally.add(piece)
     except BadReply:
         return None
-    return _Sum(messages, size, crc32)
+    return _Sum(tally.units, tally.size, tally.crc)
 
 
 def _slices(pieces: tuple[bytes, ...]) -> Iterator[bytes]:
