@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
+ADMIN_TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
+"""What the admin port asks for, and commands show it: told by the environment alone, on either side."""
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB

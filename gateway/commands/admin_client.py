@@ -16,18 +16,18 @@ import typer
 from gateway.commands.failure import CommandFailed
 from gateway.commands.target import http_url
 from gateway.config import ServerConfig
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import aiohttp
 
-TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
 DEFAULT_URL: Final = f"http://{ServerConfig.model_fields['admin'].default}"
 
 _ANSWER_S: Final = 15.0
 """Bound on one request: a purge or a page may walk through every stream."""
 
 AdminUrl = Annotated[
-    str, typer.Option("--admin", metavar="URL", help=f"The gateway's admin port.  Its token: ${TOKEN_VARIABLE}.")
+    str, typer.Option("--admin", metavar="URL", help=f"The gateway's admin port.  Its token: ${ADMIN_TOKEN_VARIABLE}.")
 ]
 
 
@@ -80,9 +80,9 @@ async def admin_client(url: str) -> AsyncIterator[AdminClient]:
     """
     from gateway.commands.exchange import open_session
 
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(ADMIN_TOKEN_VARIABLE)
     if token and not (token.isascii() and token.isprintable()):
-        raise CommandFailed(f"{TOKEN_VARIABLE} holds what cannot be sent in a header")
+        raise CommandFailed(f"{ADMIN_TOKEN_VARIABLE} holds what cannot be sent in a header")
     async with open_session(url, {"Authorization": f"Bearer {token}"} if token else {}) as session:
         try:
             yield AdminClient(session, url)
@@ -101,7 +101,7 @@ def _answer(status: int, body: bytes, url: str) -> dict[str, Any]:
     if 200 <= status < 300 and isinstance(answer, dict):
         return answer
     if status == 401:
-        raise CommandFailed(f"the admin port wants its token: set {TOKEN_VARIABLE}")
+        raise CommandFailed(f"the admin port wants its token: set {ADMIN_TOKEN_VARIABLE}")
     if isinstance(answer, dict) and isinstance(answer.get("error"), str):
         raise CommandFailed(answer["error"])
     raise CommandFailed(f"{url} is not a gateway's admin port: it answered {status} and no JSON of one")

@@ -14,15 +14,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 from typer.exceptions import Abort, TyperException
 
 from gateway.cache_plan import PlanError
 from gateway.clock import SystemClock
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed, one_line
-from gateway.pipeline.events import Files, Source, source_of
+from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
 from gateway.pipeline.session import DEFAULT_MASTER, open_session
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ Lines = Annotated[
     typer.Argument(
         metavar="SOURCE...",
         help="Files, folders or globs of access-log lines, or the URL of the stream that a gateway logs to.",
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="For a log that is a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
+        f"admin port; may be repeated.  Authorization comes from ${AUTHORIZATION_VARIABLE}, the admin port's token "
+        f"from ${ADMIN_TOKEN_VARIABLE}.",
     ),
 ]
 LakeUrl = Annotated[
@@ -82,10 +93,15 @@ Title = Annotated[str | None, typer.Option("--title", metavar="TEXT", help="The 
 
 @pipeline.command()
 def ingest(
-    source: Lines, lake: LakeUrl = "lake", follow: Follow = False, master: Master = None, conf: Conf = None
+    source: Lines,
+    lake: LakeUrl = "lake",
+    option: SourceOptions = None,
+    follow: Follow = False,
+    master: Master = None,
+    conf: Conf = None,
 ) -> None:
     """Take in access-log lines: as they came (bronze), then typed and each once (silver)."""
-    lines = _source(source)
+    lines = _source(source, option)
     with _working(master, conf) as (spark, told):
         _ingest(spark, lines, _lake(lake), told, follow=follow)
 
@@ -136,6 +152,7 @@ def report(
 def run(
     source: Lines,
     lake: LakeUrl = "lake",
+    option: SourceOptions = None,
     plan: Annotated[Path, typer.Option("--plan", metavar="FILE", help="Where the plan goes.")] = Path("plan.json"),
     report: Annotated[Path, typer.Option("--report", metavar="FILE", help="Where the report goes.")] = Path(
         "report.html"
@@ -148,7 +165,7 @@ def run(
     conf: Conf = None,
 ) -> None:
     """Do all of it: ingest, aggregate, curve, plan, report.  Traffic that nothing can be planned by is reported too."""
-    lines = _source(source)
+    lines = _source(source, option)
     with _working(master, conf) as (spark, told):
         place = _lake(lake)
         _ingest(spark, lines, place, told, follow=False)
@@ -224,11 +241,19 @@ def _report(spark: SparkSession, lake: Lake, out: Path, plan: Path | None, title
 # -- what they work with
 
 
-def _source(texts: list[str]) -> Source:
+def _source(texts: list[str], options: list[str] | None) -> Source:
     """Judged before Spark starts, which takes a while."""
-    source = source_of(texts)
-    if isinstance(source, Files):
-        source.found()
+    settings = _settings(options or [], "--option", "NAME=VALUE")
+    source = source_of(texts, settings, os.environ)
+    match source:
+        case Files():
+            source.found()
+        case LogStream():
+            # Without Spark there is more to complain of, and it is complained of.
+            with suppress(ImportError):
+                source.judge()
+        case _:
+            assert_never(source)
     return source
 
 
@@ -243,7 +268,7 @@ def _lake(url: str) -> Lake:
 @contextmanager
 def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[SparkSession, Told]]:
     """Spark until the block ends, and somebody to tell of progress.  PipelineFailed for whatever goes wrong."""
-    settings = _settings(conf or [])
+    settings = _settings(conf or [], "--conf", "KEY=VALUE")
     clock = SystemClock()
     began = clock.now()
 
@@ -280,11 +305,11 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
             spark.stop()
 
 
-def _settings(texts: list[str]) -> dict[str, str]:
+def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
     settings = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{text!r}: expected KEY=VALUE", param_hint="--conf")
+            raise typer.BadParameter(f"{text!r}: expected {wanted}", param_hint=flag)
         settings[key] = value
     return settings

@@ -8,15 +8,25 @@ be among them: what it grows by comes with the next ingest.
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 
+AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
+"""What a stream is read with: told by the environment, because flags are seen by all who list processes."""
+
 _SCHEMES: Final = frozenset({"http", "https"})
+_BATCH_BYTES: Final = 1 << 30
+"""What one batch of a stream has at most, so that a backlog is taken in parts."""
+_NOT_TO_BE_CHOSEN: Final = {
+    **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the stream is told by its URL"),
+    "format": "lines are taken in as they are",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +57,69 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class LogStream:
-    """Lines in a stream of JSON messages (`log.sink = "stream"`); `options` are more of the Spark source's own."""
+    """Lines in a stream of JSON messages (`log.sink = "stream"`); `options` are more of the Spark source's own, by
+    names in lower case.
+    """
 
     url: str
-    options: dict[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reading(self) -> dict[str, str]:
+        """All that the Spark source is told, by names in lower case."""
+        parts = urlsplit(self.url)
+        return {
+            "startingoffsets": "earliest",
+            "maxbytespertrigger": str(_BATCH_BYTES),
+            **self.options,
+            "url": f"{parts.scheme}://{parts.netloc}",
+            "stream": unquote(parts.path),
+            "format": "messages",
+        }
+
+    def judge(self) -> None:
+        """PipelineFailed where the Spark source would refuse this.  ImportError where there is no Spark."""
+        from pyspark_durable_streams.errors import BadOption
+        from pyspark_durable_streams.options import read_options
+
+        for name in self.options:
+            if (reason := _NOT_TO_BE_CHOSEN.get(name)) is not None:
+                raise PipelineFailed(f"option {name}: {reason}")
+        try:
+            read_options(self.reading, is_streaming=True)
+        except BadOption as error:
+            raise PipelineFailed(str(error)) from None
 
 
 Source = Files | LogStream
 
 
-def source_of(texts: Sequence[str], options: dict[str, str] | None = None) -> Source:
-    """The source that a command line names; PipelineFailed where that cannot be one."""
+def source_of(
+    texts: Sequence[str], options: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
+) -> Source:
+    """The source that a command line names, a stream with options and with what the environment has to show there.
+
+    PipelineFailed where that cannot be one.
+    """
     urls = [text for text in texts if "://" in text]
     if not urls:
         if not texts:
             raise PipelineFailed("no source: name files of access-log lines, or the stream that a gateway logs to")
+        if options:
+            raise PipelineFailed(f"option {min(options)}: options are for a stream, and these are files")
         return Files(tuple(texts))
     for url in urls:
         if urlsplit(url).scheme not in _SCHEMES or not urlsplit(url).path.strip("/"):
             raise PipelineFailed(f"{url}: a source is files of this machine, or a stream's http:// or https:// URL")
     if len(texts) > 1:
         raise PipelineFailed("one stream at a time, and no files with it: each source has an ingest of its own")
-    return LogStream(urls[0], options or {})
+    return LogStream(urls[0], _with_credentials(options or {}, environ or {}))
+
+
+def _with_credentials(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name.lower(): value for name, value in options.items()}
+    if authorization := environ.get(AUTHORIZATION_VARIABLE):
+        found.setdefault("headers.authorization", authorization)
+    if "catalogue" in found and (token := environ.get(ADMIN_TOKEN_VARIABLE)):
+        found.setdefault("catalogueheaders.authorization", f"Bearer {token}")
+    return found

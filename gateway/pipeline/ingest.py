@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final, assert_never
-from urllib.parse import unquote, urlsplit
 
 from gateway.clock import Clock, SystemClock
 from gateway.pipeline.book import digest
@@ -49,8 +48,6 @@ FIGURES_S: Final = 60.0
 _MARKS: Final = "checkpoints/days"
 _STREAMS: Final = "checkpoints/streams"
 _TABLES: Final = (LINES, REJECTS, REQUESTS, SESSIONS)
-_BATCH_BYTES: Final = 1 << 30
-"""Of a stream: what one batch has at most, so that a backlog is taken in parts."""
 
 Told = Callable[[str], None]
 
@@ -215,19 +212,10 @@ class _Ingest:
         """The stream's batches up to now, on their way."""
         from pyspark.sql import functions as f
 
-        parts = urlsplit(source.url)
         checkpoint = Folder(self.spark, self.lake.place(f"{_STREAMS}/{digest(source.url.encode())}"))
-        options = {
-            "url": f"{parts.scheme}://{parts.netloc}",
-            "stream": unquote(parts.path),
-            "format": "messages",
-            "startingOffsets": "earliest",
-            "maxBytesPerTrigger": str(_BATCH_BYTES),
-            **source.options,
-        }
         came = (
             self.spark.readStream.format("durable_streams")
-            .options(**options)
+            .options(**source.reading)
             .load()
             # The time of the batch, as the checkpoint has it: the same when the batch is run again.
             .select(

@@ -135,6 +135,11 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
     [
         (["ingest", "nowhere.log"], 1, "nowhere.log: no such file"),
         (["ingest", "ftp://host/log"], 1, "ftp://host/log: a source is"),
+        (["ingest", "http://host/log", "--option", "catalog=x"], 1, "option catalog is unknown; is catalogue meant?"),
+        (["ingest", "http://host/log", "--option", "Streams=a,b"], 1, "option streams: the stream is told by its URL"),
+        (["ingest", "http://host/log", "--option", "format=typed"], 1, "option format: lines are taken in as they are"),
+        (["ingest", "access.log", "--option", "tails=ask"], 1, "option tails: options are for a stream"),
+        (["run", "http://host/log", "--option", "nonsense"], 2, "'nonsense': expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "'nonsense': expected KEY=VALUE"),
         (["plan", "--target", "2"], 2, "'--target'"),
         (["ingest"], 2, "SOURCE"),

@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import orjson
 import pytest
 
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.events import source_of
+from gateway.pipeline.events import LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS
@@ -115,6 +116,57 @@ def test_a_stream_is_followed_until_told_to_stop_and_gone_on_with(
     ask("POST", log, line(2))
     assert take(spark, lake, log) == 1
     assert lake.read(spark, REQUESTS).count() == 2
+
+
+@contextmanager
+def strict() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
+    """A server that lets nobody in, and what it was asked: paths, with what was shown for it."""
+    asked: list[tuple[str, str | None]] = []
+
+    class Door(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_the_environment_has_to_show_is_shown_to_those_it_is_for(spark: SparkSession, tmp_path: Path) -> None:
+    environ = {"DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret", "DURABLE_GATEWAY_ADMIN_TOKEN": "token"}
+    with strict() as (stream, asked_there), strict() as (admin, asked_admin):
+        for options in ({}, {"catalogue": admin, "tails": "catalogue"}):
+            source = source_of([f"{stream}/{LOG}"], options, environ)
+            with pytest.raises(PipelineFailed, match=r"^http://[^\n]*401[^\n]*$") as refused:
+                ingest(spark, source, Lake(str(tmp_path / "lake")), progress=lambda _: None)
+            assert "secret" not in str(refused.value)
+    assert set(asked_there) == {(f"/{LOG}", "Basic secret")}
+    assert set(asked_admin) == {("/api/tails", "Bearer token")}
+
+
+def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said() -> None:
+    environ = {"DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic a", "DURABLE_GATEWAY_ADMIN_TOKEN": "token"}
+    source = source_of(["http://host/a%20b/c"], {"Headers.Authorization": "Basic b", "maxRowsPerTrigger": "9"}, environ)
+    assert isinstance(source, LogStream)
+    source.judge()
+    assert source.reading == {
+        "url": "http://host",
+        "stream": "/a b/c",
+        "format": "messages",
+        "startingoffsets": "earliest",
+        "maxbytespertrigger": str(1 << 30),
+        "maxrowspertrigger": "9",
+        "headers.authorization": "Basic b",
+    }
 
 
 def test_a_stream_that_is_not_there_is_one_line(spark: SparkSession, origin: str, tmp_path: Path) -> None:

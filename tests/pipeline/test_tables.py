@@ -18,7 +18,7 @@ def listed() -> str:
     parts = []
     for table in EVERY:
         rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in table.columns]
-        key = ", ".join(f"`{name}`" for name in table.key)
+        key = ", ".join(f"`{name}`" for name in table.key) or "line, as often as it came"
         parts.append(f"### {table.place}\n\nOne row for each {key}.\n\n| column | type | |\n|---|---|---|\n")
         parts.append("\n".join(rows) + "\n\n")
     return "".join(parts).rstrip("\n") + "\n"

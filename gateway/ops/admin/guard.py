@@ -19,10 +19,8 @@ from typing import Final
 from aiohttp import hdrs, web
 
 from gateway.config_file import ConfigError
-from gateway.config_values import Address
+from gateway.config_values import ADMIN_TOKEN_VARIABLE, Address
 from gateway.ops.admin.endpoint import Refused
-
-TOKEN_VARIABLE: Final = "DURABLE_GATEWAY_ADMIN_TOKEN"
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -36,12 +34,13 @@ def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
 
     ConfigError where the address is not loopback and no token is set, or where the token cannot be sent in a header.
     """
-    token = environ.get(TOKEN_VARIABLE, "")
+    token = environ.get(ADMIN_TOKEN_VARIABLE, "")
     if token and not _TOKEN.fullmatch(token):
-        raise ConfigError(f"env {TOKEN_VARIABLE}: should be visible ASCII characters without spaces")
+        raise ConfigError(f"env {ADMIN_TOKEN_VARIABLE}: should be visible ASCII characters without spaces")
     if not token and not is_loopback(address.host):
         raise ConfigError(
-            f"server.admin: {address} can be reached from outside: set {TOKEN_VARIABLE} to a token that it asks for"
+            f"server.admin: {address} can be reached from outside: "
+            f"set {ADMIN_TOKEN_VARIABLE} to a token that it asks for"
         )
     return token or None
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config_file import ConfigError
-from gateway.ops.admin.guard import TOKEN_VARIABLE, is_loopback
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
+from gateway.ops.admin.guard import is_loopback
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
 from tests.served import durable_gateway
@@ -18,7 +19,7 @@ TOKEN = "a-token-that-nobody-guesses"
 
 
 async def guarded(start: Start, origin: RunningOrigin, **more: Any) -> Bench:
-    return await start(origin.url, environ={TOKEN_VARIABLE: TOKEN}, **more)
+    return await start(origin.url, environ={ADMIN_TOKEN_VARIABLE: TOKEN}, **more)
 
 
 @pytest.mark.parametrize("admin", ["0.0.0.0:0", "127.0.0.1:0"])
@@ -46,8 +47,8 @@ async def test_where_a_token_is_set_everything_but_probes_and_the_pages_files_as
 async def test_without_a_token_an_address_that_others_reach_refuses_to_start(
     start: Start, origin: RunningOrigin
 ) -> None:
-    for environ in ({}, {TOKEN_VARIABLE: ""}):
-        with pytest.raises(ConfigError, match=rf"server\.admin: 0\.0\.0\.0:0 .* set {TOKEN_VARIABLE}") as refused:
+    for environ in ({}, {ADMIN_TOKEN_VARIABLE: ""}):
+        with pytest.raises(ConfigError, match=rf"server\.admin: 0\.0\.0\.0:0 .* set {ADMIN_TOKEN_VARIABLE}") as refused:
             await start(origin.url, admin="0.0.0.0:0", environ=environ)
         assert "\n" not in str(refused.value)
 
@@ -65,8 +66,8 @@ def test_the_command_line_says_so_in_one_line() -> None:
 async def test_a_token_that_no_header_can_carry_refuses_to_start(
     start: Start, origin: RunningOrigin, token: str
 ) -> None:
-    with pytest.raises(ConfigError, match=TOKEN_VARIABLE) as refused:
-        await start(origin.url, environ={TOKEN_VARIABLE: token})
+    with pytest.raises(ConfigError, match=ADMIN_TOKEN_VARIABLE) as refused:
+        await start(origin.url, environ={ADMIN_TOKEN_VARIABLE: token})
     assert token not in str(refused.value)
 
 

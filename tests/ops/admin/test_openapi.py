@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from gateway.ops.admin.guard import TOKEN_VARIABLE
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from tests.ops.admin.conftest import Bench
 from tests.served import durable_gateway, served
 
@@ -84,7 +84,7 @@ def test_the_api_keeps_to_its_document(tmp_path: Path) -> None:
             '[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\nshutdown_timeout_s = 0.5\n'
             f'[cache.plan]\nfile = "{PLAN}"\n[[route]]\norigin = "{origin["origin"]}"\n'
         )
-        environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
+        environment = {**os.environ, ADMIN_TOKEN_VARIABLE: TOKEN}
         command = durable_gateway("serve", "--config", str(config))
         with served(command, "gateway", "admin", environment=environment) as urls:
             shown = {"Authorization": f"Bearer {TOKEN}"}
