@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, rate, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, rate
 
 
 def _each(series: str, by: str = "instance") -> str:
@@ -25,9 +25,9 @@ PIPELINE: Final = Board(
             (
                 Panel(
                     "About this page",
-                    "The pipeline reads the access log and publishes no figures itself. Above is what it is given: one "
-                    "record for each request that ended, less those dropped. Below is what came back: the cache plan "
-                    "in effect, where there is one, against what has been counted since it was taken.",
+                    "The pipeline reads the access log and publishes no figures itself. Beside this is what it is "
+                    "given: one record for each request that ended, less those dropped. Below is what came back: the "
+                    "cache plan in effect, where there is one, against what has been counted since it was taken.",
                     "",
                     (),
                     "text",
@@ -79,22 +79,22 @@ PIPELINE: Final = Board(
                 Panel(
                     "Memory of pinned streams",
                     "What streams that the plan pins take of the budget, and the most that they may. At the limit, the "
-                    "last of the list are not kept: raise pin_share or make another plan.",
+                    "last of the list are treated as all other streams: raise pin_share or make another plan.",
                     "bytes",
                     (
-                        Query(total("gateway_plan_pinned_bytes", matching=GATEWAY), "pinned"),
-                        Query(total("gateway_plan_pinned_limit_bytes", matching=GATEWAY), "limit"),
+                        Query(_each("gateway_plan_pinned_bytes"), "{{instance}}, pinned"),
+                        Query(_each("gateway_plan_pinned_limit_bytes"), "{{instance}}, limit"),
                     ),
                 ),
                 Panel(
                     "Streams by wish",
-                    "Streams kept because they are pinned, those that are not stored, and entries that no route leads "
-                    "to. Any of the last: the plan was made for other routes.",
+                    "Streams kept because they are pinned, those that the plan lists as not to be stored, and entries "
+                    "that no route with a cache leads to. Any of the last: the plan was made for other routes.",
                     "short",
                     (
-                        Query(total("gateway_plan_pinned_streams", matching=GATEWAY), "pinned and here"),
-                        Query(total("gateway_plan_unstored_streams", matching=GATEWAY), "not to be stored"),
-                        Query(total("gateway_plan_unmatched_entries", matching=GATEWAY), "without a route"),
+                        Query(_each("gateway_plan_pinned_streams"), "{{instance}}, pinned and here"),
+                        Query(_each("gateway_plan_unstored_streams"), "{{instance}}, not to be stored"),
+                        Query(_each("gateway_plan_unmatched_entries"), "{{instance}}, without a route"),
                     ),
                 ),
                 Panel(
@@ -104,8 +104,9 @@ PIPELINE: Final = Board(
                     (Query(_each("gateway_plan_warmed_bytes_total"), "{{instance}}"),),
                 ),
                 Panel(
-                    "Delivered without being kept",
-                    "Bytes of streams that the plan holds to be not worth storing.",
+                    "Fetched and not kept",
+                    "Bytes of streams that the plan holds to be not worth storing, once for all who shared the fetch. "
+                    "Leaves out replies that are too large to be kept anyway.",
                     "Bps",
                     (Query(rate("gateway_plan_unstored_bytes_total", "instance", GATEWAY), "{{instance}}"),),
                     width=12,

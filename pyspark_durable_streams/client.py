@@ -74,11 +74,17 @@ class ClientConfig:
     longest_pause_s: float = 10.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise BadOption("url: http://host[:port][/path] or https://… without a query is wanted")
+        wrong = "url: http://host[:port][/path] or https://… without a query is wanted"
+        try:
+            parts = urlsplit(self.url)
+            # A port that is none is found out when it is asked for.
+            is_wrong = parts.port == 0 or parts.scheme not in ("http", "https") or not parts.hostname
+        except ValueError:
+            raise BadOption(wrong) from None
+        if is_wrong or parts.query or parts.fragment:
+            raise BadOption(wrong)
         if parts.username is not None or parts.password is not None:
-            raise BadOption("url: credentials belong into headers.Authorization, where no plan shows them")
+            raise BadOption("url: credentials belong into the header Authorization, where no plan shows them")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -29,6 +30,8 @@ _OF_READING: Final = (
 )  # fmt: skip
 _ONLY_STREAMING: Final = ("maxBytesPerTrigger", "maxRowsPerTrigger")
 _ONLY_BATCH: Final = ("endingOffsets",)
+_HEADER: Final = re.compile(r"[A-Za-z0-9_-]+")
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
 _T = TypeVar("_T")
 
 
@@ -103,8 +106,9 @@ def headers_of(found: Mapping[str, str], prefix: str) -> dict[str, str]:
     """The headers that options of this prefix name; BadOption for what cannot be sent, without showing it."""
     headers = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
     for name, value in headers.items():
-        if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-            raise BadOption(f"option {prefix}{name}: not the name of a header")
+        if not _HEADER.fullmatch(name):
+            # What was meant for its value may be in it.
+            raise BadOption(f"option {prefix}{_beginning(name)}: not the name of a header")
         if not value.isascii() or not value.isprintable():
             raise BadOption(f"option {prefix}{name}: its value cannot be sent in a header")
     return headers
@@ -155,7 +159,7 @@ def _refuse_unknown(found: Mapping[str, str], *, is_streaming: bool) -> None:
         if name not in known and not name.startswith((_HEADERS, _CATALOGUE_HEADERS)):
             near = get_close_matches(name, known, 1)
             hint = f"; is {known[near[0]]} meant?" if near else ""
-            raise BadOption(f"option {name} is unknown{hint}")
+            raise BadOption(f"option {_beginning(name)} is unknown{hint}")
     for name in _ONLY_BATCH if is_streaming else _ONLY_STREAMING:
         if name.lower() in found:
             raise BadOption(f"option {name} is for {'batches' if is_streaming else 'streaming'} alone")
@@ -216,7 +220,7 @@ def _offsets(
         return Offsets(text.lower())
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not all(isinstance(one, str) and one for one in value.values()):
         raise BadOption(f'option {name}: earliest, latest or {{"stream": "offset", …}} is wanted, not {text[:60]}')
@@ -228,6 +232,12 @@ def _offsets(
         stream: token.lower() if token.lower() in (EARLIEST, LATEST) else token for stream, token in value.items()
     }
     return Offsets(EARLIEST if name == "startingOffsets" else LATEST, tokens)
+
+
+def _beginning(name: str) -> str:
+    """As much of an option's name as looks like one."""
+    found = re.match(r"[\w.-]{0,60}", name)
+    return found[0] if found else ""
 
 
 def _one_of(found: Mapping[str, str], name: str, kinds: Callable[[str], _T], default: _T) -> _T:
@@ -257,7 +267,7 @@ def _count(found: Mapping[str, str], name: str, *, least: int = 1, default: int 
     text = text.strip().lower()
     factor = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1) if "byte" in name.lower() else 1
     digits = text[:-1] if factor > 1 else text
-    if not (digits.isascii() and digits.isdigit()) or int(digits) * factor < least:
+    if not _DIGITS.fullmatch(digits) or int(digits) * factor < least:
         raise BadOption(f"option {name}: a whole number of at least {least} is wanted, not {text[:60]}")
     return int(digits) * factor
 

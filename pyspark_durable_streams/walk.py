@@ -8,6 +8,7 @@ each piece is known, so a walk may be left after any of them and gone on with by
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
@@ -21,6 +22,7 @@ NEXT_OFFSET: Final = "Stream-Next-Offset"
 UP_TO_DATE: Final = "Stream-Up-To-Date"
 CLOSED: Final = "Stream-Closed"
 _LONG_BYTES: Final = 1 << 20
+_SAID_BYTES: Final = 1 << 10
 _RESUMES: Final = 5
 """How often a reply may break off without one more message in it."""
 
@@ -195,7 +197,7 @@ class Walk:
 
     def _judged(self, status: int, headers: Mapping[str, str], request: str, chunks: Iterator[bytes]) -> _Headers:
         if status != 200:
-            whole = Reply(status, headers, b"".join(chunks))
+            whole = Reply(status, headers, _beginning(chunks))
             error = refusal(whole, f"stream {self.stream} from offset {request}")
             # A token that the origin gave and now refuses is one of a stream that is not there any more.
             is_gone = status in (404, 410) or (status == 400 and request != START)
@@ -247,6 +249,17 @@ class _Headers:
 def offset_path(stream: str, token: str) -> str:
     """The target of a catch-up read below the URL."""
     return f"/{stream}{'&' if '?' in stream else '?'}offset={quote(token, safe='')}"
+
+
+def _beginning(chunks: Iterator[bytes]) -> bytes:
+    """What a refusal says, as far as it can be had: its status is enough."""
+    found = b""
+    with suppress(Unreachable):
+        for chunk in chunks:
+            found += chunk
+            if len(found) >= _SAID_BYTES:
+                break
+    return found
 
 
 def _blocks(chunks: Iterator[bytes]) -> Iterator[bytes]:

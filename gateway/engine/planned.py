@@ -60,7 +60,7 @@ class Planned:
 
     @property
     def unlaid_bytes(self) -> int:
-        """Bytes delivered without being kept, since the plan was taken."""
+        """Bytes fetched and not kept, since the plan was taken."""
         return self._engine.library.unlaid_bytes - self._unlaid_before
 
     def take(

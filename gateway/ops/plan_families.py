@@ -51,7 +51,8 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
          state.warmed_streams),
         ("warmed_bytes", "Stream bytes so fetched and kept. Excludes those that were too many to keep.",
          state.warmed_bytes),
-        ("unstored_bytes", "Bytes delivered without being kept, as the cache plan has it. Excludes live reads' bytes.",
+        ("unstored_bytes",
+         "Bytes fetched and not kept, as the cache plan has it. Excludes live reads' and replies too large to be kept.",
          state.unstored_bytes),
         ("given_up_tapes", "Tapes given up because nobody asked for them in time. Excludes evictions.", state.given_up),
     ):  # fmt: skip

@@ -51,7 +51,7 @@ class PlanState:
     unstored_streams: int
     """Streams that are not to be stored."""
     unstored_bytes: int
-    """Bytes delivered without being stored since then."""
+    """Bytes fetched, and not stored although there was room, since then."""
     given_up: int
     """Tapes given up by lifetime since then."""
     unmatched: int

@@ -10,6 +10,7 @@ commands.  Spark is imported when a command runs, so `--help` needs neither it n
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -58,8 +59,8 @@ SourceOptions = Annotated[
         "--option",
         metavar="NAME=VALUE",
         help="For a log that is a stream: an option of the Spark source, such as catalogue, the URL of the gateway's "
-        f"admin port; may be repeated.  Authorization comes from ${AUTHORIZATION_VARIABLE}, the admin port's token "
-        f"from ${ADMIN_TOKEN_VARIABLE}.",
+        f"admin port; may be repeated.  The Authorization header comes from ${AUTHORIZATION_VARIABLE}, the admin "
+        f"port's token from ${ADMIN_TOKEN_VARIABLE}.",
     ),
 ]
 LakeUrl = Annotated[
@@ -310,6 +311,8 @@ def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"{text!r}: expected {wanted}", param_hint=flag)
+            # Somebody's secret may follow.
+            said = re.match(r"[\w.]*", text)
+            raise typer.BadParameter(f"{said[0] if said else ''!r}: expected {wanted}", param_hint=flag)
         settings[key] = value
     return settings

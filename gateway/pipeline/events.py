@@ -8,6 +8,7 @@ be among them: what it grows by comes with the next ingest.
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +19,17 @@ from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 
 AUTHORIZATION_VARIABLE: Final = "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION"
-"""What a stream is read with: told by the environment, because flags are seen by all who list processes."""
+"""The header that a stream is read with: from the environment, because flags are seen by all who list processes."""
 
 _SCHEMES: Final = frozenset({"http", "https"})
 _BATCH_BYTES: Final = 1 << 30
 """What one batch of a stream has at most, so that a backlog is taken in parts."""
 _NOT_TO_BE_CHOSEN: Final = {
     **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the stream is told by its URL"),
-    "format": "lines are taken in as they are",
+    **dict.fromkeys(("format", "mode", "chunkbytes"), "lines are taken in as they are"),
+    "tails": "a log is written at its origin, past the gateway, and the tail that the gateway knows may be an old one",
 }
+_REFUSED: Final = re.compile(r".*: 40[13]\b.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class LogStream:
     """
 
     url: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def reading(self) -> dict[str, str]:
@@ -76,6 +79,12 @@ class LogStream:
             "stream": unquote(parts.path),
             "format": "messages",
         }
+
+    def with_hint(self, said: str) -> str:
+        """What the source says, and what may be done about it."""
+        if _REFUSED.fullmatch(said):
+            return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
+        return said
 
     def judge(self) -> None:
         """PipelineFailed where the Spark source would refuse this.  ImportError where there is no Spark."""
@@ -109,17 +118,42 @@ def source_of(
             raise PipelineFailed(f"option {min(options)}: options are for a stream, and these are files")
         return Files(tuple(texts))
     for url in urls:
-        if urlsplit(url).scheme not in _SCHEMES or not urlsplit(url).path.strip("/"):
-            raise PipelineFailed(f"{url}: a source is files of this machine, or a stream's http:// or https:// URL")
+        _check(url)
     if len(texts) > 1:
         raise PipelineFailed("one stream at a time, and no files with it: each source has an ingest of its own")
     return LogStream(urls[0], _with_credentials(options or {}, environ or {}))
 
 
+def _check(url: str) -> None:
+    """PipelineFailed where it is no URL of a stream."""
+    try:
+        parts = urlsplit(url)
+        has_credentials = parts.username is not None or parts.password is not None
+        is_wrong = parts.port == 0 or parts.scheme not in _SCHEMES or not parts.hostname or not parts.path.strip("/")
+    except ValueError:
+        raise PipelineFailed(f"{url.partition('://')[0]}://…: is no URL") from None
+    if has_credentials:
+        raise PipelineFailed(
+            f"{parts.scheme}://…@{parts.hostname}{parts.path}: credentials do not belong into a URL, which is shown: "
+            f"authorization is read from {AUTHORIZATION_VARIABLE}"
+        )
+    if is_wrong:
+        raise PipelineFailed(f"{url}: a source is files of this machine, or a stream's http:// or https:// URL")
+    if parts.query or parts.fragment:
+        raise PipelineFailed(f"{url}: a stream's URL has no query and no fragment")
+
+
 def _with_credentials(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     found = {name.lower(): value for name, value in options.items()}
-    if authorization := environ.get(AUTHORIZATION_VARIABLE):
+    if authorization := _secret(environ, AUTHORIZATION_VARIABLE):
         found.setdefault("headers.authorization", authorization)
-    if "catalogue" in found and (token := environ.get(ADMIN_TOKEN_VARIABLE)):
+    if "catalogue" in found and (token := _secret(environ, ADMIN_TOKEN_VARIABLE)):
         found.setdefault("catalogueheaders.authorization", f"Bearer {token}")
     return found
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not (value.isascii() and (value.isprintable() or not value)):
+        raise PipelineFailed(f"{name} holds what cannot be sent in a header")
+    return value

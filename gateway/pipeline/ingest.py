@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from gateway.clock import Clock, SystemClock
 from gateway.pipeline.book import digest
 from gateway.pipeline.bronze import write_bronze
-from gateway.pipeline.errors import PipelineFailed
+from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import Files, LogStream, Source
 from gateway.pipeline.folder import Folder
 from gateway.pipeline.hold import AtWork, held
@@ -204,7 +204,7 @@ class _Ingest:
             while not query.awaitTermination(1):
                 pass
         except StreamingQueryException as error:
-            raise PipelineFailed(f"{source.url}: {_cause(error)}") from None
+            raise PipelineFailed(f"{source.url}: {source.with_hint(one_line(error))}") from None
         finally:
             query.stop()
 
@@ -274,9 +274,3 @@ def _listed(rejects: Counter[str]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _cause(error: Exception) -> str:
-    """The line of Spark's report that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in reversed(lines) if line and not line.startswith(("at ", "...", "JVM"))), "failed")

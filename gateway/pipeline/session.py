@@ -3,10 +3,14 @@
 What is set here is what every job relies on: times are UTC, so that a minute is the same minute on any machine, and
 workers run the Python that runs the driver.  Whatever else is set is for one machine, where there is no need for a web
 page or for an address beyond loopback; `conf` overrides all of it but the zone, by which a lake's days are cut.
+
+Spark's own log is off: what goes wrong it raises as well, and says there once instead of six times with all traces.
+`spark.log.level` turns it on.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 NAME: Final = "durable-gateway pipeline"
 DEFAULT_MASTER: Final = "local[*]"
 
+_LOG_LEVEL: Final = "spark.log.level"
 _ZONE: Final = {"spark.sql.session.timeZone": "UTC"}
 _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -56,7 +61,10 @@ def open_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    level = settings.get(_LOG_LEVEL, "OFF")
+    session.sparkContext.setLogLevel(level)
+    if level == "OFF":
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return session
 
 

@@ -166,6 +166,10 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
     assert stage.of("gateway_upstream_failures_total") == 1
     assert stage.of("gateway_ready") == 1
 
+    for ratio in ("hit", "byte_hit"):
+        name = f"gateway_plan_{ratio}_ratio"
+        assert {one.labels["kind"] for one in stage.own if one.name == name and one.value} == {"expected", "actual"}
+
     # Every panel has data, and shows something where there is something.
     assert {name for name in counted if stage.of(name)} >= MOVED
     for asked in panel_queries():

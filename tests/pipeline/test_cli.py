@@ -17,6 +17,7 @@ import pytest
 from gateway.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.session import prepare
+from tests.served import durable_gateway, served
 from tests.spark import MASTER, settings
 
 HOME = Path(__file__).parents[2]
@@ -135,23 +136,34 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
     [
         (["ingest", "nowhere.log"], 1, "nowhere.log: no such file"),
         (["ingest", "ftp://host/log"], 1, "ftp://host/log: a source is"),
+        (["ingest", "http://host/log"], 1, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION holds what cannot be sent"),
         (["ingest", "http://host/log", "--option", "catalog=x"], 1, "option catalog is unknown; is catalogue meant?"),
-        (["ingest", "http://host/log", "--option", "Streams=a,b"], 1, "option streams: the stream is told by its URL"),
-        (["ingest", "http://host/log", "--option", "format=typed"], 1, "option format: lines are taken in as they are"),
         (["ingest", "access.log", "--option", "tails=ask"], 1, "option tails: options are for a stream"),
-        (["run", "http://host/log", "--option", "nonsense"], 2, "'nonsense': expected NAME=VALUE"),
+        (["run", "http://host/log", "--option", "nonsense: secret"], 2, "'nonsense': expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "'nonsense': expected KEY=VALUE"),
         (["plan", "--target", "2"], 2, "'--target'"),
         (["ingest"], 2, "SOURCE"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: Sequence[str], status: int, says: str) -> None:
-    done = told(*arguments, *(["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 else []))
+    environ = {**os.environ, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret\n"}
+    flags = ["--lake", str(tmp_path / "lake"), *quick(tmp_path)] if status == 1 else []
+    done = told(*arguments, *flags, environ=environ if "PIPELINE_AUTHORIZATION" in says else None)
     assert done.returncode == status
+    assert "secret" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert says in last
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "lake").exists()
+
+
+def test_what_goes_wrong_in_spark_is_one_line(tmp_path: Path) -> None:
+    with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as urls:
+        done = told("ingest", f"{urls['origin']}/nothing", "--lake", tmp_path / "lake", *quick(tmp_path))
+    assert done.returncode == 1
+    assert "/nothing: stream nothing: 404; " in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert " ERROR " not in done.stderr
 
 
 def test_without_java_one_line_says_so(tmp_path: Path) -> None:
@@ -180,4 +192,26 @@ def test_an_error_of_spark_is_what_it_says_and_not_its_traces() -> None:
         "[PATH_NOT_FOUND] Path does not exist: x."
     )
     assert one_line(RuntimeError("")) == "RuntimeError"
+    traced = """[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):
+  File "a.py", line 1, in main
+    told()
+    ^^^^^^
+urllib3.exceptions.TimeoutError: slow
+
+The above exception was the direct cause of the following exception:
+
+{raised}
+ SQLSTATE: 38000 SQLSTATE: XXKST
+	at org.apache.spark.sql.Here(Here.scala:1)
+java.lang.IllegalStateException: how Java says it
+=== Streaming Query ===
+Thread State: RUNNABLE
+    """
+    for raised, said in (
+        ("pyspark_durable_streams.errors.Refused: stream a: 401", "stream a: 401"),
+        ("gateway.pipeline.errors.PipelineFailed: lake: is gone", "lake: is gone"),
+        ("ValueError: 1 < 2", "ValueError: 1 < 2"),
+        ("pyarrow.lib.ArrowInvalid: no", "pyarrow.lib.ArrowInvalid: no"),
+    ):
+        assert one_line(RuntimeError(traced.format(raised=raised))) == said
     assert str(PipelineFailed("a\n b")) == "a b"

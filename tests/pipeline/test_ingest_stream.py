@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.events import LogStream, source_of
+from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.tables import REJECTS, REQUESTS, SESSIONS
@@ -119,14 +120,22 @@ def test_a_stream_is_followed_until_told_to_stop_and_gone_on_with(
 
 
 @contextmanager
-def strict() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """A server that lets nobody in, and what it was asked: paths, with what was shown for it."""
-    asked: list[tuple[str, str | None]] = []
+def door(*, lets_in: bool = False) -> Iterator[tuple[str, list[str | None]]]:
+    """A server that refuses to tell of its streams, or only their bytes, and what it was shown."""
+    shown: list[str | None] = []
 
     class Door(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            shown.append(self.headers["Authorization"])
+            self.send_response(200 if lets_in else 401)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Stream-Next-Offset", "0_9")
+            self.end_headers()
+
         def do_GET(self) -> None:
-            asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
-            self.send_error(401)
+            shown.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
@@ -135,29 +144,50 @@ def strict() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", shown
         finally:
             server.shutdown()
             thread.join()
 
 
-def test_what_the_environment_has_to_show_is_shown_to_those_it_is_for(spark: SparkSession, tmp_path: Path) -> None:
-    environ = {"DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic secret", "DURABLE_GATEWAY_ADMIN_TOKEN": "token"}
-    with strict() as (stream, asked_there), strict() as (admin, asked_admin):
-        for options in ({}, {"catalogue": admin, "tails": "catalogue"}):
-            source = source_of([f"{stream}/{LOG}"], options, environ)
-            with pytest.raises(PipelineFailed, match=r"^http://[^\n]*401[^\n]*$") as refused:
-                ingest(spark, source, Lake(str(tmp_path / "lake")), progress=lambda _: None)
-            assert "secret" not in str(refused.value)
-    assert set(asked_there) == {(f"/{LOG}", "Basic secret")}
-    assert set(asked_admin) == {("/api/tails", "Bearer token")}
+@pytest.mark.parametrize("lets_in", [False, True])
+def test_who_is_refused_is_told_so_in_one_line_and_what_to_set(
+    spark: SparkSession, tmp_path: Path, lets_in: bool
+) -> None:
+    environ = {AUTHORIZATION_VARIABLE: "Basic secret"}
+    with door(lets_in=lets_in) as (url, shown), pytest.raises(PipelineFailed) as refused:
+        ingest(spark, source_of([f"{url}/{LOG}"], {}, environ), Lake(str(tmp_path)), progress=lambda _: None)
+    where = "stream logs/edge 1 from offset -1" if lets_in else "stream logs/edge 1"
+    assert str(refused.value) == f"{url}/{LOG}: {where}: 401 (authorization is read from {AUTHORIZATION_VARIABLE})"
+    assert set(shown) == {"Basic secret"}
+
+
+def test_lines_that_are_lost_while_they_are_read_are_told_of_in_one_line(
+    spark: SparkSession, origin: str, tmp_path: Path
+) -> None:
+    log = f"{origin}/{LOG}"
+    ask("PUT", log)
+    ask("POST", log, line(1))
+
+    def remake(text: str) -> None:
+        if "bronze" not in text:
+            return
+        ask("DELETE", log)
+        ask("PUT", log)
+        ask("POST", log, line(2))
+        ask("POST", log, line(3))
+
+    lake = Lake(str(tmp_path / "lake"))
+    ingest(spark, source_of([log]), lake, progress=remake)
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*: stream logs/edge 1[^\n]*made anew[^\n]*$"):
+        take(spark, lake, log)
 
 
 def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said() -> None:
-    environ = {"DURABLE_GATEWAY_PIPELINE_AUTHORIZATION": "Basic a", "DURABLE_GATEWAY_ADMIN_TOKEN": "token"}
-    source = source_of(["http://host/a%20b/c"], {"Headers.Authorization": "Basic b", "maxRowsPerTrigger": "9"}, environ)
-    assert isinstance(source, LogStream)
-    source.judge()
+    environ = {AUTHORIZATION_VARIABLE: "Basic a", ADMIN_TOKEN_VARIABLE: "token"}
+    options = {"Headers.Authorization": "Basic b", "maxRowsPerTrigger": "9"}
+    source = log_stream("http://host/a%20b/c", options, environ)
+    assert "Basic" not in repr(source)
     assert source.reading == {
         "url": "http://host",
         "stream": "/a b/c",
@@ -167,8 +197,55 @@ def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said
         "maxrowspertrigger": "9",
         "headers.authorization": "Basic b",
     }
+    told = log_stream("http://host/a", {"catalogue": "http://host:9437"}, environ).reading
+    assert told["headers.authorization"] == "Basic a"
+    assert told["catalogueheaders.authorization"] == "Bearer token"
+
+
+def log_stream(url: str, options: dict[str, str], environ: dict[str, str] | None = None) -> LogStream:
+    source = source_of([url], options, environ)
+    assert isinstance(source, LogStream)
+    source.judge()
+    return source
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"Streams": "a,b"}, "option streams: the stream is told by its URL"),
+        ({"format": "typed"}, "option format: lines are taken in as they are"),
+        ({"mode": "FAILFAST"}, "option mode: lines are taken in as they are"),
+        ({"catalogue": "http://h", "tails": "catalogue"}, "option tails: a log is written at its origin"),
+        ({"catalogue": "http://[::1"}, "option catalogue: http"),
+        ({"endingOffsets": "latest"}, "option endingOffsets is for batches alone"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(options: dict[str, str], said: str) -> None:
+    with pytest.raises(PipelineFailed) as refused:
+        log_stream("http://host/log", options)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host/log", "ftp://host/log: a source is"),
+        ("http:///log", "http:///log: a source is"),
+        ("http://host:99999/log", "http://…: is no URL"),
+        ("http://[::1/log", "http://…: is no URL"),
+        ("http://host/log?tenant=a", "http://host/log?tenant=a: a stream's URL has no query"),
+        ("http://user:secret@host/log", "http://…@host/log: credentials do not belong into a URL"),
+        ("http://user:secret@host/", "http://…@host/: credentials do not belong into a URL"),
+        ("http://user:secret@[::1/log", "http://…: is no URL"),
+    ],
+)
+def test_a_url_that_cannot_be_is_one_line_without_secrets(url: str, said: str) -> None:
+    with pytest.raises(PipelineFailed) as refused:
+        log_stream(url, {})
+    assert str(refused.value).startswith(said)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_stream_that_is_not_there_is_one_line(spark: SparkSession, origin: str, tmp_path: Path) -> None:
-    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*nothing[^\n]*$"):
+    with pytest.raises(PipelineFailed, match=r"^http://[^\n]*/nothing: stream nothing: 404[^\n]*$"):
         take(spark, Lake(str(tmp_path / "lake")), f"{origin}/nothing")

@@ -107,7 +107,7 @@ class PlanInEffect:
     pinned: Pins
     warmed: Warm
     unstored_bytes: int
-    """Bytes of streams not worth storing that were delivered without being kept."""
+    """Bytes of streams not worth storing that were fetched, once for all who shared the fetch, and not kept."""
     given_up: int
     """Tapes given up because nobody asked for them in time."""
     unmatched: int
