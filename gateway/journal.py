@@ -120,6 +120,8 @@ class Record:
     next_offset: str | None = None
     sent_bytes: int = 0
     """Body bytes handed to the client's connection."""
+    saved_bytes: int = 0
+    """How many more the body had before it was coded."""
     fetched_bytes: int = 0
     """Body bytes that came from the origin because of this request: those of a shared flight are its leader's, and what
     comes after the leader has left is the next one's who ends."""
@@ -182,11 +184,11 @@ def note_asked(mode: Mode, place: Place, start: str | None) -> None:
         record.route, record.stream, record.partition = place
 
 
-def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int) -> None:
+def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
     """How the request that is being answered was answered; of a live answer that is told where it ends."""
     if (record := record_now.get()) is not None and not record.is_parked:
         record.mode, record.outcome = mode, outcome
-        record.first_byte_s, record.sent_bytes = first_byte_s, sent_bytes
+        record.first_byte_s, record.sent_bytes, record.saved_bytes = first_byte_s, sent_bytes, saved_bytes
 
 
 def note_fetch(fetch: Fetch, *, leads: bool) -> None:
@@ -236,7 +238,7 @@ class Repeated:
 
 
 def note_repeated(
-    outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int
+    outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
     """What further requests that are given this one's answer have in common with it; None where no journal is kept."""
     record = record_now.get()
@@ -256,6 +258,7 @@ def note_repeated(
             start=record.start,
             next_offset=next_offset,
             sent_bytes=sent_bytes,
+            saved_bytes=saved_bytes,
             coding=coding,
         )
     )

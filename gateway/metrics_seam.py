@@ -33,15 +33,19 @@ class Recorder(Protocol):
         *,
         first_byte_s: float | None = None,
         sent_bytes: int = 0,
+        saved_bytes: int = 0,
         trace_id: str | None = None,
     ) -> None:
         """A client's request has been answered, or its connection dropped, `duration_s` after it was read.
 
         `first_byte_s` is how long after the reading its answer began, None where it never did; `sent_bytes` are those
-        of its body that were handed to the connection; `trace_id` is the trace's 32 hex digits, where it is in one.
+        of its body that were handed to the connection, `saved_bytes` how many more the body had before it was coded;
+        `trace_id` is the trace's 32 hex digits, where it is in one.
         """
 
-    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE) -> None:
+    def hits(
+        self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
+    ) -> None:
         """`n` requests have been answered at once, with `body_bytes` in all: counted together, a little later."""
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
@@ -107,11 +111,14 @@ class Silent:
         *,
         first_byte_s: float | None = None,
         sent_bytes: int = 0,
+        saved_bytes: int = 0,
         trace_id: str | None = None,
     ) -> None:
         self.counts["request", mode.value, outcome.value] += 1
 
-    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE) -> None:
+    def hits(
+        self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
+    ) -> None:
         self.counts["request", mode.value, outcome.value] += n
         self.counts["downstream_bytes",] += body_bytes
 

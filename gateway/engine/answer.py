@@ -169,6 +169,8 @@ class Answer:
     stored: bool = False
     stream: Stream | None = None
     """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
+    saved_bytes: int = 0
+    """How many more its body had before it was coded."""
     shown: Shown | None = None
     """What the body shows, or a 304 leaves out, where it is a run of a stream."""
 

@@ -158,14 +158,14 @@ class Coder:
         if self._find(wanted.job) is None:
             # Plain for the moment only, or coded bytes that are not kept: not to be remembered by others either.
             answer.stream = None
-        return _in_coding(answer, wanted.job.coding, data)
+        return _in_coding(answer, wanted, data)
 
     def code_now(self, read: Read, answer: Answer) -> Answer:
         """The same without waiting: what the thread would have to make is sent plain."""
         wanted = self._wanted(read, answer)
         if wanted is None or wanted.size > INLINE_BYTES:
             return answer
-        return _in_coding(answer, wanted.job.coding, self._make_here(wanted, read.route.levels[wanted.job.coding]))
+        return _in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
 
     def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
         """What is to be made for the answer; None where it is finished, coded or as it was."""
@@ -192,12 +192,12 @@ class Coder:
         size = sum(map(len, pieces))
         if size < self._min_bytes and read.wish.takes_identity:
             return None
-        job = _Job(shown, coding)
-        kept = self._find(job)
+        wanted = _Wanted(_Job(shown, coding), pieces, size)
+        kept = self._find(wanted.job)
         if kept is None:
-            return _Wanted(job, pieces, size)
+            return wanted
         self._kept.move_to_end(shown.stream)
-        _in_coding(answer, coding, kept.data)
+        _in_coding(answer, wanted, kept.data)
         return None
 
     def ready(self, shown: Shown, coding: Coding) -> bytes | None:
@@ -330,13 +330,15 @@ def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[byt
     return data if len(data) <= len(plain) * _WORTH else None
 
 
-def _in_coding(answer: Answer, coding: Coding, data: bytes | None) -> Answer:
+def _in_coding(answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
     """The answer with `data` for its body; as it was where there is none."""
+    coding = wanted.job.coding
     if data is not None and answer.parts is not None:
         answer.parts.close()
         answer.parts = Parts()
         answer.parts.add_pieces((data,))
         answer.is_json = False
+        answer.saved_bytes = wanted.size - len(data)
         answer.headers["Content-Encoding"] = coding.value
         answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
     return answer

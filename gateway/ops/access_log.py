@@ -89,6 +89,12 @@ FIELDS: Final = (
     Field("next_offset", "string", "offset", "`Stream-Next-Offset` of the answer, or of the last control event."),
     Field("sent_bytes", "integer", "bytes", "Body bytes handed to the client's connection.", True),
     Field(
+        "saved_bytes",
+        "integer",
+        "bytes",
+        "How many more the body had before it was coded; absent where it was not, or was not sent whole.",
+    ),
+    Field(
         "fetched_bytes",
         "integer",
         "bytes",
@@ -237,6 +243,8 @@ class Lines:
         if record.next_offset is not None:
             told["next_offset"] = record.next_offset
         told["sent_bytes"] = record.sent_bytes
+        if record.saved_bytes:
+            told["saved_bytes"] = record.saved_bytes
         told["fetched_bytes"] = record.fetched_bytes
         if record.origin_requests:
             told["origin_requests"] = record.origin_requests

@@ -81,6 +81,17 @@ def client_families(routes: Routes) -> Iterator[Metric]:
             for (mode, outcome), end in figures.ends.items()
         ),
     )
+    yield counter(
+        "gateway_response_saved_bytes",
+        "How many more body bytes the answers in gateway_response_bytes had before they were coded. Excludes answers "
+        "that were not sent whole, and what was coded by the origin.",
+        ("mode", "outcome", "route"),
+        (
+            ((mode, outcome, route), end.saved_bytes)
+            for route, figures in routes.items()
+            for (mode, outcome), end in figures.ends.items()
+        ),
+    )
     yield histogram(
         "gateway_request_duration_seconds",
         "Seconds from reading a client's request to the end of its answer. Includes the time a live read waited for "

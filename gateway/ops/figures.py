@@ -120,14 +120,15 @@ class Histogram:
 
 
 class Ended:
-    """Requests of one route and mode that ended in one way: how many, the bytes of their bodies, and their times, which
-    are those of all ends of the mode."""
+    """Requests of one route and mode that ended in one way: how many, the bytes of their bodies and those that coding
+    saved, and their times, which are those of all ends of the mode."""
 
-    __slots__ = ("durations", "first_bytes", "requests", "sent_bytes")
+    __slots__ = ("durations", "first_bytes", "requests", "saved_bytes", "sent_bytes")
 
     def __init__(self, durations: Histogram, first_bytes: Histogram) -> None:
         self.requests = 0
         self.sent_bytes = 0
+        self.saved_bytes = 0
         self.durations = durations
         self.first_bytes = first_bytes
 

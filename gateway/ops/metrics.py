@@ -148,11 +148,13 @@ class Metrics(Collector):
         *,
         first_byte_s: float | None = None,
         sent_bytes: int = 0,
+        saved_bytes: int = 0,
         trace_id: str | None = None,
     ) -> None:
         end = self._of(route).ended(mode, outcome)
         end.requests += 1
         end.sent_bytes += sent_bytes
+        end.saved_bytes += saved_bytes
         if trace_id is None and self._trace_now is not None:
             trace_id = self._trace_now()
         if not trace_id:
@@ -165,10 +167,13 @@ class Metrics(Collector):
         if first_byte_s is not None:
             end.first_bytes.observe_traced(first_byte_s, trace_id, now)
 
-    def hits(self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE) -> None:
+    def hits(
+        self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
+    ) -> None:
         end = self._of(route).ended(mode, outcome)
         end.requests += n
         end.sent_bytes += body_bytes
+        end.saved_bytes += saved_bytes
         end.durations.observe(0.0, n)
         end.first_bytes.observe(0.0, n)
         self.downstream_count.value += body_bytes

@@ -2,8 +2,7 @@
 
 Both sides mean the same.  A catch-up read hits where it found on the tape, or in a fetch that was already under way,
 what there was before it; it misses where it had to be fetched for it.  Of bytes, those that the origin sent for
-catch-up reads are held against those that were sent to clients; coded answers are smaller than what they were made of,
-so where much is coded the ratio is told a little too low.
+catch-up reads are held against those that clients were answered with, before they were coded.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class PlanState:
     hits: int
     """Catch-up reads since then that hit."""
     misses: int
-    sent_bytes: int
-    """Body bytes sent for catch-up reads since then."""
+    read_bytes: int
+    """Body bytes of answers to catch-up reads since then, before they were coded."""
     fetched_bytes: int
     """Body bytes that the origin sent for such."""
     pinned_streams: int
@@ -66,9 +65,9 @@ class PlanState:
     @property
     def byte_hit_ratio(self) -> float | None:
         """None before the first byte."""
-        if not self.sent_bytes:
+        if not self.read_bytes:
             return None
-        return min(1.0, max(0.0, 1 - self.fetched_bytes / self.sent_bytes))
+        return min(1.0, max(0.0, 1 - self.fetched_bytes / self.read_bytes))
 
 
 class PlanFigures:
@@ -91,7 +90,7 @@ class PlanFigures:
         if planned.plan is None:
             return None
         # A route that went has taken its counts with it.
-        hits, misses, sent, fetched = (
+        hits, misses, read, fetched = (
             max(0, now - before) for now, before in zip(self._counted(), self._before, strict=True)
         )
         warming = planned.warming
@@ -100,7 +99,7 @@ class PlanFigures:
             taken_at=planned.taken_at,
             hits=hits,
             misses=misses,
-            sent_bytes=sent,
+            read_bytes=read,
             fetched_bytes=fetched,
             pinned_streams=len(library.reserve),
             pinned_bytes=library.reserve.cost,
@@ -120,6 +119,6 @@ class PlanFigures:
         return (
             sum(figures.ended(Mode.CATCHUP, outcome).requests for figures in routes for outcome in _HITS),
             sum(figures.ended(Mode.CATCHUP, Outcome.MISS).requests for figures in routes),
-            sum(end.sent_bytes for end in ends),
+            sum(end.sent_bytes + end.saved_bytes for end in ends),
             sum(figures.upstream_bytes[Mode.CATCHUP].value for figures in routes),
         )

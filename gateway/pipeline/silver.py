@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.pipeline.lake import Lake
 
 # What a field that is left out means, where that is not "unknown".
-_LEFT_OUT: Final[dict[str, Any]] = {"route": "-", "partition": "", "status": 0, "origin_requests": 0}
+_LEFT_OUT: Final[dict[str, Any]] = {"route": "-", "partition": "", "status": 0, "saved_bytes": 0, "origin_requests": 0}
 _MARK: Final = "mark"
 
 

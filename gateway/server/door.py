@@ -345,11 +345,11 @@ class Door(TimedConnection):
             self.live_bytes += body_bytes
             self._keeper.sent_bytes += body_bytes
 
-    def answered(self, outcome: Outcome, reason: CloseReason) -> None:
-        """The whole response has been written."""
-        self._over(outcome, reason)
+    def answered(self, outcome: Outcome, reason: CloseReason, saved_bytes: int) -> None:
+        """The whole response has been written, whose body had so many bytes more before it was coded."""
+        self._over(outcome, reason, saved_bytes)
 
-    def _over(self, outcome: Outcome, reason: CloseReason) -> None:
+    def _over(self, outcome: Outcome, reason: CloseReason, saved_bytes: int = 0) -> None:
         """A live answer has ended: the connection is free for the next request, or goes."""
         recorder, mode, route = self._keeper.recorder, self._live_mode, self._live_route
         recorder.subscribers(mode, -1, route)
@@ -364,6 +364,7 @@ class Door(TimedConnection):
             route,
             first_byte_s=first_byte_s,
             sent_bytes=self.live_bytes,
+            saved_bytes=saved_bytes,
             # None would mean: that of whoever is being answered here, and that is somebody else.
             trace_id=(note.trace_id if note is not None else None) or "",
         )

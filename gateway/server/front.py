@@ -62,6 +62,8 @@ class Exchange:
     route: Route | None = None
     delivery: Delivery | None = None
     began: float = 0.0
+    saved_bytes: int = 0
+    """What coding spared the client of an answer that was sent whole."""
     is_parked: bool = False
     """Whether the answer has left the strict protocol, and is counted when it ends."""
 
@@ -123,9 +125,10 @@ class Front:
             exchange.route_name,
             first_byte_s=first_byte_s,
             sent_bytes=sent_bytes,
+            saved_bytes=exchange.saved_bytes,
         )
         span.tell(mode, outcome, route)
-        note_answered(mode, outcome, first_byte_s, sent_bytes)
+        note_answered(mode, outcome, first_byte_s, sent_bytes, exchange.saved_bytes)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         exchange.delivery = Delivery(
@@ -247,9 +250,11 @@ class Front:
         if answer.stream is not None and answer.shown is not None:
             self._teach(exchange, read, answer, answer.shown)
         try:
-            return await exchange.delivery.answer(answer)
+            response = await exchange.delivery.answer(answer)
         finally:
             answer.close()
+        exchange.saved_bytes = answer.saved_bytes
+        return response
 
     def _teach(self, exchange: Exchange, read: Read, answer: Answer, shown: Shown) -> None:
         """Let the door remember a plain hit, so that the next such request need not come here."""
@@ -271,6 +276,7 @@ class Front:
                 answer.status,
                 headers,
                 body,
+                answer.saved_bytes,
                 answer.parts.copied if answer.parts is not None else 0,
                 laid_at,
                 read.route.config.name,
@@ -280,6 +286,7 @@ class Front:
                     headers.get(STREAM_NEXT_OFFSET),
                     Coding(coding) if (coding := headers.get(hdrs.CONTENT_ENCODING)) else None,
                     sum(map(len, body)),
+                    answer.saved_bytes,
                 ),
             ),
             read.route.credential_names,

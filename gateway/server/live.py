@@ -120,6 +120,7 @@ class LiveAnswers:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self.clock.now() - began
+                into.saved_bytes = answer.saved_bytes
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.LONGPOLL, name, began, look)
@@ -185,7 +186,7 @@ class _Poller:
     def settle(self, rendered: Rendered) -> None:
         self.answer = answer = rendered.answer
         reason = _reason(answer, is_draining=self._answers.drain.is_set)
-        self._door.answered(answer.outcome, reason)
+        self._door.answered(answer.outcome, reason, answer.saved_bytes)
 
     def has_gone(self) -> None:
         self._door.over(CloseReason.LEFT, in_order=False)

@@ -105,6 +105,7 @@ class Ready:
         "pieces",
         "repeated",
         "route",
+        "saved_bytes",
         "spellings",
         "stream",
         "trust_s",
@@ -120,6 +121,7 @@ class Ready:
         status: int,
         headers: CIMultiDict[str],
         body: Sequence[bytes],
+        saved_bytes: int,
         copied: int,
         laid_at: float | None,
         route: str,
@@ -135,6 +137,8 @@ class Ready:
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
+        self.saved_bytes = saved_bytes
+        """How many more the body had before it was coded."""
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
@@ -318,7 +322,8 @@ class ReadyAnswers:
         if hits:
             self._served += hits
             sent = hits * ready.body_bytes
-            self._recorder.hits(ready.mode, ready.outcome, hits, sent, ready.route)
+            saved = hits * ready.saved_bytes
+            self._recorder.hits(ready.mode, ready.outcome, hits, sent, ready.route, saved_bytes=saved)
             stream = ready.stream
             stream.reads += hits
             stream.hits += hits

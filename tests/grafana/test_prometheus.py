@@ -51,6 +51,7 @@ MOVED = {
     "gateway_request_duration_seconds_count",
     "gateway_requests_total",
     "gateway_response_bytes_total",
+    "gateway_response_saved_bytes_total",
     "gateway_subscribers",
     "gateway_tape_blocks",
     "gateway_tape_bytes",

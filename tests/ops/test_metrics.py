@@ -85,12 +85,13 @@ def test_every_mode_and_outcome_of_a_route_exists_from_the_start(route: str) -> 
 
 def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
     metrics = fresh("a", "b")
-    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", first_byte_s=0.002, sent_bytes=70)
+    metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", first_byte_s=0.002, sent_bytes=70, saved_bytes=30)
     of_a = {"mode": "sse", "route": "a"}
     assert value(metrics, "gateway_requests_total", outcome="hit", **of_a) == 1
     assert value(metrics, "gateway_requests_total", outcome="miss", **of_a) == 0
     assert value(metrics, "gateway_requests_total", outcome="hit", mode="sse", route="b") == 0
     assert value(metrics, "gateway_response_bytes_total", outcome="hit", **of_a) == 70
+    assert value(metrics, "gateway_response_saved_bytes_total", outcome="hit", **of_a) == 30
     assert value(metrics, "gateway_request_duration_seconds_sum", **of_a) == pytest.approx(0.3)
     assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.25", **of_a) == 0
     assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.5", **of_a) == 1
@@ -111,13 +112,14 @@ def test_hits_count_as_many_as_they_are() -> None:
 
     def count() -> None:
         if not counted:
-            metrics.hits(Mode.CATCHUP, Outcome.HIT, 1000, 5000, "a")
+            metrics.hits(Mode.CATCHUP, Outcome.HIT, 1000, 5000, "a", saved_bytes=7000)
             counted.append(1)
 
     metrics.before_collect = count
     labels = {"mode": "catchup", "route": "a"}
     assert value(metrics, "gateway_requests_total", outcome="hit", **labels) == 1000
     assert value(metrics, "gateway_response_bytes_total", outcome="hit", **labels) == 5000
+    assert value(metrics, "gateway_response_saved_bytes_total", outcome="hit", **labels) == 7000
     assert value(metrics, "gateway_downstream_bytes_total") == 5000
     assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.0005", **labels) == 1000
     assert value(metrics, "gateway_first_byte_seconds_count", **labels) == 1000

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_durable_streams.client import Client, ClientConfig
-from pyspark_durable_streams.errors import BadOption, Unreachable
+from pyspark_durable_streams.errors import BadOption, Refused, Unreachable
+from pyspark_durable_streams.places import Place
+from pyspark_durable_streams.walk import Walk
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 
@@ -119,6 +121,21 @@ def test_a_body_that_is_read_as_it_comes_tells_that_it_broke_off(
     server.replies = [reply]
     with client.open("/a") as opened, pytest.raises(Unreachable):
         list(opened.chunks)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"\r\nno end", ""),
+        (b"Content-Length: 99\r\n\r\ncut", " cut"),
+        (b"Content-Length: 9999999999\r\n\r\n" + b"x" * 5_000, " x"),
+    ],
+)
+def test_a_refused_walk_is_told_so_whatever_the_body(server: Scripted, client: Client, body: bytes, said: str) -> None:
+    server.replies = [b"HTTP/1.1 403 No\r\n" + body]
+    with pytest.raises(Refused, match=f"^stream a from offset -1: 403{said}"):
+        list(Walk(client, "a", Place()).parts())
+    assert client.requests == 1
 
 
 def test_429_and_5xx_are_tried_again_with_pauses_that_grow(server: Scripted, client: Client, clock: Stopwatch) -> None:

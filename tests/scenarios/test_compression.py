@@ -52,6 +52,15 @@ def compressions(edge: Edge, coding: str = "gzip") -> float:
     return value
 
 
+def saved(edge: Edge) -> float:
+    return sum(
+        sample.value
+        for family in edge.gateway.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "gateway_response_saved_bytes_total"
+    )
+
+
 @pytest.fixture
 def origin_settings() -> OriginSettings:
     return OriginSettings(max_chunk_bytes=4 << 20)
@@ -173,6 +182,20 @@ async def test_those_who_wait_are_woken_with_one_compressed_body(edge: Edge) -> 
     assert {(coding_of(answer), plain(answer)) for answer in answers} == {("gzip", more)}
     assert {answer.headers["Vary"] for answer in answers} == {"Accept-Encoding"}
     assert compressions(edge) == 1
+    assert saved(edge) == sum(len(plain(answer)) - len(answer.body) for answer in answers)
+
+
+async def test_what_coding_saves_is_counted_for_every_answer_and_noted(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url)
+    await kept(edge, "/s", TEXT, **CLOSED)
+    await kept(edge, "/t", b"short", **CLOSED)
+    answers = [await edge.get(f"{path}?offset=-1", taking("gzip")) for path in ("/s", "/s", "/s", "/t")]
+    assert [coding_of(answer) for answer in answers] == ["gzip", "gzip", "gzip", "identity"]
+    not_modified = await edge.get("/s?offset=-1", taking("gzip", If_None_Match=answers[0].headers["ETag"]))
+    assert not_modified.status == 304
+    ready = edge.gateway.doors.ready
+    assert ready is None or ready.served, "none was answered at the door"
+    assert saved(edge) == 3 * (len(TEXT) - len(answers[0].body))
 
 
 @pytest.mark.parametrize("compress_cache_bytes", ["32MiB", 0], ids=["kept", "not kept"])

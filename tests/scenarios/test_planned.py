@@ -457,6 +457,18 @@ async def test_expectation_and_outcome_stand_side_by_side(edge: Edge, plan: Plan
     assert sample_of(edge, "gateway_plan_hit_ratio", kind="expected") == 0.953
 
 
+async def test_bytes_that_coding_saves_are_read_from_the_tape_all_the_same(
+    edge: Edge, plan: PlanFile, origin: RunningOrigin
+) -> None:
+    text = b"the same again and " * 1_000
+    await behind(edge, origin, "/a", text, Stream_Closed="true")
+    for _ in range(4):
+        coded = await edge.get("/a?offset=-1", {"Accept-Encoding": "gzip"})
+        assert len(coded.body) < len(text) / 10
+    actual = (await shown(edge))["actual"]
+    assert (actual["byte_hit_ratio"], actual["read_bytes"], actual["fetched_bytes"]) == (0.75, 4 * len(text), len(text))
+
+
 async def test_entries_that_no_route_leads_to_are_counted_and_left_out(
     start: Start, settings: dict[str, Any], plan: PlanFile, origin: RunningOrigin
 ) -> None:

@@ -35,8 +35,8 @@ class Actual:
     byte_hit_ratio: float | None
     hits: int
     misses: int
-    sent_bytes: int
-    """Body bytes sent for catch-up reads."""
+    read_bytes: int
+    """Body bytes of answers to catch-up reads, before they were coded."""
     fetched_bytes: int
     """Body bytes that the origin sent for catch-up reads."""
 
@@ -146,7 +146,7 @@ def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
         target_hit_ratio=plan.target_hit_ratio,
         expected=Expected(memory.expected_hit_ratio, memory.expected_byte_hit_ratio, memory.error),
         actual=Actual(
-            state.hit_ratio, state.byte_hit_ratio, state.hits, state.misses, state.sent_bytes, state.fetched_bytes
+            state.hit_ratio, state.byte_hit_ratio, state.hits, state.misses, state.read_bytes, state.fetched_bytes
         ),
         memory=PlanMemory(memory.cache_bytes, budget, budget == memory.cache_bytes, memory.policy),
         pinned=Pins(len(plan.pin), state.pinned_streams, state.pinned_bytes, state.pinned_limit_bytes),

@@ -15,8 +15,9 @@ What references what:
 
 Several gateways remember a stream each for itself, so each has its own tape of it; the offsets are the same.
 
-A read whose answer was coded tells no length.  It is placed by those of others, and where there are none it is empty:
-`Placement` counts such reads, those placed loosely, and those left out.
+A read whose answer was coded has the length that it had before; where the log does not say that, it is placed by those
+of others, and where there are none it is empty: `Placement` counts such reads, those placed loosely, and those left
+out.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
 
     start = f.coalesce(f.col("start"), f.lit(START))
     is_plain = f.col("coding").isNull()
+    saved = f.coalesce(f.col("saved_bytes"), f.lit(0))
     reads = requests.where(
         f.col("mode").isin(*READS)
         & f.col("outcome").isin(*FROM_TAPE)
@@ -124,7 +126,7 @@ def reads_of(requests: DataFrame) -> DataFrame:
         f.col("next_offset").alias("end"),
         f.col("sent_bytes").alias("sent"),
         f.col("fetched_bytes").alias("fetched"),
-        f.when(is_plain & (f.col("mode") != Mode.SSE), f.col("sent_bytes")).alias("length"),
+        f.when((is_plain | (saved > 0)) & (f.col("mode") != Mode.SSE), f.col("sent_bytes") + saved).alias("length"),
         (f.col("mode") == Mode.CATCHUP).alias("is_counted"),
         ((f.col("mode") == Mode.SSE) & is_plain).alias("is_tail"),
         (f.coalesce(f.col("partition"), f.lit("")) != "").alias("is_apart"),

@@ -29,6 +29,7 @@ def sums(requests: DataFrame) -> DataFrame:
     return requests.groupBy("day", window(MINUTE), "route", "mode", "outcome", "status").agg(
         count_of(f.col("is_final")).alias("requests"),
         total("sent_bytes"),
+        total("saved_bytes"),
         total("fetched_bytes"),
         total("origin_requests"),
     )
@@ -37,14 +38,14 @@ def sums(requests: DataFrame) -> DataFrame:
 def traffic(sums: DataFrame) -> DataFrame:
     """`tables.TRAFFIC`."""
     figures = sums.groupBy(*tables.TRAFFIC.key, "day").agg(
-        total("requests"), total("sent_bytes"), total("fetched_bytes"), total("origin_requests")
+        total("requests"), total("sent_bytes"), total("saved_bytes"), total("fetched_bytes"), total("origin_requests")
     )
     return shaped(figures, tables.TRAFFIC)
 
 
 def offload(sums: DataFrame) -> DataFrame:
     """`tables.OFFLOAD`."""
-    requests, sent = f.col("requests"), f.col("sent_bytes")
+    requests, read = f.col("requests"), f.col("sent_bytes") + f.col("saved_bytes")
     figures = (
         sums.where(is_read())
         .groupBy(*tables.OFFLOAD.key, "day")
@@ -52,6 +53,7 @@ def offload(sums: DataFrame) -> DataFrame:
             total("requests"),
             total("origin_requests"),
             total("sent_bytes"),
+            total("saved_bytes"),
             total("fetched_bytes"),
             _requests_by("by_tape", _BY_TAPE),
             _requests_by("by_collapse", _BY_COLLAPSE),
@@ -64,7 +66,7 @@ def offload(sums: DataFrame) -> DataFrame:
                 "collapse_ratio": ratio(f.col("by_collapse") + f.col("by_follow"), requests),
                 "joined_ratio": ratio(f.col("by_join"), requests),
                 "request_offload": 1 - ratio(f.col("origin_requests"), requests),
-                "byte_offload": 1 - ratio(f.col("fetched_bytes"), sent),
+                "byte_offload": 1 - ratio(f.col("fetched_bytes"), read),
             }
         )
     )

@@ -46,7 +46,13 @@ class Traffic:
     by: Saved
     origin_requests: int = 0
     sent_bytes: int = 0
+    saved_bytes: int = 0
     fetched_bytes: int = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """What readers got, before it was coded."""
+        return self.sent_bytes + self.saved_bytes
 
     @property
     def reads(self) -> int:
@@ -62,7 +68,7 @@ class Traffic:
     @property
     def byte_offload(self) -> float | None:
         """Share of the readers' bytes that the origin did not send; below 0 where it sent more than they got."""
-        saved = _ratio(self.fetched_bytes, self.sent_bytes)
+        saved = _ratio(self.fetched_bytes, self.read_bytes)
         return None if saved is None else 1 - saved
 
     @property

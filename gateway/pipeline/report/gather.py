@@ -126,7 +126,8 @@ def _traffic(traffic: DataFrame, steps: range) -> tuple[tuple[Moment, ...], tupl
         for name, outcomes in SAVED_BY.items()
     ]
     sums += [
-        f.sum(f.when(read, f.col(name))).alias(name) for name in ("origin_requests", "sent_bytes", "fetched_bytes")
+        f.sum(f.when(read, f.col(name))).alias(name)
+        for name in ("origin_requests", "sent_bytes", "saved_bytes", "fetched_bytes")
     ]
     sums.append(f.sum("requests").alias("requests"))
     step = _step("minute", steps.step)
@@ -150,6 +151,7 @@ def _of(row: Row) -> Traffic:
         Saved(**{name: row[name] or 0 for name in SAVED_BY}),
         origin_requests=row["origin_requests"] or 0,
         sent_bytes=row["sent_bytes"] or 0,
+        saved_bytes=row["saved_bytes"] or 0,
         fetched_bytes=row["fetched_bytes"] or 0,
     )
 
@@ -160,6 +162,7 @@ def _sum(parts: Iterable[Traffic]) -> Traffic:
         Saved(**{name: sum(getattr(one.by, name) for one in every) for name in SAVED_BY}),
         origin_requests=sum(one.origin_requests for one in every),
         sent_bytes=sum(one.sent_bytes for one in every),
+        saved_bytes=sum(one.saved_bytes for one in every),
         fetched_bytes=sum(one.fetched_bytes for one in every),
     )
 

@@ -52,10 +52,12 @@ def _bytes(figures: Figures) -> Headline | None:
     total = figures.total
     if not total.sent_bytes:
         return None
-    made_of = f"it sent {wording.size(total.fetched_bytes)}, readers got {wording.size(total.sent_bytes)}"
+    made_of = f"it sent {wording.size(total.fetched_bytes)}, readers got {wording.size(total.read_bytes)}"
+    if total.saved_bytes:
+        made_of += f" ({wording.size(total.sent_bytes)} compressed)"
     if not total.fetched_bytes:
         return Headline(wording.size(0), "was all that the origin had to send", made_of)
-    ratio = total.sent_bytes / total.fetched_bytes
+    ratio = total.read_bytes / total.fetched_bytes
     if ratio < 1:
         return Headline(f"{wording.times(1 / ratio)} ×", "what readers got was sent by the origin", made_of)
     return Headline(f"{wording.times(ratio)} ×", "was every byte from the origin delivered", made_of)

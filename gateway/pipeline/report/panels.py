@@ -85,10 +85,10 @@ def volume(figures: Figures) -> Panel:
         Panel(
             "bytes",
             "Bytes to readers, and from the origin",
-            f"Every {_step_name(figures)}: bodies of reads, as they were sent.",
+            f"Every {_step_name(figures)}: bodies of reads, before they were compressed.",
             _no_reads(figures),
         ),
-        ("To readers", [m.traffic.sent_bytes for m in figures.moments]),
+        ("To readers", [m.traffic.read_bytes for m in figures.moments]),
         ("From the origin", [m.traffic.fetched_bytes for m in figures.moments]),
         is_bytes=True,
     )
@@ -166,7 +166,7 @@ def routes(figures: Figures) -> Panel:
                     (t := route.traffic).reads,
                     t.origin_requests,
                     t.request_offload,
-                    t.sent_bytes,
+                    t.read_bytes,
                     t.fetched_bytes,
                     t.byte_offload,
                     t.hit_ratio,

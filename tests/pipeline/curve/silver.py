@@ -39,6 +39,7 @@ class Asked:
     status: int = 200
     outcome: str = "hit"
     coding: str | None = None
+    saved: int | None = None
     partition: str = ""
     node: str = "edge-a"
     route: str = "default"
@@ -76,6 +77,7 @@ def _row(number: int, one: Asked) -> tuple[Any, ...]:
         "start": one.start or token(one.low) if is_read else None,
         "next_offset": token(one.high) if is_read else None,
         "sent_bytes": one.high - one.low if one.sent is None else one.sent,
+        "saved_bytes": one.saved,
         "fetched_bytes": one.fetched,
         "origin_requests": 1 if one.fetched else 0,
         "coding": one.coding,

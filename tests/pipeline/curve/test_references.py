@@ -65,6 +65,18 @@ def test_each_read_is_placed_by_what_readers_were_sent(spark: SparkSession) -> N
     assert found.counted_touched == 2 + 1 + 3 + 5 + 2
 
 
+def test_what_is_read_coded_alone_is_placed_by_what_it_was_before(spark: SparkSession) -> None:
+    log = [
+        Asked(1, "/a", 0, 900, sent=50, saved=850, coding="br"),
+        Asked(2, "/a", 900, 1_000, "longpoll", sent=20, saved=80, coding="gzip"),
+        Asked(3, "/a", 0, 1_000, sent=60, saved=940, coding="br"),
+    ]
+    reads = references.placed(references.reads_of(requests(spark, log)))
+    assert runs(reads) == [(0, 900, True), (900, 1_000, False), (0, 1_000, True)]
+    found = references.placement(reads, 64)
+    assert (found.loose, found.empty, found.counted_bytes) == (0, 0, 1_900)
+
+
 def test_a_stream_begun_anew_has_another_tape(spark: SparkSession) -> None:
     log = [
         Asked(1, "/a?x=1", 0, 100),

@@ -15,18 +15,18 @@ _HOUR_BEFORE: Final = "cast(day as timestamp) - interval 1 hour"
 
 TRAFFIC: Final = """
 select day, date_trunc('minute', time) as minute, route, mode, outcome,
-    count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes, sum(fetched_bytes) as fetched_bytes,
-    sum(origin_requests) as origin_requests
+    count(*) filter (is_final) as requests, sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes,
+    sum(fetched_bytes) as fetched_bytes, sum(origin_requests) as origin_requests
 from silver group by all
 """
 OFFLOAD: Final = """
 select *, by_tape / nullif(requests, 0) as hit_ratio, (by_collapse + by_follow) / nullif(requests, 0) as collapse_ratio,
     by_join / nullif(requests, 0) as joined_ratio, 1 - origin_requests / nullif(requests, 0) as request_offload,
-    1 - fetched_bytes / nullif(sent_bytes, 0) as byte_offload
+    1 - fetched_bytes / nullif(sent_bytes + saved_bytes, 0) as byte_offload
 from (
     select day, date_trunc('minute', time) as minute, route,
         count(*) filter (is_final) as requests, sum(origin_requests) as origin_requests,
-        sum(sent_bytes) as sent_bytes, sum(fetched_bytes) as fetched_bytes,
+        sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes, sum(fetched_bytes) as fetched_bytes,
         count(*) filter (is_final and outcome in ('hit', 'stale_if_error')) as by_tape,
         count(*) filter (is_final and outcome = 'collapsed') as by_collapse,
         count(*) filter (is_final and outcome = 'followed') as by_follow,

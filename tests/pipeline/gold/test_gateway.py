@@ -44,6 +44,8 @@ async def traffic(edge: Edge, origin: RunningOrigin) -> None:
     for _ in range(4):
         await edge.get("/s?offset=-1", {"X-Some": "1"})
     await edge.get(f"/s?offset={tail}")
+    for _ in range(3):
+        await edge.get("/long?offset=-1", {"Accept-Encoding": "gzip"})
     await edge.get("/s?offset=-1&offset=now")
     await edge.get("/missing?offset=-1")
     await edge.send("HEAD", "/s")
@@ -76,8 +78,9 @@ async def logged(log: Path) -> Counted:
     origin = await start_origin(OriginSettings(max_chunk_bytes=200))
     settings: dict[str, Any] = {"sink": "file", "path": str(log), "client_address": "full"}
     config = GatewayConfig.for_origin(
-        origin.url, **settings, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, live_linger_s=0
-    )
+        origin.url, **settings, listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1, live_linger_s=0,
+        compress_min_bytes=1,
+    )  # fmt: skip
     try:
         edge = Edge(await start_gateway(config), ManualClock())
         try:
@@ -106,15 +109,19 @@ def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path:
 
     requests: Counter[tuple[str, ...]] = Counter()
     sent: Counter[tuple[str, ...]] = Counter()
+    saved: Counter[tuple[str, ...]] = Counter()
     origin: Counter[str] = Counter()
     for row in lake.read(spark, tables.TRAFFIC).collect():
         key = (row["route"], row["mode"], row["outcome"])
         requests[key] += row["requests"]
         sent[key] += row["sent_bytes"]
+        saved[key] += row["saved_bytes"]
         origin["requests"] += row["origin_requests"]
         origin["bytes"] += row["fetched_bytes"]
     assert +requests == counted["gateway_requests"]
     assert +sent == counted["gateway_response_bytes"]
+    assert +saved == counted["gateway_response_saved_bytes"]
+    assert saved.total() > 0
     assert sent.total() == counted["gateway_downstream_bytes"].total()
     assert origin["requests"] == counted["gateway_upstream_requests"].total()
     assert origin["bytes"] == counted["gateway_upstream_bytes"].total()

@@ -69,11 +69,14 @@ def traffic() -> list[Row]:
                     continue
                 sent = requests * rng.randrange(2_000, 60_000) if mode != "append" else 0
                 fetched = int(sent * asked * (4 if nth < 8 else 1))
-                rows.append((day(at), at, route, mode, outcome, requests, sent, fetched, int(requests * asked)))
+                # Half of it is coded, to a fifth.
+                saved = sent * 2 // 5
+                told = (requests, sent - saved, saved, fetched, int(requests * asked))
+                rows.append((day(at), at, route, mode, outcome, *told))
             if nth in FAILING:
-                rows.append((day(at), at, route, "catchup", "failed", int(rush * weight * 0.1) + 1, 900, 0, 20))
+                rows.append((day(at), at, route, "catchup", "failed", int(rush * weight * 0.1) + 1, 900, 0, 0, 20))
                 rows.append(
-                    (day(at), at, route, "catchup", "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0)
+                    (day(at), at, route, "catchup", "stale_if_error", int(rush * weight * 0.2) + 1, 90_000, 0, 0, 0)
                 )
     return rows
 

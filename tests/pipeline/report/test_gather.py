@@ -43,17 +43,19 @@ def seconds(at: datetime) -> int:
 def summed(rows: Sequence[Row]) -> Counter[str]:
     """What reads among rows of `tables.TRAFFIC` come to."""
     sums: Counter[str] = Counter()
-    for _, _, _, mode, outcome, requests, sent, fetched, asked in rows:
+    for _, _, _, mode, outcome, requests, sent, saved, fetched, asked in rows:
         if mode in set(map(str, READS)):
             sums[SAVER_OF[outcome]] += requests
             sums["sent_bytes"] += sent
+            sums["saved_bytes"] += saved
             sums["fetched_bytes"] += fetched
             sums["origin_requests"] += asked
     return +sums
 
 
 def told(traffic: Traffic) -> Counter[str]:
-    sums = Counter({name: getattr(traffic, name) for name in ("sent_bytes", "fetched_bytes", "origin_requests")})
+    names = ("sent_bytes", "saved_bytes", "fetched_bytes", "origin_requests")
+    sums = Counter({name: getattr(traffic, name) for name in names})
     sums.update(asdict(traffic.by))
     return +sums
 
