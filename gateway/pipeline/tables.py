@@ -224,6 +224,7 @@ TOP_STREAMS: Final = Table(
         Column("stream", "string", "Path and query."),
         Column("requests", "bigint", "Requests that ended."),
         Column("sent_bytes", "bigint", "Body bytes to clients."),
+        Column("saved_bytes", "bigint", "How many more the bodies had before they were coded; the rank goes by both."),
         Column("fetched_bytes", "bigint", "Body bytes from the origin."),
         Column("readers", "bigint", "Distinct readers (client and user agent), by a HyperLogLog sketch."),
         Column("readers_sketch", "binary", "That sketch; mergeable."),

@@ -28,6 +28,14 @@ class Coding(StrEnum):
     GZIP = "gzip"
 
 
+def applied(content_encoding: str | None) -> Coding | None:
+    """The coding that a Content-Encoding names; None for none, and for what is none of these."""
+    return _BY_NAME.get(content_encoding or "")
+
+
+_BY_NAME: Final = {coding.value: coding for coding in Coding}
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What one client takes of the codings that are offered to it."""

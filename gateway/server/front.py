@@ -24,7 +24,7 @@ from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, Vers
 from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import Coding, negotiate
+from gateway.protocol.coding import applied, negotiate
 from gateway.protocol.forwarding import (
     is_looping,
     passed_nodes,
@@ -284,7 +284,7 @@ class Front:
                     answer.outcome,
                     answer.status,
                     headers.get(STREAM_NEXT_OFFSET),
-                    Coding(coding) if (coding := headers.get(hdrs.CONTENT_ENCODING)) else None,
+                    applied(headers.get(hdrs.CONTENT_ENCODING)),
                     sum(map(len, body)),
                     answer.saved_bytes,
                 ),

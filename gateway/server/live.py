@@ -26,6 +26,7 @@ from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber
 from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.connection import ClientConnection
@@ -120,7 +121,7 @@ class LiveAnswers:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self.clock.now() - began
-                into.saved_bytes = answer.saved_bytes
+                into.coding, into.saved_bytes = applied(answer.headers.get(hdrs.CONTENT_ENCODING)), answer.saved_bytes
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.LONGPOLL, name, began, look)

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from aiohttp import hdrs, web
 
 from gateway.clock import Clock
 from gateway.journal import Journal, Record, record_now
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.coding import Coding
+from gateway.protocol.coding import applied
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
 from gateway.protocol.trace_context import trace_id_of
 from gateway.tracing import current
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-_CODINGS: Final = {coding.value: coding for coding in Coding}
 
 
 class NotedFront:
@@ -69,7 +66,7 @@ class NotedFront:
         if response is not None:
             record.status = response.status
             record.next_offset = response.headers.get(STREAM_NEXT_OFFSET)
-            record.coding = _CODINGS.get(response.headers.get(hdrs.CONTENT_ENCODING, ""))
+            record.coding = applied(response.headers.get(hdrs.CONTENT_ENCODING))
         record.ended_at = self._clock.wall()
         record.duration_s = self._clock.now() - began
         self._journal.record(record)

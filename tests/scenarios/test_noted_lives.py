@@ -110,6 +110,24 @@ async def test_the_line_of_a_long_poll_says_why_it_ended(edge: Edge, log: Path, 
     assert line["subscribers"] == 1
 
 
+async def test_lines_of_coded_answers_say_what_was_saved_whichever_way_they_went(edge: Edge, log: Path) -> None:
+    text = b"the same again and " * 200
+    coded = {"Accept-Encoding": "gzip"}
+    tail = (await edge.put("/s", text)).headers["Stream-Next-Offset"]
+    waiting = await edge.begin(f"/s?live=long-poll&offset={tail}", coded)
+    await confirmed(edge)
+    await edge.send("POST", "/s", {"Content-Type": "text/plain", "Stream-Closed": "true"}, text)
+    answers = [await bounded(waiting.answer("GET"))]
+    answers += [await edge.get("/s?offset=-1", coded) for _ in range(3)]
+    assert (await edge.get("/s?offset=-1", coded | {"If-None-Match": answers[1].headers["ETag"]})).status == 304
+    lines = [line for line in await noted(edge, log, 7) if line["method"] == "GET"]
+    assert [line["mode"] for line in lines] == ["longpoll", "catchup", "catchup", "catchup", "catchup"]
+    for line, answer, size in zip(lines, answers, (len(text), *[2 * len(text)] * 3), strict=False):
+        assert (line["coding"], line["sent_bytes"]) == ("gzip", len(answer.body))
+        assert line["sent_bytes"] + line["saved_bytes"] == size
+    assert (lines[-1]["status"], "saved_bytes" in lines[-1]) == (304, False)
+
+
 async def test_readers_that_are_sent_off_are_drained(edge: Edge, log: Path) -> None:
     await edge.put("/s", b"0123456789")
     reader = await edge.begin("/s?live=sse&offset=-1")

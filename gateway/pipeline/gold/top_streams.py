@@ -38,9 +38,13 @@ def top_streams(requests: DataFrame, ranked: DataFrame) -> DataFrame:
 def ranks(requests: DataFrame) -> DataFrame:
     """The table without its readers."""
     figures = requests.groupBy("day", window(HOUR), "route", "stream").agg(
-        count_of(f.col("is_final")).alias("requests"), total("sent_bytes"), total("fetched_bytes")
+        count_of(f.col("is_final")).alias("requests"),
+        total("sent_bytes"),
+        total("saved_bytes"),
+        total("fetched_bytes"),
     )
-    weights = f.explode(f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), f.col("sent_bytes"))).alias(
+    read_bytes = f.col("sent_bytes") + f.col("saved_bytes")
+    weights = f.explode(f.create_map(f.lit("requests"), f.col("requests"), f.lit("bytes"), read_bytes)).alias(
         "by", "weight"
     )
     order = Window.partitionBy("hour", "by").orderBy(f.desc("weight"), "route", "stream")

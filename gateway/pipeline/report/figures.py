@@ -128,7 +128,8 @@ class Stream:
     route: str
     stream: str
     requests: int
-    sent_bytes: int
+    read_bytes: int
+    """What readers got, before it was coded."""
     fetched_bytes: int
     readers: int
 

@@ -220,7 +220,8 @@ def _filled(found: dict[int | None, Percentiles], steps: range) -> tuple[Wait, .
 
 def _top(top: DataFrame) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     grouped = top.groupBy("by", "route", "stream").agg(
-        *(f.sum(name).alias(name) for name in ("requests", "sent_bytes", "fetched_bytes")),
+        *(f.sum(name).alias(name) for name in ("requests", "fetched_bytes")),
+        f.sum(f.col("sent_bytes") + f.col("saved_bytes")).alias("read_bytes"),
         f.hll_sketch_estimate(f.hll_union_agg("readers_sketch", f.lit(True))).alias("readers"),
     )
 
@@ -228,7 +229,7 @@ def _top(top: DataFrame) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
         rows = grouped.where(f.col("by") == by).orderBy(f.desc(column), "route", "stream").limit(MOST_STREAMS).collect()
         return tuple(Stream(**{name: row[name] for name in Stream.__slots__}) for row in rows)
 
-    return busiest("bytes", "sent_bytes"), busiest("requests", "requests")
+    return busiest("bytes", "read_bytes"), busiest("requests", "requests")
 
 
 def _fan_out(fan_out: DataFrame) -> tuple[tuple[Shared, ...], int]:

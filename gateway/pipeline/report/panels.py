@@ -228,15 +228,15 @@ def streams_by_bytes(figures: Figures) -> Panel:
     panel = Panel(
         "streams-by-bytes",
         "Top streams by bytes",
-        "What their readers got, and what of it came from the origin.",
+        "What their readers got, before it was compressed, and what of it came from the origin.",
         "No stream is known to have been read.",
     )
     return _streams(
         panel,
         figures.by_bytes,
-        [(one.sent_bytes, one.fetched_bytes) for one in figures.by_bytes],
+        [(one.read_bytes, one.fetched_bytes) for one in figures.by_bytes],
         [
-            f"{wording.size(one.sent_bytes)}, {wording.size(one.fetched_bytes)} from the origin"
+            f"{wording.size(one.read_bytes)}, {wording.size(one.fetched_bytes)} from the origin"
             for one in figures.by_bytes
         ],
         _pair("To readers", "From the origin"),
@@ -291,7 +291,7 @@ def _streams(
                 Column("From the origin", wording.size),
                 Column("Readers", wording.count),
             ],
-            [(one.stream, one.route, one.requests, one.sent_bytes, one.fetched_bytes, one.readers) for one in streams],
+            [(one.stream, one.route, one.requests, one.read_bytes, one.fetched_bytes, one.readers) for one in streams],
         ),
         note="Counted in the hours in which the stream was among the 100 busiest.",
     )

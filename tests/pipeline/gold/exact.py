@@ -72,13 +72,13 @@ from delays group by all
 TOP_STREAMS: Final = """
 with figures as (
     select day, date_trunc('hour', time) as hour, route, stream, count(*) filter (is_final) as requests,
-        sum(sent_bytes) as sent_bytes, sum(fetched_bytes) as fetched_bytes,
+        sum(sent_bytes) as sent_bytes, sum(saved_bytes) as saved_bytes, sum(fetched_bytes) as fetched_bytes,
         count(distinct (coalesce(client, '-'), coalesce(user_agent, '-')))
             filter (mode in ('catchup', 'longpoll', 'sse')) as readers
     from silver group by all
 ), both_ways as (
     select *, 'requests' as "by", requests as weight from figures
-    union all select *, 'bytes' as "by", sent_bytes as weight from figures
+    union all select *, 'bytes' as "by", sent_bytes + saved_bytes as weight from figures
 )
 select * exclude weight, row_number() over (partition by hour, "by" order by weight desc, route, stream) as rank
 from both_ways where weight > 0 qualify rank <= 100

@@ -115,7 +115,7 @@ def reconnects() -> list[Row]:
 
 
 def streams() -> list[tuple[datetime, str, str, int, int, int, int]]:
-    """Hour, route, stream, requests, bytes sent and fetched, and how many readers there were."""
+    """Hour, route, stream, requests, bytes read and fetched, and how many readers there were."""
     names = [EVIL, LONG, *(f"/v1/stream/room-{nth}" for nth in range(30)), "/v1/stream/\u202egnp.exe"]
     return [
         (
@@ -254,13 +254,17 @@ def _write_waits(spark: SparkSession, lake: Lake) -> None:
 
 
 def _write_streams(spark: SparkSession, lake: Lake) -> None:
-    schema = "hour timestamp, route string, stream string, requests long, sent_bytes long, fetched_bytes long, n long"
+    schema = "hour timestamp, route string, stream string, requests long, read_bytes long, fetched_bytes long, n long"
     # Ten readers leave every hour, and ten come.
     before = (f.unix_seconds("hour") / 360).cast("long")
-    found = spark.createDataFrame(streams(), schema).withColumn(
-        "reader", f.explode(f.sequence(before + 1, before + f.col("n")))
+    found = spark.createDataFrame(streams(), schema).withColumns(
+        {
+            "reader": f.explode(f.sequence(before + 1, before + f.col("n"))),
+            "saved_bytes": f.floor(f.col("read_bytes") / 3),
+            "sent_bytes": f.col("read_bytes") - f.floor(f.col("read_bytes") / 3),
+        }
     )
-    sketched = found.groupBy("hour", "route", "stream", "requests", "sent_bytes", "fetched_bytes").agg(
+    sketched = found.groupBy("hour", "route", "stream", "requests", "sent_bytes", "saved_bytes", "fetched_bytes").agg(
         f.hll_sketch_agg("reader", f.lit(12)).alias("readers_sketch")
     )
     for_both = sketched.withColumn("by", f.explode(f.array(f.lit("requests"), f.lit("bytes"))))

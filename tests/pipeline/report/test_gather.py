@@ -127,8 +127,8 @@ def test_the_busiest_streams_over_all_hours(figures: Figures, by: str, column: i
     wanted = sorted(sums.items(), key=lambda item: -item[1][column - 3])[:MOST_STREAMS]
     found = getattr(figures, by)
     assert [(one.route, one.stream) for one in found] == [key for key, _ in wanted]
-    for one, (_, (requests, sent, fetched, readers)) in zip(found, wanted, strict=True):
-        assert (one.requests, one.sent_bytes, one.fetched_bytes) == (requests, sent, fetched)
+    for one, (_, (requests, read, fetched, readers)) in zip(found, wanted, strict=True):
+        assert (one.requests, one.read_bytes, one.fetched_bytes) == (requests, read, fetched)
         # Ten more than before in each of the six hours after the first.
         assert one.readers == pytest.approx(readers + 60, rel=4 * READERS_ERROR)
 

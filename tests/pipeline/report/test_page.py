@@ -145,7 +145,7 @@ async def test_a_table_is_sorted_by_what_was_measured(sight: Sight, figures: Fig
     await card.locator("summary").click()
     head = card.locator("th").filter(has_text="To readers")
     cells = card.locator("tbody tr td:nth-child(4)")
-    fallen = [str(one.sent_bytes) for one in figures.by_bytes]
+    fallen = [str(one.read_bytes) for one in figures.by_bytes]
 
     async def measured() -> list[str]:
         return [await cell.get_attribute("data-raw") or "" for cell in await cells.all()]
