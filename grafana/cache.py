@@ -59,11 +59,12 @@ CACHE: Final = Board(
                 ),
                 Panel(
                     "Bytes out for each byte in",
-                    "How often a byte that left the origin is sent to clients.",
+                    "How often a byte that left the origin is sent to clients, coded or not.",
                     "short",
                     (
                         Query(
-                            f"{rate('gateway_downstream_bytes_total', matching=GATEWAY)}"
+                            f"({rate('gateway_downstream_bytes_total', matching=GATEWAY)}"
+                            f" + {rate('gateway_response_saved_bytes_total', matching=GATEWAY)})"
                             f" / {rate('gateway_upstream_bytes_total', matching=GATEWAY)}"
                         ),
                     ),

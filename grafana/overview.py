@@ -126,7 +126,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Bytes to clients and from the origin",
-                    "Bodies. Bytes to clients count as they are written, live ones too.",
+                    "Bodies. Bytes to clients count as they are written, coded and live ones too.",
                     "Bps",
                     (
                         Query(rate("gateway_downstream_bytes_total", matching=GATEWAY), "to clients"),

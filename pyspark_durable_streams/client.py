@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol, TypeVar
@@ -155,11 +155,14 @@ class Client:
             try:
                 chunks: list[bytes] = []
                 size = 0
-                for chunk in self._chunks(raw, method, path, deadline):
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if most_bytes is not None and size > most_bytes:
-                        raise BadReply(f"{method} {self._shown(path)}: an answer of more than {most_bytes} bytes")
+                # Of a refusal the status is enough.
+                is_refusal = 400 <= raw.status < 500 and raw.status != 429
+                with suppress(Unreachable) if is_refusal else nullcontext():
+                    for chunk in self._chunks(raw, method, path, deadline):
+                        chunks.append(chunk)
+                        size += len(chunk)
+                        if most_bytes is not None and size > most_bytes:
+                            raise BadReply(f"{method} {self._shown(path)}: an answer of more than {most_bytes} bytes")
                 reply = Reply(raw.status, raw.headers, b"".join(chunks))
             finally:
                 _let_go(raw)

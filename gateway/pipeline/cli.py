@@ -10,7 +10,6 @@ commands.  Spark is imported when a command runs, so `--help` needs neither it n
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from gateway.clock import SystemClock
 from gateway.config_values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import NothingToPlan, PipelineFailed, one_line
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, Files, LogStream, Source, source_of
-from gateway.pipeline.session import DEFAULT_MASTER, open_session
+from gateway.pipeline.session import DEFAULT_MASTER, is_submitted, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -281,7 +280,7 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         from pyspark.errors import PySparkException
     except ImportError:
         raise PipelineFailed(f"the pipeline needs Spark: {_EXTRA}") from None
-    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if master is None and not is_submitted(os.environ):
         master = DEFAULT_MASTER
     told(f"starting Spark on {master or 'the cluster of spark-submit'}")
     try:
@@ -298,6 +297,8 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         raise PipelineFailed(str(error)) from None
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark gave up: {one_line(error)}") from None
+    except ConnectionError:
+        raise PipelineFailed("Spark's Java is gone: was there memory enough? --conf spark.driver.memory=4g") from None
     finally:
         # Its Java may have been told to stop too, and be gone.
         with suppress(Py4JError, OSError):
@@ -311,8 +312,7 @@ def _settings(texts: list[str], flag: str, wanted: str) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            # Somebody's secret may follow.
-            said = re.match(r"[\w.]*", text)
-            raise typer.BadParameter(f"{said[0] if said else ''!r}: expected {wanted}", param_hint=flag)
+            # What it is may be somebody's secret.
+            raise typer.BadParameter(f"expected {wanted}", param_hint=flag)
         settings[key] = value
     return settings

@@ -29,7 +29,7 @@ _NOT_TO_BE_CHOSEN: Final = {
     **dict.fromkeys(("format", "mode", "chunkbytes"), "lines are taken in as they are"),
     "tails": "a log is written at its origin, past the gateway, and the tail that the gateway knows may be an old one",
 }
-_REFUSED: Final = re.compile(r".*: 40[13]\b.*")
+_REFUSED: Final = re.compile(r"stream .*?: 40[13]\b.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def source_of(
         if not texts:
             raise PipelineFailed("no source: name files of access-log lines, or the stream that a gateway logs to")
         if options:
-            raise PipelineFailed(f"option {min(options)}: options are for a stream, and these are files")
+            raise PipelineFailed(f"option {_beginning(min(options))}: options are for a stream, and these are files")
         return Files(tuple(texts))
     for url in urls:
         _check(url)
@@ -131,16 +131,30 @@ def _check(url: str) -> None:
         has_credentials = parts.username is not None or parts.password is not None
         is_wrong = parts.port == 0 or parts.scheme not in _SCHEMES or not parts.hostname or not parts.path.strip("/")
     except ValueError:
-        raise PipelineFailed(f"{url.partition('://')[0]}://…: is no URL") from None
+        raise PipelineFailed(f"{_shown(url)}: is no URL") from None
     if has_credentials:
         raise PipelineFailed(
-            f"{parts.scheme}://…@{parts.hostname}{parts.path}: credentials do not belong into a URL, which is shown: "
-            f"authorization is read from {AUTHORIZATION_VARIABLE}"
+            f"{_shown(url)}: credentials do not belong into a URL, which is shown: authorization is read from "
+            f"{AUTHORIZATION_VARIABLE}"
         )
     if is_wrong:
-        raise PipelineFailed(f"{url}: a source is files of this machine, or a stream's http:// or https:// URL")
+        raise PipelineFailed(f"{_shown(url)}: a source is files of this machine, or a stream's http:// or https:// URL")
     if parts.query or parts.fragment:
-        raise PipelineFailed(f"{url}: a stream's URL has no query and no fragment")
+        raise PipelineFailed(f"{_shown(url)}: a stream's URL has no query and no fragment")
+
+
+def _shown(url: str) -> str:
+    """As much of a URL as has nobody's secret in it."""
+    scheme, _, rest = url.partition("://")
+    rest = re.split(r"[?#]", rest)[0]
+    if "@" in rest or "@" in url:
+        rest = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
+    return f"{_beginning(scheme)}://{rest}"
+
+
+def _beginning(name: str) -> str:
+    found = re.match(r"[\w.+-]{0,60}", name)
+    return found[0] if found else ""
 
 
 def _with_credentials(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

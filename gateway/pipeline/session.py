@@ -4,8 +4,8 @@ What is set here is what every job relies on: times are UTC, so that a minute is
 workers run the Python that runs the driver.  Whatever else is set is for one machine, where there is no need for a web
 page or for an address beyond loopback; `conf` overrides all of it but the zone, by which a lake's days are cut.
 
-Spark's own log is off: what goes wrong it raises as well, and says there once instead of six times with all traces.
-`spark.log.level` turns it on.
+Spark's own log is off, but for errors where `spark-submit` is in charge: what goes wrong it raises as well, and says
+there once instead of six times with all traces.  `spark.log.level` turns it on.
 """
 
 from __future__ import annotations
@@ -61,16 +61,27 @@ def open_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    level = settings.get(_LOG_LEVEL, "OFF")
+    level = session.sparkContext.getConf().get(_LOG_LEVEL) or ("ERROR" if is_submitted(os.environ) else "OFF")
     session.sparkContext.setLogLevel(level)
     if level == "OFF":
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        # Some of it goes to the root's own logger.
+        logging.getLogger().addFilter(_is_not_of_py4j)
     return session
+
+
+def is_submitted(environ: Mapping[str, str] | os._Environ[str]) -> bool:
+    """Whether `spark-submit` has started a Spark for this process."""
+    return "PYSPARK_GATEWAY_PORT" in environ
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "py4j" not in record.pathname
 
 
 def prepare(environ: dict[str, str] | os._Environ[str], *, is_local: bool) -> None:
     """Set what Spark reads from the environment before its Java starts; what is set already stays."""
-    if "PYSPARK_GATEWAY_PORT" not in environ:  # spark-submit has started one
+    if not is_submitted(environ):
         environ["JAVA_HOME"] = str(find_java(environ, cache_folder(environ)))
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -139,8 +139,8 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
         (["ingest", "http://host/log"], 1, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION holds what cannot be sent"),
         (["ingest", "http://host/log", "--option", "catalog=x"], 1, "option catalog is unknown; is catalogue meant?"),
         (["ingest", "access.log", "--option", "tails=ask"], 1, "option tails: options are for a stream"),
-        (["run", "http://host/log", "--option", "nonsense: secret"], 2, "'nonsense': expected NAME=VALUE"),
-        (["aggregate", "--conf", "nonsense"], 2, "'nonsense': expected KEY=VALUE"),
+        (["run", "http://host/log", "--option", "nonsense: secret"], 2, "expected NAME=VALUE"),
+        (["aggregate", "--conf", "nonsense"], 2, "expected KEY=VALUE"),
         (["plan", "--target", "2"], 2, "'--target'"),
         (["ingest"], 2, "SOURCE"),
     ],
@@ -200,6 +200,8 @@ urllib3.exceptions.TimeoutError: slow
 
 The above exception was the direct cause of the following exception:
 
+Traceback (most recent call last):
+  File "b.py", line 1, in main
 {raised}
  SQLSTATE: 38000 SQLSTATE: XXKST
 	at org.apache.spark.sql.Here(Here.scala:1)
@@ -212,6 +214,31 @@ Thread State: RUNNABLE
         ("gateway.pipeline.errors.PipelineFailed: lake: is gone", "lake: is gone"),
         ("ValueError: 1 < 2", "ValueError: 1 < 2"),
         ("pyarrow.lib.ArrowInvalid: no", "pyarrow.lib.ArrowInvalid: no"),
+        ("socket.gaierror: no such host", "socket.gaierror: no such host"),
+        ("ValueError: first\n  Path: /a\nHint: b", "ValueError: first"),
+        ("MemoryError", "MemoryError"),
     ):
         assert one_line(RuntimeError(traced.format(raised=raised))) == said
+
+
+def test_an_error_of_java_is_its_last_cause() -> None:
+    java = """An error occurred while calling o85.parquet.
+: org.apache.spark.SparkException: Job aborted: two
+\tat org.apache.spark.Here(Here.scala:1)
+\tSuppressed: java.io.IOException: Stream closed{cause}
+\t... 9 more
+"""
+    disk = "java.io.IOException: No space left on device"
+    assert one_line(RuntimeError(java.format(cause=""))) == "org.apache.spark.SparkException: Job aborted: two"
+    assert one_line(RuntimeError(java.format(cause=f"\nCaused by: {disk}"))) == disk
+    failed = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+    wrapped = f"{failed}Proxy\nTraceback (most recent call last):\n  File x\npy4j.protocol.Py4JJavaError: {java}"
+    assert one_line(RuntimeError(wrapped.format(cause=f"\nCaused by: {disk}"))) == disk
+    assert one_line(RuntimeError(f"{failed}out of room SQLSTATE: XXKST")) == "out of room"
+
+    class Gone(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert one_line(Gone()) == "Gone"
     assert str(PipelineFailed("a\n b")) == "a b"

@@ -185,7 +185,7 @@ async def test_those_who_wait_are_woken_with_one_compressed_body(edge: Edge) -> 
     assert saved(edge) == sum(len(plain(answer)) - len(answer.body) for answer in answers)
 
 
-async def test_what_coding_saves_is_counted_for_every_answer_and_noted(start: Start, origin: RunningOrigin) -> None:
+async def test_what_coding_saves_is_counted_for_every_answer(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url)
     await kept(edge, "/s", TEXT, **CLOSED)
     await kept(edge, "/t", b"short", **CLOSED)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from gateway.pipeline.lake import Lake
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of how gold is computed: raise it, and all days are computed anew."""
 _PLACE: Final = "checkpoints/gold"
 

@@ -54,7 +54,7 @@ def _bytes(figures: Figures) -> Headline | None:
         return None
     made_of = f"it sent {wording.size(total.fetched_bytes)}, readers got {wording.size(total.read_bytes)}"
     if total.saved_bytes:
-        made_of += f" ({wording.size(total.sent_bytes)} compressed)"
+        made_of += f" ({wording.size(total.sent_bytes)} as it was sent)"
     if not total.fetched_bytes:
         return Headline(wording.size(0), "was all that the origin had to send", made_of)
     ratio = total.read_bytes / total.fetched_bytes
