@@ -276,7 +276,7 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         typer.echo(f"{clock.now() - began:7.1f} s  {line}", err=True)
 
     try:
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError, Py4JNetworkError
         from pyspark.errors import PySparkException
     except ImportError:
         raise PipelineFailed(f"the pipeline needs Spark: {_EXTRA}") from None
@@ -295,10 +295,10 @@ def _working(master: str | None, conf: list[str] | None) -> Iterator[tuple[Spark
         raise PipelineFailed("stopped: run it again, and it goes on from there") from None
     except PlanError as error:
         raise PipelineFailed(str(error)) from None
+    except (Py4JNetworkError, ConnectionError):
+        raise PipelineFailed("Spark's Java is gone: was there memory enough? --conf spark.driver.memory=4g") from None
     except (PySparkException, Py4JError) as error:
         raise PipelineFailed(f"Spark gave up: {one_line(error)}") from None
-    except ConnectionError:
-        raise PipelineFailed("Spark's Java is gone: was there memory enough? --conf spark.driver.memory=4g") from None
     finally:
         # Its Java may have been told to stop too, and be gone.
         with suppress(Py4JError, OSError):

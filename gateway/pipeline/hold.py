@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,14 @@ def held(lake: Lake, step: str) -> Iterator[None]:
         yield
         return
     folder = Path(lake.url)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f".{step}.lock").open("wb") as lock:
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / f".{step}.lock").open("wb"))
             # The system lets go of it when the process ends, in whatever way.
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AtWork(f"{lake.url}: another {step} is at work there") from None
-            yield
-    except OSError as error:
-        raise PipelineFailed(f"{lake.url}: {error.strerror or error}") from None
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AtWork(f"{lake.url}: another {step} is at work there") from None
+        except OSError as error:
+            raise PipelineFailed(f"{lake.url}: {error.strerror or error}") from None
+        yield
