@@ -146,8 +146,9 @@ class Client:
 
         With `retry`, which is for what may be done twice, a failed connection, a body cut short, 429 and 5xx are tried
         again, and Unreachable is raised when the tries or the time are used up.  Without, they are not: Unreachable for
-        the first two, and the answer for the others.  A body longer than `most_bytes` is BadReply, and one that
-        takes longer than `most_s` is given up at its next chunk, or where it falls silent.
+        the first two, and the answer for the others.  Any other 4xx is the answer, with as much of its body as came.  A
+        body longer than `most_bytes` is BadReply, and one that takes longer than `most_s` is given up at its next
+        chunk, or where it falls silent.
         """
 
         def whole(deadline: float) -> Reply:

@@ -1,8 +1,8 @@
 """The one way in which the pipeline fails, and what is left of Spark's own errors in one line.
 
 What goes wrong in a source, in a worker or in a batch's function is a Python exception, which Spark hands on inside its
-own: several times wrapped, with the traces of two languages, and with the state of the query behind it.  The last of
-the tracebacks is that of what went wrong first.  What goes wrong in Java is told by its last cause.
+own: several times wrapped, with the traces of two languages, and with the state of the query behind it.  The last
+traceback ends with what is to be told.  What goes wrong in Java is told by its last cause.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _STATE: Final = "=== Streaming Query ==="
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CAUSE: Final = "Caused by: "
 _SQLSTATE: Final = re.compile(r"(?: ?SQLSTATE: \w{5})+$")
-_WRAPPED: Final = re.compile(r"(?:\[STREAM_FAILED\] )?Query \[[^\]]*\] terminated with exception: (?=.)")
-_OURS: Final = re.compile(r"(?:pyspark_durable_streams|gateway)\.[\w.]+: ")
+_WRAPPED: Final = re.compile(r"^(?:\[STREAM_FAILED\] )?Query \[[^\]]*\] terminated with exception: (?=.)")
+_OURS: Final = re.compile(r"^(?:pyspark_durable_streams|gateway)\.[\w.]+: ")
 _OF_JAVA: Final = ("py4j.", "Py4JJavaError", "An error occurred while calling ")
 
 
@@ -41,7 +41,7 @@ def one_line(error: BaseException) -> str:
     said = _raised(lines)
     if said is None or said.startswith(_OF_JAVA):
         said = _told_by_java(lines)
-    said = _OURS.sub("", _WRAPPED.sub("", _SQLSTATE.sub("", said)), count=1)
+    said = _OURS.sub("", _WRAPPED.sub("", _SQLSTATE.sub("", said)))
     return (said or type(error).__name__)[:_MOST_CHARS]
 
 

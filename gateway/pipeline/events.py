@@ -80,12 +80,6 @@ class LogStream:
             "format": "messages",
         }
 
-    def with_hint(self, said: str) -> str:
-        """What the source says, and what may be done about it."""
-        if _REFUSED.fullmatch(said):
-            return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
-        return said
-
     def judge(self) -> None:
         """PipelineFailed where the Spark source would refuse this.  ImportError where there is no Spark."""
         from pyspark_durable_streams.errors import BadOption
@@ -124,6 +118,13 @@ def source_of(
     return LogStream(urls[0], _with_credentials(options or {}, environ or {}))
 
 
+def with_hint(said: str) -> str:
+    """What the Spark source says went wrong, and what may be done about it."""
+    if _REFUSED.fullmatch(said):
+        return f"{said} (authorization is read from {AUTHORIZATION_VARIABLE})"
+    return said
+
+
 def _check(url: str) -> None:
     """PipelineFailed where it is no URL of a stream."""
     try:
@@ -147,8 +148,11 @@ def _shown(url: str) -> str:
     """As much of a URL as has nobody's secret in it."""
     scheme, _, rest = url.partition("://")
     rest = re.split(r"[?#]", rest)[0]
-    if "@" in rest or "@" in url:
-        rest = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
+    _, at, place = rest.rpartition("@")
+    if at:
+        rest = f"…@{place}"
+    elif "@" in url:
+        rest = "…"
     return f"{_beginning(scheme)}://{rest}"
 
 
@@ -168,6 +172,6 @@ def _with_credentials(options: Mapping[str, str], environ: Mapping[str, str]) ->
 
 def _secret(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
-    if not (value.isascii() and (value.isprintable() or not value)):
+    if not (value.isascii() and value.isprintable()):
         raise PipelineFailed(f"{name} holds what cannot be sent in a header")
     return value

@@ -24,7 +24,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.pipeline.book import digest
 from gateway.pipeline.bronze import write_bronze
 from gateway.pipeline.errors import PipelineFailed, one_line
-from gateway.pipeline.events import Files, LogStream, Source
+from gateway.pipeline.events import Files, LogStream, Source, with_hint
 from gateway.pipeline.folder import Folder
 from gateway.pipeline.hold import AtWork, held
 from gateway.pipeline.landing import Batch, Landing, source_name
@@ -204,7 +204,7 @@ class _Ingest:
             while not query.awaitTermination(1):
                 pass
         except StreamingQueryException as error:
-            raise PipelineFailed(f"{source.url}: {source.with_hint(one_line(error))}") from None
+            raise PipelineFailed(f"{source.url}: {with_hint(one_line(error))}") from None
         finally:
             query.stop()
 

@@ -217,6 +217,7 @@ Thread State: RUNNABLE
         ("socket.gaierror: no such host", "socket.gaierror: no such host"),
         ("ValueError: first\n  Path: /a\nHint: b", "ValueError: first"),
         ("MemoryError", "MemoryError"),
+        ("ValueError: no answer from gateway.prod: 503", "ValueError: no answer from gateway.prod: 503"),
     ):
         assert one_line(RuntimeError(traced.format(raised=raised))) == said
 

@@ -123,6 +123,13 @@ def test_a_body_that_is_read_as_it_comes_tells_that_it_broke_off(
         list(opened.chunks)
 
 
+@pytest.mark.parametrize("body", [b"\r\nno end", b"Content-Length: 99\r\n\r\ncut"])
+def test_a_refused_request_is_told_so_whatever_the_body(server: Scripted, client: Client, body: bytes) -> None:
+    server.replies = [b"HTTP/1.1 403 No\r\n" + body]
+    assert client.request("GET", "/a").status == 403
+    assert client.requests == 1
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
