@@ -25,6 +25,7 @@ from gateway.config_values import (
     ListenAddress,
     LogStreamUrl,
     NodeName,
+    OffsetPatterns,
     OriginUrl,
     PartitionKey,
     Prefix,
@@ -150,6 +151,44 @@ class RouteConfig(_Model):
         le=86_400,
         description="How long hits are given without a sign from the origin that the stream is still the same.",
     )
+    tail: Literal["followed", "asked"] = Field(
+        default="followed",
+        description="Who is believed about a followed stream's tail: its live request, or the origin, at every read.",
+    )
+    tail_heard_s: float = Field(
+        default=10,
+        ge=0.05,
+        le=3_600,
+        description="How long a live request that is silent is believed about the tail by reads that are not live.",
+    )
+    follow_above_per_s: float = Field(
+        default=1,
+        ge=0,
+        le=100_000,
+        description="Reads of a tail a second above which its stream is followed without a live reader; 0 is never.",
+    )
+    tail_fresh_s: float = Field(
+        default=0,
+        ge=0,
+        le=3_600,
+        description="How long the tail of a stream that is not followed is repeated without asking the origin.",
+    )
+    absent_s: float = Field(
+        default=1,
+        ge=0,
+        le=60,
+        description="How long a 404 or 410 of the origin is repeated; a write through the gateway ends it at once.",
+    )
+    absent_per_s: float = Field(
+        default=200,
+        ge=0,
+        le=1_000_000,
+        description="Most 404s a second that reads of unknown streams may cost the origin; 503 beyond. 0 is no bound.",
+    )
+    relayed_offsets: OffsetPatterns = Field(
+        default=("snapshot", "*_snapshot"),
+        description='Offsets that name no position and are relayed, "*" for any characters; these are Yjs servers\'.',
+    )
     hit_for_miss_s: float = Field(
         default=120,
         ge=0,
@@ -165,6 +204,12 @@ class RouteConfig(_Model):
         default=4, ge=0, le=11, description="Effort of br; above 6 it takes several times as long."
     )
     gzip_level: int = Field(default=4, ge=1, le=9, description="Effort of gzip; 6 takes twice as long.")
+
+    @model_validator(mode="after")
+    def _asked_is_asked(self) -> Self:
+        if self.tail == "asked" and self.tail_fresh_s:
+            raise MisfitError('goes with tail = "followed" only: an asked tail is never repeated', "tail_fresh_s")
+        return self
 
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:

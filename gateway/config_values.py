@@ -183,12 +183,21 @@ def _allowed_origin(text: str) -> str:
     return text.lower()
 
 
+def _offset_pattern(text: str) -> str:
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f'is {text!r}: an offset in printable ASCII is needed, with "*" for any characters')
+    if not text.strip("*"):
+        raise ValueError("would relay every read: set cache = false for that")
+    return text
+
+
 def _differing(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("names one twice")
     return names
 
 
+OffsetPatterns = Annotated[tuple[Annotated[str, AfterValidator(_offset_pattern)], ...], Field(strict=False)]
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 ListenAddress = Annotated[str, AfterValidator(_address)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]

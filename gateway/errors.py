@@ -98,6 +98,13 @@ class TooManyFollowed(GatewayError):
     text = "Too many live streams"
 
 
+class TooManyAbsent(GatewayError):
+    """Reads of streams that do not exist come faster than the origin may be asked for them."""
+
+    status = 503
+    text = "Too many reads of unknown streams"
+
+
 class UpstreamUnreachable(GatewayError):
     """No connection to the origin, or it was lost before an answer."""
 

@@ -33,6 +33,14 @@ class Shown(NamedTuple):
         return self.edition == self.stream.edition
 
 
+class Named(NamedTuple):
+    """The tail of an open stream, as an answer names it."""
+
+    at: str
+    turn: int
+    """`Stream.tail_turns` when it was named: another turn, and it may be elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """Bytes that are here."""
@@ -169,6 +177,8 @@ class Answer:
     stored: bool = False
     stream: Stream | None = None
     """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
+    tail: Named | None = None
+    """The tail that it names, where it may be given again: for as long as that is known to be the tail."""
     saved_bytes: int = 0
     """How many more its body had before it was coded."""
     shown: Shown | None = None

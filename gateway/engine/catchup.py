@@ -2,17 +2,23 @@
 
 The body of an answer is what the tape has from the asked offset on, then the bodies of flights that are in the air for
 the places behind it, then one fresh look at the tail.  Each of the three may be missing.  An answer that ends where the
-origin itself stopped, or at the size bound with more known behind it, is a plain hit and says nothing of the tail.  A
-stream that is followed live needs no fetch for its new bytes: a HEAD says where the tail is, and the follower, which is
-receiving them anyway, brings them.
+origin itself stopped, or at the size bound with more known behind it, is a plain hit and says nothing of the tail.
+
+Where the tail is may be known without a look: a stream that is followed live has the follower's word on it, which holds
+for `tail_heard_s` after the live request was last heard from, and what the origin or the operator lets be repeated for
+a while is repeated (`Stream.tail_until`).  A tail that is asked for often is followed for that.  Where the follower has
+been silent for too long, or is not believed, a HEAD says where the tail is, and the follower, which is receiving the
+bytes anyway, brings them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.clock import Clock
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, Named, Parts, Shown
 from gateway.engine.deck import FlightDeck
-from gateway.engine.replies import not_modified, now_answer, refusal_answer, stream_headers
+from gateway.engine.replies import head_answer, not_modified, now_answer, refusal_answer, stream_headers
 from gateway.engine.request import Read, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
@@ -20,7 +26,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, is_before
 from gateway.tape.stream import Stream
-from gateway.upstream.flight import METADATA, Flight, Foreign, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Refusal, StreamHead, as_seen_by
 
 _SMALL_BYTES = 1 << 16
 """A body of this size is waited for, so that it goes out whole and with its length."""
@@ -32,33 +38,59 @@ _FOLLOWER_PATIENCE_S = 1.0
 class CatchUp:
     """Answers catch-up reads.  Keeps no state of its own."""
 
-    def __init__(self, deck: FlightDeck, live: Live, clock: Clock, max_reply_bytes: int) -> None:
+    def __init__(
+        self,
+        deck: FlightDeck,
+        live: Live,
+        clock: Clock,
+        max_reply_bytes: int,
+        follow: Callable[[Read, Stream], None],
+    ) -> None:
         self._deck = deck
         self._live = live
         self._clock = clock
         self._max_reply_bytes = max_reply_bytes
+        self._follow = follow
+        """Has a stream followed whose tail is asked for often."""
 
     async def answer(self, read: Read, stream: Stream) -> Answer:
         """Answer the read; `Answer.close` is owed.
 
         Raises Uncacheable, TailMovedBack when `stream` is no longer the origin's, or another GatewayError.
         """
-        attempt = _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, read, stream)
+        attempt = self._attempt(read, stream)
         try:
             return await attempt.run()
         except BaseException:
             attempt.parts.close()
             raise
 
+    async def head(self, read: Read, stream: Stream) -> Answer | None:
+        """Answer a HEAD, where the tail is known; None where the origin has to say.  Raises as `answer` does."""
+        return await self._attempt(read, stream).head()
+
+    def _attempt(self, read: Read, stream: Stream) -> _Attempt:
+        return _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream)
+
 
 class _Attempt:
     """One walk over one incarnation."""
 
-    def __init__(self, deck: FlightDeck, live: Live, clock: Clock, limit: int, read: Read, stream: Stream) -> None:
+    def __init__(
+        self,
+        deck: FlightDeck,
+        live: Live,
+        clock: Clock,
+        limit: int,
+        follow: Callable[[Read, Stream], None],
+        read: Read,
+        stream: Stream,
+    ) -> None:
         self._deck = deck
         self._live = live
         self._clock = clock
         self._limit = limit
+        self._follow = follow
         self._read = read
         self._stream = stream
         self.parts = Parts()
@@ -73,19 +105,64 @@ class _Attempt:
         read, stream = self._read, self._stream
         if read.start == NOW:
             return await self._answer_now()
-        if stream.lifetime is None:
-            # Begun beside the first fetch: one HEAD tells how long the stream may be remembered.
-            self._begin_metadata()
+        if stream.lies_beyond(read.start) and (tail := await self._known_tail()) is not None:
+            self._at = tail
+            return self._answer(Outcome.HIT, up_to_date=True, is_closed=False)
         while True:
             self._take_tape()
             if self._ends_here() and await self._may_answer_alone():
                 return self._answer_here(Outcome.COLLAPSED if self._has_ridden else Outcome.HIT)
             if stream.ended is not None:
                 raise TailMovedBack
-            if (answer := await self._answer_from_follower()) is not None:
+            if self._is_at_tail() and await self._known_tail() == self._at:
+                outcome = Outcome.COLLAPSED if self._has_ridden else Outcome.HIT
+                return self._answer(outcome, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
+            if self._read_on():
+                continue
+            if (answer := await self._answer_from_follower() or self._answer_stale()) is not None:
                 return answer
             if (look := await self._look()) is not None:
                 return await self._answer_from(*look)
+
+    async def head(self) -> Answer | None:
+        read, stream = self._read, self._stream
+        if stream.head_headers is None and self._tail_now() is not None:
+            await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+        tail = await self._known_tail()
+        return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
+
+    def _read_on(self) -> bool:
+        """Whether the tape has more by now than what was walked over."""
+        return self._stream.tape.knows_after(self._at) and self.parts.size < self._limit
+
+    def _is_at_tail(self) -> bool:
+        """Whether the walk has come to the furthest place known."""
+        tape = self._stream.tape
+        return tape.tail is not None and tape.resolve(tape.tail) == self._at
+
+    def _tail_now(self) -> str | None:
+        """Where the tail is, if that may be said without asking the origin; the stream's life is not looked at."""
+        stream = self._stream
+        if stream.tape.closed_at is not None:
+            return stream.tape.closed_at
+        if stream.tape.tail is None:
+            return None
+        tail = stream.tape.resolve(stream.tape.tail)
+        return tail if stream.tail_until(tail) > self._clock.now() else None
+
+    async def _known_tail(self) -> str | None:
+        """Where the tail is, if the origin need not be asked for that; what is asked for often is followed for it."""
+        stream, config = self._stream, self._read.route.config
+        if self._tail_now() is None and self._read.route.heard_s and stream.tape.tail is not None:
+            per_s = config.follow_above_per_s
+            # Readers who share one look cost the origin no more than one.
+            is_shared = any(self._deck.pending(stream, start) for start in (self._at, NOW))
+            if per_s and not is_shared and stream.tail_asked(self._clock.now(), per_s):
+                self._follow(self._read, stream)
+            await self._live.until_connected(stream)
+        if self._tail_now() is None or not await self._may_answer_alone():
+            return None
+        return self._tail_now()
 
     def _take_tape(self) -> None:
         """Add what the tape has from here on, up to the size bound."""
@@ -111,12 +188,16 @@ class _Attempt:
     async def _may_answer_alone(self) -> bool:
         """Whether the tape may be trusted without the origin, after asking it where that is due."""
         stream, read = self._stream, self._read
-        if stream.lifetime is None and (flight := self._deck.pending(stream, METADATA)) is not None:
-            flight.watch()
-            try:
-                await flight.until_over()
-            finally:
-                flight.unwatch()
+        if stream.lifetime is None:
+            # Memory is first to answer alone: one HEAD tells how long the stream may be remembered.
+            if (flight := self._deck.pending(stream, METADATA)) is not None:
+                flight.watch()
+                try:
+                    await flight.until_over()
+                finally:
+                    flight.unwatch()
+            else:
+                await self._deck.fresh_head(stream, METADATA, read.route, read.source)
         if stream.ended is not None:
             raise TailMovedBack
         if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
@@ -128,22 +209,24 @@ class _Attempt:
             raise Uncacheable(head)
         if stream.ended is not None:
             raise TailMovedBack
-        return isinstance(head, StreamHead)
-
-    def _begin_metadata(self) -> None:
-        if self._deck.pending(self._stream, METADATA) is None:
-            self._deck.join(self._stream, METADATA, self._read.route, self._read.source)
+        return isinstance(head, StreamHead) and stream.lifetime is not None
 
     async def _answer_from_follower(self) -> Answer | None:
         """Answer from a stream that is followed live, None where that does not help."""
         stream, read = self._stream, self._read
         topic = self._live.confirmed_at(stream, self._at)
-        if topic is None:
+        if topic is None or stream.is_doubted:
             return None
-        head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
-        if not isinstance(head, StreamHead):
-            return None
-        tail, outcome = head.next_offset, Outcome.REVALIDATED
+        outcome = Outcome.REVALIDATED
+        tail = self._awaited_tail()
+        if tail is None:
+            head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+            if isinstance(head, GatewayError) or (isinstance(head, Refusal) and head.status >= 500):
+                # Asking it for the bytes, too, would not make it any better.
+                return self._failed(head)
+            if not isinstance(head, StreamHead):
+                return None
+            tail = head.next_offset
         deadline = self._clock.now() + _FOLLOWER_PATIENCE_S
         while stream.ended is None:
             self._take_tape()
@@ -156,8 +239,28 @@ class _Attempt:
             outcome = Outcome.FOLLOWED
             left = deadline - self._clock.now()
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
+                # It does not bring what is there: a live request that has stalled is begun anew.
+                self._live.doubt(stream)
                 return None
         raise TailMovedBack
+
+    def _awaited_tail(self) -> str | None:
+        """The end of an acknowledged write that a follower who is believed is about to bring."""
+        stream, seen = self._stream, self._stream.sighting
+        if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.is_doubted:
+            return None
+        return stream.acked if stream.acked is not None and is_before(self._at, stream.acked) else None
+
+    def _answer_stale(self) -> Answer | None:
+        """Answer with the bytes up to a tail that the origin lets be given while it is asked again (RFC 5861 §3)."""
+        stream, read, seen, now = self._stream, self._read, self._stream.sighting, self._clock.now()
+        if not self.parts.size or seen is None or seen.stale_until <= now or stream.tape.resolve(seen.at) != self._at:
+            return None
+        if not stream.holds_acknowledged(self._at) or not stream.may_answer_alone(now, read.route.config.trust_s):
+            return None
+        if self._deck.pending(stream, self._at) is None:
+            self._deck.join(stream, self._at, read.route, read.source)
+        return self._answer(Outcome.HIT, up_to_date=False, is_closed=False, stale_s=now - seen.fresh_until)
 
     async def _look(self) -> tuple[Flight, bool] | None:
         """A fresh look at what lies behind the walk: a flight with a seat taken, and whether it was launched for us.
@@ -198,9 +301,14 @@ class _Attempt:
             head = flight.error or head
         if isinstance(head, Foreign):
             raise Uncacheable(head)
-        if isinstance(head, StreamHead) and self._stream.ended is not None:
+        if isinstance(head, StreamHead | Beyond) and self._stream.ended is not None:
             # Deleted or re-created while this walk was on its way: what lies before and behind may not be one stream.
             raise TailMovedBack
+        if isinstance(head, Beyond):
+            self.parts.drop_last()
+            self._at = head.tail
+            outcome = Outcome.MISS if is_mine else Outcome.COLLAPSED
+            return self._answer(outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
             return self._failed(head)
@@ -222,12 +330,18 @@ class _Attempt:
     async def _answer_now(self) -> Answer:
         """The tail, as the origin names it now (section 6, `offset=now`)."""
         read, stream = self._read, self._stream
+        if (tail := await self._known_tail()) is not None:
+            is_closed = stream.tape.is_closed_at(tail)
+            answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
+            self._let_repeat(answer, Shown(stream, tail, tail, self._edition), is_tail=not is_closed)
+            return answer
         head = await self._deck.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, Foreign):
             raise Uncacheable(head)
+        assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
-        return now_answer(read, stream, head)
+        return now_answer(read, stream, head.next_offset, Outcome.MISS, is_closed=head.is_closed, fwd_status=200)
 
     def _failed(self, head: Refusal | GatewayError) -> Answer:
         """What a failed look makes of the answer."""
@@ -256,12 +370,19 @@ class _Attempt:
         is_closed: bool,
         fwd_status: int | None = None,
         stored: bool = False,
+        stale_s: float | None = None,
     ) -> Answer:
-        read, stream = self._read, self._stream
-        age_s = self._clock.now() - self._laid_at if outcome is Outcome.HIT and self._laid_at else None
+        read, stream, seen = self._read, self._stream, self._stream.sighting
+        is_tail = up_to_date and not is_closed
+        age_s: float | None = None
+        if outcome is Outcome.HIT and (is_tail or stale_s is not None):
+            # A tail that is followed is as old as the answer; one that is repeated is as old as the origin's word.
+            age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
+        elif outcome is Outcome.HIT and self._laid_at:
+            age_s = self._clock.now() - self._laid_at
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
-            fwd_status=fwd_status, stored=stored, edition=self._edition,
+            fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
         shown = Shown(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
@@ -269,6 +390,11 @@ class _Attempt:
             answer = Answer(304, not_modified(headers), outcome, shown=shown)
         else:
             answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
-        if outcome is Outcome.HIT:
-            answer.stream = stream
+        if outcome is Outcome.HIT and stale_s is None:
+            self._let_repeat(answer, shown, is_tail=is_tail)
         return answer
+
+    def _let_repeat(self, answer: Answer, shown: Shown, *, is_tail: bool) -> None:
+        """The answer may be given again, and where it names the tail of an open stream, until that may have moved."""
+        answer.stream, answer.shown = self._stream, shown
+        answer.tail = Named(shown.end, self._stream.tail_turns) if is_tail else None

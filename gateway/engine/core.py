@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gateway.clock import Clock
 from gateway.config import GatewayConfig
+from gateway.engine.absent import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coding import Coder
@@ -20,7 +21,7 @@ from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail, Waiting
-from gateway.errors import TailMovedBack, UpstreamBroken
+from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
 from gateway.journal import UNKEPT, Journal
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
@@ -32,7 +33,6 @@ from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
-from gateway.upstream.flight import Refusal
 
 _INCARNATIONS = 3
 """How often a read begins again because its stream proved to be another one, before that is an error."""
@@ -72,6 +72,7 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
         self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
+        self.absences = Absences(clock.now)
         self.deck = FlightDeck(
             self.client,
             self.library,
@@ -81,12 +82,14 @@ class Engine:
             rng,
             limits.max_flight_bytes,
             self.live.end,
+            self.live.looked,
+            self.absences,
             tracer,
             journal,
         )
-        self.relay = Relay(self.client, self.library, self.live, clock, recorder, journal)
+        self.relay = Relay(self.client, self.library, self.live, self.absences, clock, recorder, journal)
         self.purge = Purge(self.library, self.live)
-        self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes)
+        self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(
             self.deck,
             self._catch_up,
@@ -108,6 +111,36 @@ class Engine:
         return await self._coded(
             read, await self._on_stream(asked, lambda stream: self._catch_up.answer(asked, stream))
         )
+
+    async def head(self, read: Read) -> Answer | None:
+        """Answer a HEAD from memory; None where it has to be relayed.  Raises a GatewayError."""
+        if (refusal := self.absences.find(read.key, None, read.source.headers)) is not None:
+            return refusal_answer(read.route, refusal, Outcome.HIT)
+        stream = self.library.find(read.key)
+        now = self.clock.now()
+        if stream is None or stream.has_expired(now, self.clock.wall()):
+            if stream is None and not self.absences.may_ask(read.route):
+                raise TooManyAbsent
+            return None
+        stream.pins += 1
+        try:
+            answer = await self._catch_up.head(read, stream)
+            stream.reads += 1
+            stream.hits += answer is not None and answer.outcome is Outcome.HIT
+            return answer
+        except TailMovedBack:
+            # It is another stream by now, or none.
+            return None
+        finally:
+            self.library.release(stream)
+
+    def _follow(self, read: Read, stream: Stream) -> None:
+        """The stream's tail is asked for too often for each read to cost the origin a request."""
+        topic = self._tail.attach(read, stream)
+        try:
+            self.live.heat(topic, read.route.config.follow_above_per_s)
+        finally:
+            self._tail.left(topic)
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
@@ -136,11 +169,11 @@ class Engine:
         return await self._on_stream(read, subscribe)
 
     async def _on_stream(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
+        if (refusal := self.absences.find(read.key, read.start, read.source.headers)) is not None:
+            return refusal_answer(read.route, refusal, Outcome.HIT)
         left = _INCARNATIONS
         while left:
             stream = self._open(read)
-            if stream is None:
-                return refusal_answer(read.route, Refusal.of_ended(404), Outcome.HIT)
             stream.pins += 1
             try:
                 found = await work(stream)
@@ -154,7 +187,7 @@ class Engine:
                     left -= 1
             except Uncacheable as error:
                 if error.why.is_lasting:
-                    read.route.uncacheable[read.key] = error.why.reason
+                    read.route.unshared.add(read.key, read.shape, error.why.reason)
                     # Nor may it be shared by those who remember answers, and are asked before the route is.
                     self.library.call_back(stream)
                 raise
@@ -162,17 +195,16 @@ class Engine:
                 self.library.release(stream)
         raise UpstreamBroken("Stream changes faster than it can be read")
 
-    def _open(self, read: Read) -> Stream | None:
-        """The read's stream; None when its life is known to be over."""
-        now, wall = self.clock.now(), self.clock.wall()
-        stream = self.library.open(read.key, now)
-        if not stream.has_expired(now, wall):
-            return stream
-        life = stream.lifetime
-        self.live.drop(stream, End.EXPIRED)
-        if life is not None and life.expires_at is not None and wall >= life.expires_at:
-            return None
-        # A sliding TTL may have been renewed by others; only the origin knows.
+    def _open(self, read: Read) -> Stream:
+        """The read's stream, begun anew where its life may be over: only the origin knows what is there now.  Raises
+        TooManyAbsent."""
+        now = self.clock.now()
+        known = self.library.find(read.key)
+        if known is not None and known.has_expired(now, self.clock.wall()):
+            # A sliding TTL may have been renewed by others, and another stream may be where one has ended.
+            self.live.drop(known, End.EXPIRED)
+        elif known is None and not self.absences.may_ask(read.route):
+            raise TooManyAbsent
         return self.library.open(read.key, now)
 
     def touch(self, stream: Stream) -> None:

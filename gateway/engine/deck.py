@@ -17,20 +17,22 @@ import random
 from collections.abc import Callable, Iterator
 
 from gateway.clock import Clock, pause
+from gateway.engine.absent import Absences
 from gateway.engine.route import Route
 from gateway.engine.verdict import NO_HEAD, Judge, Known, is_overtaken
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.journal import UNKEPT, Journal, Place, note_fetch
 from gateway.metrics_seam import Recorder
+from gateway.protocol.freshness import freshness_from_headers
 from gateway.protocol.json_array import ArrayUnwrapper, NotAnArray
 from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.library import Library
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import End, Sighting, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client, Reply
-from gateway.upstream.flight import METADATA, Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
 
 _KINDS = {METADATA: "metadata", NOW: "tail"}
@@ -51,6 +53,8 @@ class FlightDeck:
         rng: random.Random,
         max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
+        on_tail: Callable[[Stream, str, float], None],
+        absences: Absences,
         tracer: Tracer = NO_TRACER,
         journal: Journal = UNKEPT,
     ) -> None:
@@ -62,6 +66,9 @@ class FlightDeck:
         self._rng = rng
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
+        self._on_tail = on_tail
+        """Told where the origin says that a stream's tail is, and when it was asked."""
+        self._absences = absences
         self._tracer = tracer
         self._journal = journal
         self._judge = Judge(library, recorder, on_end)
@@ -232,9 +239,17 @@ class FlightDeck:
                 if is_token_refused and is_current and await self._is_welcome(flight, source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
-                if not isinstance(head, StreamHead):
+                if isinstance(head, Refusal) and is_current and stream.ended is None and stream.acks == known.acks:
+                    is_whole = is_metadata or head.status == 404
+                    self._absences.add(stream.key, None if is_whole else flight.start, head, source.headers, route)
+                if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._judge.settle(stream, flight, head)
+                        self._judge.settle(stream, flight, head, known)
+                    flight.announce(head)
+                    return None
+                if is_current:
+                    self._saw_tail(stream, head, reply, asked_at, route)
+                if isinstance(head, Beyond):
                     flight.announce(head)
                     return None
                 if is_metadata:
@@ -243,6 +258,7 @@ class FlightDeck:
                     flight.land()
                     return None
                 stream.contacted_at = max(stream.contacted_at, asked_at)
+                # Asked for after those doubts, the stream is there, the same, and for sharing.
                 stream.settled_doubts = max(stream.settled_doubts, known.doubts)
                 await self._take_body(stream, flight, head, reply, name)
                 return None
@@ -254,6 +270,19 @@ class FlightDeck:
         except GatewayError as error:
             self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
+
+    def _saw_tail(self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route) -> None:
+        """Take note of where the origin says that the tail is, and of how long it lets that be repeated."""
+        if not head.up_to_date or head.is_closed:
+            return
+        tail = head.next_offset if isinstance(head, StreamHead) else head.tail
+        if route.heard_s:
+            fresh = freshness_from_headers(reply.headers)
+            fresh_s = max(route.config.tail_fresh_s, fresh.fresh_s)
+            if fresh_s or fresh.stale_s:
+                stale_until = asked_at + fresh_s + fresh.stale_s
+                stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
+        self._on_tail(stream, tail, asked_at)
 
     async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
         """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""

@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.clock import Clock
+from gateway.engine.absent import Absences
 from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.journal import UNKEPT, Journal, Place, note_origin_request
@@ -79,10 +80,12 @@ class Relay:
         client: Client,
         library: Library,
         live: Live,
+        absences: Absences,
         clock: Clock,
         recorder: Recorder,
         journal: Journal = UNKEPT,
     ) -> None:
+        self._absences = absences
         self._client = client
         self._library = library
         self._live = live
@@ -134,6 +137,7 @@ class Relay:
                 self._suspect(passed)
             if is_write:
                 self._forget(passed.group, write)
+                self._absences.forget(passed.group)
 
     def _forget(self, group: Group, write: _Sent) -> None:
         writes = self._writes[group]
@@ -185,13 +189,14 @@ class Relay:
         self._reached(stream, reply)
 
     def _acknowledge(self, passed: Passed, reply: Reply, write: _Sent) -> None:
-        tail = _offset(reply)
+        tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         for stream in self._library.group(passed.group):
             stream.contacted_at = self._clock.now()
             if tail is None:
+                stream.lost_tail()
                 self._live.restart(stream)
             else:
-                stream.acknowledged(tail)
+                stream.acknowledged(tail, is_closed=is_closed)
                 self._live.expect(stream)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
         if write.own is not None and write.own.ended is None:

@@ -14,7 +14,7 @@ from gateway.engine.request import Read
 from gateway.engine.route import Route
 from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.etag import mint
+from gateway.protocol.etag import matches, mint
 from gateway.protocol.names import (
     DEFAULT_TYPE,
     STREAM_CLOSED,
@@ -22,8 +22,9 @@ from gateway.protocol.names import (
     STREAM_NEXT_OFFSET,
     STREAM_UP_TO_DATE,
 )
+from gateway.protocol.offsets import START
 from gateway.tape.stream import Edition, Stream
-from gateway.upstream.flight import Refusal, StreamHead
+from gateway.upstream.flight import Refusal
 
 _IMMUTABLE_S = 60
 _STALE_WHILE_REVALIDATE_S = 300
@@ -59,8 +60,10 @@ def stream_headers(
     fwd_status: int | None = None,
     stored: bool = False,
     edition: Edition,
+    stale_s: float | None = None,
 ) -> CIMultiDict[str]:
-    """The headers of a 200 that leads from the asked offset to `end`."""
+    """The headers of a 200 that leads from the asked offset to `end`; `stale_s` is for how long what it says of its end
+    has been stale, while the origin is asked again."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
     headers[STREAM_NEXT_OFFSET] = end
@@ -76,7 +79,12 @@ def stream_headers(
         headers["Cache-Control"] += ", no-transform"
     if age_s is not None:
         headers["Age"] = str(max(0, int(age_s)))
-    headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
+    if stale_s is None:
+        headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
+    else:
+        headers["Cache-Status"] = cache_status(
+            read.route.node, outcome, ttl_s=-int(stale_s) - 1, detail="stale-while-revalidate"
+        )
     return headers
 
 
@@ -87,17 +95,36 @@ def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
     return headers
 
 
-def now_answer(read: Read, stream: Stream, head: StreamHead) -> Answer:
+def now_answer(
+    read: Read, stream: Stream, tail: str, outcome: Outcome, *, is_closed: bool, fwd_status: int | None = None
+) -> Answer:
     """An empty answer that names the tail; nothing about it may be kept (section 6)."""
     headers = CIMultiDict(stream.headers)
     headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
-    headers[STREAM_NEXT_OFFSET] = head.next_offset
+    headers[STREAM_NEXT_OFFSET] = tail
     headers[STREAM_UP_TO_DATE] = "true"
-    if head.is_closed:
+    if is_closed:
         headers[STREAM_CLOSED] = "true"
     headers["Cache-Control"] = "no-store"
-    headers["Cache-Status"] = cache_status(read.route.node, Outcome.MISS, fwd_status=200)
-    return Answer(200, headers, Outcome.MISS, body=b"[]" if stream.tape.is_json else b"")
+    headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status)
+    return Answer(200, headers, outcome, body=b"[]" if stream.tape.is_json else b"")
+
+
+def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
+    """The answer to a HEAD (section 5.5); nothing about it may be kept."""
+    headers = CIMultiDict(stream.headers)
+    headers.extend(stream.head_headers or {})
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = tail
+    is_closed = stream.tape.is_closed_at(tail)
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    headers["ETag"] = mint(stream.tape.incarnation, START, tail, is_closed)
+    headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
+    if matches(read.if_none_match, headers["ETag"]):
+        return Answer(304, not_modified(headers), Outcome.HIT)
+    return Answer(200, headers, Outcome.HIT)
 
 
 def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str, outcome: Outcome) -> Answer:

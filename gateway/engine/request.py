@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.engine.route import Route
+from gateway.engine.unshared import Shape
 from gateway.protocol.coding import PLAIN, Wish
 from gateway.tape.stream import StreamKey
 from gateway.upstream.flight import Foreign, Refusal
@@ -27,6 +28,12 @@ class Read:
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
     wish: Wish = PLAIN
     """The content codings that the reader takes."""
+    is_live: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """What of its request shapes the origin's answer."""
+        return Shape(self.is_live, self.start)
 
 
 class Uncacheable(Exception):

@@ -4,21 +4,21 @@ table of routes, which may be replaced while requests are under way."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 
-from cachetools import TTLCache
 from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.clock import Clock
 from gateway.config import RouteConfig
+from gateway.engine.unshared import Unshared
 from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target
 from gateway.tape.stream import Group, StreamKey
 from gateway.upstream.client import Bounds
 from gateway.upstream.source import Source
 
-_REMEMBERED_MISSES = 10_000
 _BUDGET_CAP = 10.0
 
 
@@ -55,9 +55,14 @@ class Route:
         self.authority = str(self._origin.origin())
         """Scheme, host and port of the origin: what a `Group` of its streams names."""
         self._prefix = config.prefix.rstrip("/")
-        # Hit-for-miss: a remembered decision, so that readers of what cannot be shared do not queue for it.
-        self.uncacheable: TTLCache[StreamKey, str] = TTLCache(
-            _REMEMBERED_MISSES, max(config.hit_for_miss_s, 1e-9), timer=clock.now
+        self.unshared = Unshared(config.hit_for_miss_s, clock.now)
+        is_asked = config.tail == "asked"
+        self.heard_s = 0.0 if is_asked else config.tail_heard_s
+        """How long a silent live request is believed about the tail, in seconds; 0 is never."""
+        self.absent_s = 0.0 if is_asked else config.absent_s
+        """How long the origin's word that something is not there is repeated, in seconds."""
+        self._relayed_offset = re.compile(
+            "|".join(re.escape(pattern).replace(r"\*", ".*") for pattern in config.relayed_offsets) or "(?!)"
         )
         self.bounds = Bounds(
             config.connect_timeout_s, config.first_byte_timeout_s, config.idle_timeout_s, config.total_timeout_s
@@ -94,6 +99,10 @@ class Route:
         host = self.config.host
         rank = 0 if host == "*" else 1 if host.startswith("*.") else 2
         return rank, len(self._prefix)
+
+    def relays(self, offset: str) -> bool:
+        """Whether reads from this offset are relayed: it names no position of a stream."""
+        return self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
         """The path at the origin for a canonical request path."""

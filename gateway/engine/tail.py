@@ -20,7 +20,7 @@ from gateway.engine.replies import not_modified, refusal_answer, stream_headers,
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.waiter import Client, Waiter
-from gateway.errors import GatewayError, TailMovedBack
+from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Terms, Topic, Ways
@@ -28,11 +28,11 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
 from gateway.protocol.names import SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
-from gateway.protocol.offsets import NOW, is_before
+from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import METADATA, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, Foreign, Head, Refusal, StreamHead
 from gateway.upstream.source import Source
 from gateway.wheel import Wheel
 
@@ -75,37 +75,64 @@ class Tail:
 
     # -- shared by both modes
 
-    async def begin(self, read: Read, stream: Stream) -> str:
-        """Make sure that the stream exists, is still the same and has a known type; the offset to start from.
+    async def begin(self, read: Read, stream: Stream) -> tuple[str, Head | None]:
+        """Make sure that the stream exists, is still the same and has a known type; the offset to start from, which is
+        the tail for a reader who asked for what lies behind it, and what the origin said there if it was asked.
 
         Raises Ended, Uncacheable or a GatewayError.
         """
-        fresh = self._deck.fresh_head
-        if stream.lifetime is None or stream.content_type is None:
-            head = await fresh(stream, METADATA, read.route, read.source)
-            if isinstance(head, Foreign | StreamHead) and stream.content_type is None:
-                head = await fresh(stream, read.start, read.route, read.source)
-            # An origin without HEAD is no reason to share nothing: its reads have told what there is to know.
-            if not isinstance(head, Foreign) or stream.content_type is None:
+        fresh, tape, start = self._deck.fresh_head, stream.tape, read.start
+        head: Head | None = None
+        if stream.content_type is None:
+            # The first of its readers: what it asks for is fetched, and tells of the rest.
+            head = await fresh(stream, start, read.route, read.source)
+            if stream.content_type is None:
                 self._expect_stream(head)
-        elif not stream.may_answer_alone(self.clock.now(), read.route.config.trust_s):
-            tail = stream.tape.tail or read.start
-            head = await fresh(stream, tail, read.route, read.source)
-            if isinstance(head, Refusal) and head.status == 400 and tail != read.start:
+            self._check_laid(stream, start, head)
+        elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
+            tail = tape.tail or start
+            look = await fresh(stream, tail, read.route, read.source)
+            if isinstance(look, Refusal) and look.status == 400 and tail != start:
                 # Not the client's offset is refused but the one remembered here: this is another stream.
                 self._live.drop(stream, End.RECREATED)
                 raise TailMovedBack
+            if not self._has_failed(look) or not tape.knows_after(start):
+                self._expect_stream(look)
+        if start == NOW:
+            topic = self._live.find(stream)
+            if topic is not None and topic.position is not None:
+                at = tape.resolve(topic.position)
+                if topic.is_current(at):
+                    return at, None
+            return self._expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
+        if start != START and not tape.has_seen(start):
+            # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
+            if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
+                return tape.tail, Beyond(tape.tail, True, False)
+            if head is None:
+                head = await fresh(stream, start, read.route, read.source)
+            if isinstance(head, Beyond):
+                return head.tail, head
             self._expect_stream(head)
-        if read.start != NOW:
-            return read.start
-        topic = self._live.find(stream)
-        if topic is not None and topic.position is not None:
-            at = stream.tape.resolve(topic.position)
-            if topic.is_current(at):
-                return at
-        return self._expect_stream(await fresh(stream, NOW, read.route, read.source)).next_offset
+            self._check_laid(stream, start, head)
+        return start, head
 
-    def _expect_stream(self, head: Head) -> StreamHead:
+    @staticmethod
+    def _has_failed(head: Head) -> bool:
+        """Whether the origin could not say."""
+        return isinstance(head, GatewayError) or (isinstance(head, Refusal) and (head.status >= 500 or head.status == 429))
+
+    @staticmethod
+    def _check_laid(stream: Stream, start: str, head: Head | None) -> None:
+        """Raise Uncacheable where what was fetched after `start` is not on the tape: it is too large to be kept, or was
+        evicted at once, so that this reader cannot be served from there."""
+        tape = stream.tape
+        if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
+            return
+        if not tape.knows_after(start) and tape.resolve(start) == start:
+            raise Uncacheable(_TOO_LARGE)
+
+    def _expect_stream(self, head: Head | None) -> StreamHead:
         match head:
             case StreamHead():
                 return head
@@ -113,12 +140,17 @@ class Tail:
                 raise Ended(head)
             case Foreign():
                 raise Uncacheable(head)
+            case Beyond() | None:
+                raise UpstreamBroken
             case _:
                 raise head
 
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic; `left` is owed."""
         route, source, config = read.route, read.source, read.route.config
+        known = self._live.find(stream)
+        if known is not None and known.foreign is not None:
+            raise Uncacheable(known.foreign)
         topic = self._live.attach(
             stream,
             Ways(
@@ -126,7 +158,7 @@ class Tail:
                 lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda at: self._fill(route, source, topic, at),
             ),
-            Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s),
+            Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
         topic.greet(read.cursor, self.clock.wall())
         return topic
@@ -150,9 +182,7 @@ class Tail:
             return True
         tail = tape.tail
         head = self._expect_stream(await self._deck.fresh_head(stream, at, route, source))
-        if head.next_offset != at and not tape.knows_after(at) and stream.ended is None and tape.resolve(at) == at:
-            # Too large to be kept, or evicted at once: this reader cannot be served from a tape.
-            raise Uncacheable(_TOO_LARGE)
+        self._check_laid(stream, at, head)
         return head.next_offset != at or tape.tail != tail
 
     @staticmethod
@@ -172,10 +202,23 @@ class Tail:
         from the start, or another GatewayError.
         """
         try:
-            read = replace(read, start=await self.begin(read, stream))
+            start, head = await self.begin(read, stream)
+            if isinstance(head, Beyond):
+                # Waiting there could be for ever: the reader is told where the tail is at once.
+                return self._polled(
+                    read,
+                    stream,
+                    Reading(end=head.tail),
+                    Outcome.MISS,
+                    stream.edition,
+                    is_current=head.up_to_date,
+                )
+            read = replace(read, start=start)
             topic = self.attach(read, stream)
             is_waiting = False
             try:
+                if (answer := self._poll_fetched(read, stream, head)) is not None:
+                    return answer
                 outcome = Outcome.HIT
                 while True:
                     found = self.poll_now(read, stream, topic, outcome)
@@ -209,6 +252,15 @@ class Tail:
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
         return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
 
+    def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
+        """The answer with what was fetched for this read, where that is all there is."""
+        if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
+            return None
+        reading = stream.tape.read(read.start, self._max_reply_bytes)
+        if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
+            return None
+        return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=True)
+
     async def poll_looking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
@@ -220,6 +272,11 @@ class Tail:
         # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
         head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
         self._check_ended(stream)
+        if isinstance(head, Refusal) and not self._has_failed(head):
+            # Of a stream that has been refused nothing more is told.
+            raise Ended(head)
+        if self._has_failed(head) and outcome is Outcome.HIT:
+            outcome = Outcome.STALE_IF_ERROR
         # What was read before the look may have been evicted since; it is still true.
         reading = max(reading, tape.read(read.start, self._max_reply_bytes), key=lambda one: one.size)
         is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
@@ -310,7 +367,7 @@ class Tail:
 
         Raises Ended, Uncacheable, TailMovedBack or another GatewayError.
         """
-        at = stream.tape.resolve(await self.begin(read, stream))
+        at = stream.tape.resolve((await self.begin(read, stream))[0])
         topic = self.attach(read, stream)
         try:
             self._live.follow(topic)
@@ -318,6 +375,8 @@ class Tail:
                 await self._fill(read.route, read.source, topic, at)
             await self._settle_in(stream, topic)
             self._check_ended(stream)
+            if topic.foreign is not None:
+                raise Uncacheable(topic.foreign)
         except BaseException:
             self.left(topic)
             raise

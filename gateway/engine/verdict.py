@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from multidict import CIMultiDict
+
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.metrics_seam import Recorder
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarding import response_headers_for_client, storable_headers
+from gateway.protocol.forwarding import Headers, response_headers_for_client, storable_headers
 from gateway.protocol.freshness import (
     forbids_storing,
     lifetime_from_headers,
@@ -26,18 +28,28 @@ from gateway.protocol.freshness import (
     vary_allows_sharing,
 )
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import DEFAULT_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, STREAM_UP_TO_DATE, is_true
+from gateway.protocol.names import (
+    DEFAULT_TYPE,
+    STREAM_CLOSED,
+    STREAM_EXPIRES_AT,
+    STREAM_NEXT_OFFSET,
+    STREAM_TTL,
+    STREAM_UP_TO_DATE,
+    is_true,
+)
 from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well_formed
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.upstream.client import Reply
-from gateway.upstream.flight import METADATA, Flight, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Head, Refusal, StreamHead
 from gateway.upstream.source import Source
 
 NO_HEAD = frozenset({405, 501})
 """What an origin says that knows no HEAD."""
 _REFUSAL_BYTES = 1 << 16
+_EMPTY_BYTES = 16
+"""More than this is no empty body, however it is spaced."""
 _PERSONAL = frozenset({400, 401, 403, 407, 431})
 """Refusals that may be about the credentials shown."""
 
@@ -53,13 +65,14 @@ class Known:
     is_origins_own: bool
     """The same, for offsets that are no sentinel and no place of the gateway's own."""
     doubts: int
+    acks: int
 
     @classmethod
     def of(cls, stream: Stream, start: str) -> Known:
         """What is known now of what is asked after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
-        return cls(tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.doubts)
+        return cls(tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.doubts, stream.acks)
 
 
 class Judge:
@@ -96,8 +109,10 @@ class Judge:
             return Foreign("no Stream-Next-Offset")
         if not is_well_formed(offset) or is_sentinel(offset):
             raise UpstreamBroken
-        if why := _why_not_shared(flight, route, reply):
+        if why := _why_not_delimited(reply):
             return Foreign(why)
+        if flight.start not in (METADATA, NOW) and (why := _why_not_shared(route, reply)):
+            return Foreign(why, is_personal=True)
         tape = stream.tape
         content_type = headers.get("Content-Type")
         if content_type is None and flight.start != METADATA:
@@ -107,15 +122,17 @@ class Judge:
         is_fetch = flight.start not in (METADATA, NOW)
         place = flight.start if is_fetch else START
         # Where the tail itself was asked for, one before what was reached is another stream's.
-        if is_fetch and not known.has_seen and is_before(offset, flight.start):
-            # A client's own idea of an offset, beyond the tail: the origin's answer is for that client alone.
+        is_beyond = is_fetch and not known.has_seen and is_before(offset, flight.start)
+        if is_beyond and not await _is_empty(reply):
+            # A client's own idea of an offset, and bytes that lead nowhere: the origin's answer is for that client alone.
             return Foreign("offset beyond the tail", is_lasting=False)
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if is_overtaken(stream, flight):
             if content_type is not None and not stream.learn_type(content_type):
                 raise TailMovedBack
-            return StreamHead(offset, up_to_date, is_closed)
-        tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
+            return Beyond(offset, up_to_date, is_closed) if is_beyond else StreamHead(offset, up_to_date, is_closed)
+        if not is_beyond:
+            tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
         if up_to_date and known.tail is not None:
             tape.check(known.tail, offset, has_bytes=False)
         has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
@@ -123,27 +140,41 @@ class Judge:
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, place, offset)):
             raise TailMovedBack
+        if is_closed and tape.closed_at is None:
+            stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
+        if up_to_date:
+            stream.saw_acknowledged(known.acks)
         stream.headers = storable_headers(headers)
         self._library.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
             stream.lifetime = lifetime_from_headers(headers)
+            stream.head_headers = _metadata(headers)
         else:
             cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
             stream.is_verbatim = "no-transform" in parse_cache_control(cache_control)
             if not up_to_date:
                 stream.cache_control = headers.get("Cache-Control")
+        if is_beyond:
+            stream.took_for_beyond(flight.start)
+            return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def settle(self, stream: Stream, flight: Flight, head: Head) -> None:
+    def settle(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
         """What an answer without bytes does to the stream."""
         match head:
             case Refusal(status=404):
                 if self._library.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)
+            case Refusal(status=410) if flight.start in (METADATA, NOW, known.tail):
+                # Nobody trims the tail: it is the stream that is gone.
+                if self._library.drop(stream, End.GONE):
+                    self._on_end(stream, End.GONE)
             case Refusal(status=410):
-                # Trimmed, or softly deleted: which of the two the follower will see.
-                self._library.forget_bytes(stream)
+                # Trimmed, or softly deleted: the next look at the tail tells which.
+                stream.doubts += 1
+            case Foreign(is_personal=True):
+                stream.doubts += 1
             case Foreign() if flight.start == METADATA:
                 stream.lifetime = lifetime_from_headers({})
             case Refusal(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
@@ -158,14 +189,32 @@ def is_overtaken(stream: Stream, flight: Flight) -> bool:
     return stream.tape.incarnation != flight.incarnation
 
 
-def _why_not_shared(flight: Flight, route: Route, reply: Reply) -> str | None:
-    headers = reply.headers
+async def _is_empty(reply: Reply) -> bool:
+    try:
+        return (await reply.read(_EMPTY_BYTES)).strip() in (b"", b"[]")
+    except UpstreamBroken:
+        return False
+
+
+def _metadata(headers: Headers) -> CIMultiDict[str]:
+    """What an answer to a HEAD says beside what is known of the stream already."""
+    return CIMultiDict(
+        [(name, value) for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified") for value in headers.getall(name, ())]
+    )
+
+
+def _why_not_delimited(reply: Reply) -> str | None:
+    """Why a body is not the stream's own bytes to their end."""
     if not reply.is_delimited:
         return "no length"
-    if headers.get("Content-Encoding", "identity").lower() != "identity":
+    if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
         return "encoded"
-    if flight.start in (METADATA, NOW):
-        return None
+    return None
+
+
+def _why_not_shared(route: Route, reply: Reply) -> str | None:
+    """Why a reply is for its asker alone."""
+    headers = reply.headers
     if "Set-Cookie" in headers:
         return "cookie"
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None)

@@ -107,6 +107,9 @@ class Waiter:
             self._has_missed = True
             return
         place = self._place
+        if place.topic.foreign is not None:
+            self._ask(self._past_tape())
+            return
         answers = place.topic.answers if self._is_plain else None
         kind = (place.read.start, place.read.wish, self._client.shape) if answers is not None else None
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):

@@ -25,6 +25,8 @@ from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
+from gateway.protocol.forwarding import Headers
+from gateway.protocol.freshness import parse_cache_control
 from gateway.protocol.json_array import NotAnArray, unwrap
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
@@ -48,7 +50,7 @@ from gateway.tape.library import Library
 from gateway.tape.stream import End
 from gateway.tracing import detach
 from gateway.upstream.client import Bounds, Client, Reply
-from gateway.upstream.flight import Refusal, StreamHead
+from gateway.upstream.flight import Foreign, Refusal, StreamHead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +131,7 @@ class Follower:
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
                 self._topic.lost(self._clock.now(), trouble)
-            if self._is_closed_here():
+            if self._is_closed_here() or self._topic.foreign is not None:
                 return None
             self._recorder.reconnect(self._route, is_planned=trouble is None)
             if trouble is None and self._is_bulk is not was_bulk:
@@ -163,7 +165,9 @@ class Follower:
             raise head
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
-        self._topic.moved(head.next_offset, is_confirmed=head.up_to_date)
+        self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
+        if self._stream.lifetime is None:
+            await self._learn_lifetime()
         while not self._is_closed_here():
             at = self._topic.position
             assert at is not None
@@ -180,7 +184,10 @@ class Follower:
     async def _take_poll(self, at: str, reply: Reply) -> bool:
         """Take one answer; whether it brought no bytes."""
         if reply.status not in (200, 204):
+            await self._check_place(at, reply.status)
             self._refused(reply.status)
+        if (why := self._why_not_shared(reply.headers)) is not None:
+            self._refuse_sharing(why)
         end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
         self._cursor = reply.headers.get("Stream-Cursor")
         body = b""
@@ -209,10 +216,14 @@ class Follower:
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
             if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
+                await self._check_place(at, reply.status)
                 self._speaks_sse = False
                 return
             if reply.status != 200:
+                await self._check_place(at, reply.status)
                 self._refused(reply.status)
+            if (why := self._why_not_shared(reply.headers)) is not None:
+                self._refuse_sharing(why)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
             await self._recognise()
             try:
@@ -229,8 +240,12 @@ class Follower:
         know it by later.
         """
         is_new, self._is_new = self._is_new, False
-        if is_new and self._stream.identity is not None:
+        if is_new and self._stream.identity is not None and self._stream.lifetime is not None:
             return
+        await self._learn_lifetime()
+
+    async def _learn_lifetime(self) -> None:
+        """Ask for the metadata, which say how long the stream lives and which one it is."""
         head = await self._topic.ways.look(None)
         if isinstance(head, Refusal):
             self._refused(head.status)
@@ -261,6 +276,9 @@ class Follower:
                     waiting = []
                     if control.is_closed:
                         return
+            if not waiting and parser.is_between_events:
+                # A comment is a sign of life as good as an event: what came before it has come.
+                self._topic.heard(self._clock.now())
             if self._is_bulk and not waiting:
                 return
 
@@ -306,12 +324,37 @@ class Follower:
             pieces = [b",".join(pieces)]
         self._library.lay(self._stream, at, end, pieces, self._clock.now())
         tape.reached(end, is_closed=control.is_closed)
-        self._topic.moved(end, is_confirmed=control.up_to_date or control.is_closed)
+        self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
         return end
+
+    def _why_not_shared(self, headers: Headers) -> str | None:
+        """Why a live answer may not be shared; None where it may.  `no-store` says nothing of that: a live answer is
+        passed on and never stored."""
+        if "Set-Cookie" in headers:
+            return "cookie"
+        if headers.get("Content-Encoding", "identity").lower() != "identity":
+            return "encoded"
+        if "private" in parse_cache_control(", ".join(headers.getall("Cache-Control", [])) or None):
+            return "Cache-Control"
+        return None
+
+    def _refuse_sharing(self, why: str) -> None:
+        """The origin's live answers are not for sharing: live readers are relayed."""
+        self._topic.foreign = Foreign(why)
+        self._counted = UpstreamBroken()
+        raise self._counted
 
     def _is_closed_here(self) -> bool:
         position = self._topic.position
         return position is not None and self._stream.tape.is_closed_at(position)
+
+    async def _check_place(self, at: str, status: int) -> None:
+        """Where the origin refuses an offset that it has named itself, look what it makes of that: the look ends the
+        stream if it is another one by now."""
+        if status == 400 and at == self._stream.tape.tail:
+            await self._topic.ways.look(at)
+            if self._stream.ended is not None:
+                raise Ended(self._stream.ended)
 
     def _refused(self, status: int) -> None:
         """Raise what a status that is no success means to a follower."""

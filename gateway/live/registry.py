@@ -3,6 +3,10 @@
 A topic begins with its first live reader and outlives its last by a linger, because a long-poll client is away between
 any two of its requests.  While it lives it pins its stream, so that one key has one topic, and so one connection at the
 origin.
+
+A topic may also be *hot*: followed because reads that are not live ask for its tail more often than a live request
+would cost.  It stays so while it is read, and is looked at every `_COOLING_S`.  Hot topics take at most half of the
+streams that may be followed: the other half is kept for live readers.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from gateway.tasks import Tasks
 from gateway.upstream.client import Client
 from gateway.upstream.flight import StreamHead
 
+_CONNECTING_S = 0.5
+"""How long a read that asks for the tail may wait for a live request that was just begun."""
+_COOLING_S = 10.0
 _DOUBT_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind an acknowledged write that readers wait for."""
@@ -58,6 +65,8 @@ class Live:
         self._doubts: dict[Topic, Timer] = {}
         self._beats: dict[Topic, Timer] = {}
         self._stalls: dict[Topic, Timer] = {}
+        self._coolings: dict[Topic, Timer] = {}
+        """When each hot topic is looked at next."""
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -65,6 +74,11 @@ class Live:
     def find(self, stream: Stream) -> Topic | None:
         """The stream's topic, if it has one."""
         return self._topics.get(stream)
+
+    @property
+    def hot_count(self) -> int:
+        """Streams that are followed for the reads that ask for their tails."""
+        return len(self._coolings)
 
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
         """The stream's topic, where its follower stands confirmed at `at`."""
@@ -102,6 +116,55 @@ class Live:
             self._start(topic)
             self.expect(topic.stream)
 
+    def heat(self, topic: Topic, per_s: float) -> None:
+        """Have the stream followed for as long as it is read at least half of `per_s` times a second; nothing happens
+        where there is no room for it."""
+        if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
+            return
+        if len(self._coolings) >= self._most // 2 or (topic not in self._runs and len(self._runs) >= self._most):
+            return
+        topic.is_hot = True
+        self._cool_later(topic, per_s * _COOLING_S / 2)
+        self.follow(topic)
+
+    def _cool_later(self, topic: Topic, least_reads: float) -> None:
+        reads = topic.stream.reads
+
+        def cool() -> None:
+            if topic.stream.reads - reads >= least_reads:
+                self._cool_later(topic, least_reads)
+            else:
+                del self._coolings[topic]
+                topic.is_hot = False
+                if not topic.readers and topic not in self._lingers:
+                    self._remove(topic)
+
+        self._coolings[topic] = self._clock.call_later(_COOLING_S, cool)
+
+    def cool_all(self) -> None:
+        """Follow nothing any more but what live readers read: the gateway is leaving."""
+        for topic in list(self._coolings):
+            self._coolings.pop(topic).cancel()
+            topic.is_hot = False
+            if not topic.readers and topic not in self._lingers:
+                self._remove(topic)
+
+    async def until_connected(self, stream: Stream) -> None:
+        """Give a live request that was just begun a moment to be confirmed, or to fail."""
+        topic = self._topics.get(stream)
+        while topic is not None and topic in self._runs and not topic.is_confirmed and topic.trouble is None:
+            left = topic.connects_until - self._clock.now()
+            if left <= 0 or stream.ended is not None or not await topic.changed.wait_within(self._clock, left):
+                return
+
+    def looked(self, stream: Stream, tail: str, asked_at: float) -> None:
+        """The origin has named the stream's tail to a request sent at `asked_at`, beside the live one."""
+        topic = self._topics.get(stream)
+        if topic is not None:
+            topic.named(tail, asked_at)
+            if topic not in self._expiries:
+                self._watch_expiry(topic)
+
     def expect(self, stream: Stream) -> None:
         """What was acknowledged through this gateway is for the follower to bring, and soon: where it does not, it has
         stalled.  Then one look fetches it for all who wait, and the live request is made anew."""
@@ -116,11 +179,12 @@ class Live:
     @staticmethod
     def _has_brought(topic: Topic, acked: str) -> bool:
         at = topic.position
-        return at is not None and not is_before(topic.stream.tape.resolve(at), acked)
+        is_behind = at is None or is_before(topic.stream.tape.resolve(at), acked)
+        return not is_behind and not topic.stream.is_closing
 
     def _is_due(self, topic: Topic, acked: str) -> None:
         self._stalls.pop(topic, None)
-        if self._has_brought(topic, acked) or not topic.readers:
+        if self._has_brought(topic, acked) or not (topic.readers or topic.is_hot):
             self.expect(topic.stream)
         else:
             self._tasks.start(self._fetch_stalled(topic), f"look behind {acked}")
@@ -152,6 +216,7 @@ class Live:
     def _start(self, topic: Topic) -> None:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
+        topic.connects_until = self._clock.now() + _CONNECTING_S
         follower = Follower(topic, self._client, self._library, self._clock, self._recorder, self._rng, self._journal)
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
@@ -169,21 +234,29 @@ class Live:
         topic.readers -= 1
         if topic.readers or self._topics.get(topic.stream) is not topic:
             return
-        if topic not in self._runs:
+        if topic not in self._runs and not topic.is_hot:
             self._remove(topic)
         else:
             self._lingers[topic] = self._clock.call_later(topic.terms.linger_s, lambda: self._expire(topic))
 
     def _expire(self, topic: Topic) -> None:
         self._lingers.pop(topic, None)
-        if not topic.readers:
+        if not topic.readers and not topic.is_hot:
             self._remove(topic)
 
     def _remove(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is not topic:
             return
         del self._topics[topic.stream]
-        for timers in (self._lingers, self._expiries, self._doubts, self._beats, self._stalls):
+        topic.is_hot = False
+        for timers in (
+            self._lingers,
+            self._expiries,
+            self._doubts,
+            self._beats,
+            self._stalls,
+            self._coolings,
+        ):
             if (timer := timers.pop(topic, None)) is not None:
                 timer.cancel()
         run = self._runs.pop(topic, None)
@@ -233,6 +306,7 @@ class Live:
 
     def leave(self, spread_s: float, within_s: float) -> None:
         """Send every live reader off, spread over `spread_s` seconds, the last of them within `within_s`."""
+        self.cool_all()
         for topic in list(self._topics.values()):
             for reader in tuple(topic.readers_now):
                 reader.leave(self._rng.uniform(0, spread_s), within_s)

@@ -122,6 +122,10 @@ class Subscriber:
             topic.stream.sent_bytes += step.size
             wire.send(step.data, step.size)
             return
+        if topic.foreign is not None:
+            # When the client comes back it is relayed.
+            self._finish(CloseReason.FAILED)
+            return
         if self._is_filling or topic.stream.ended is not None:
             self._has_missed = True
             if topic.stream.ended is not None:

@@ -30,9 +30,9 @@ from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
 from gateway.signals import Signal
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import End, Sighting, Stream
 from gateway.tape.tape import Reading
-from gateway.upstream.flight import Head
+from gateway.upstream.flight import Foreign, Head
 from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.live")
@@ -100,6 +100,9 @@ class Terms(NamedTuple):
     lifetime_s: float
     heartbeat_s: float
     linger_s: float
+    heard_s: float = 0.0
+    """How long after the live request was last heard from its word on the tail may be repeated to reads that are not
+    live; 0 where these ask the origin."""
 
 
 class Large:
@@ -154,11 +157,17 @@ class Topic:
         self._wall = wall
         self.is_refused = False
         """Whether the origin has refused the source's headers."""
+        self.foreign: Foreign | None = None
+        """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
         self.doubted_at = -math.inf
         """When the live request was last begun anew for a write of unknown outcome."""
         self.position: str | None = None
         self.is_confirmed = False
+        self.is_hot = False
+        """Whether it is followed for the reads that ask for its tail, be there live readers or not."""
+        self.connects_until = -math.inf
+        """Until when a read that asks for the tail may wait for the live request to be confirmed."""
         self.ended: End | None = None
         self.trouble: GatewayError | None = None
         """Why the follower is not connected, where it failed."""
@@ -180,7 +189,7 @@ class Topic:
 
     # -- the follower's side
 
-    def moved(self, position: str, *, is_confirmed: bool) -> None:
+    def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
         """The follower stands at `position`; everyone who waits looks again."""
         if self.position is not None and position != self.position and self.readers_now:
             self._rounds.came()
@@ -188,11 +197,24 @@ class Topic:
         self.is_confirmed = is_confirmed
         self.stream.is_followed = True
         self.trouble = None
+        self.stream.tail_turns += 1
+        self.heard(now)
         self._fire()
+
+    def heard(self, now: float) -> None:
+        """The live request was heard from: what it said of the tail still holds."""
+        if self.is_confirmed and self.position is not None and self.terms.heard_s:
+            self.stream.saw_tail(Sighting(self.position, now, now + self.terms.heard_s))
+
+    def named(self, tail: str, asked_at: float) -> None:
+        """The origin has named the tail to a request that was sent at `asked_at`, beside the live one."""
+        if self.position is not None and self.stream.tape.resolve(self.position) == tail:
+            self.heard(asked_at)
 
     def lost(self, now: float, trouble: GatewayError | None) -> None:
         """The live request is closed, as planned or by `trouble`: nothing is known of the tail from here on."""
         self.is_confirmed = False
+        self.stream.lost_tail()
         if self.stream.is_followed:
             self.stream.is_followed = False
             self.stream.contacted_at = now
@@ -205,6 +227,7 @@ class Topic:
         self.ended = why
         self.is_confirmed = False
         self.stream.is_followed = False
+        self.stream.lost_tail()
         self._fire()
 
     def _fire(self) -> None:

@@ -69,20 +69,27 @@ def cache_status(
     stored: bool = False,
     detail: str | None = None,
     by_method: bool = False,
+    ttl_s: int | None = None,
 ) -> str:
     """One member of a Cache-Status list, such as `durable-gateway; fwd=uri-miss; fwd-status=200; stored`.
 
     `node` names this gateway; `fwd_status` is the origin's status, when it gave one; `stored` says that the answer
-    was laid on the tape; `detail` is free text; `by_method` makes a PASS say `fwd=method`, for what is not a GET.
-    Values that recur are rendered once.
+    was laid on the tape; `detail` is free text; `by_method` makes a PASS say `fwd=method`, for what is not a GET;
+    `ttl_s` is how long a hit is fresh, in seconds, negative where it is stale.  Values that recur are rendered once.
     """
-    if detail is not None:
-        return _render(node, outcome, fwd_status, stored, by_method, detail)
+    if detail is not None or ttl_s is not None:
+        return _render(node, outcome, fwd_status, stored, by_method, detail, ttl_s)
     return _remembered(node, outcome, fwd_status, stored, by_method)
 
 
 def _render(
-    node: str, outcome: Outcome, fwd_status: int | None, stored: bool, by_method: bool, detail: str | None
+    node: str,
+    outcome: Outcome,
+    fwd_status: int | None,
+    stored: bool,
+    by_method: bool,
+    detail: str | None,
+    ttl_s: int | None = None,
 ) -> str:
     parts = [_item(node), _PARAMETERS[outcome]]
     if by_method and outcome is Outcome.PASS:
@@ -94,6 +101,8 @@ def _render(
             parts.append("; stored")
         if outcome in _IS_COLLAPSED:
             parts.append("; collapsed")
+    if ttl_s is not None:
+        parts.append(f"; ttl={ttl_s}")
     if detail is None and outcome in _OWN_DETAIL:
         detail = outcome.value
     if detail is not None:

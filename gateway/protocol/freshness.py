@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
+
+from multidict import MultiMapping
 
 from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL
+
+_MAX_DELTA_S: Final = 31_536_000
 
 MAX_TTL_S: Final = 2**53 - 1
 """A longer TTL is taken as this one: 285 million years."""
@@ -63,6 +67,37 @@ def forbids_storing(cache_control: CacheControl | str | None) -> bool:
         parse_cache_control(cache_control) if cache_control is None or isinstance(cache_control, str) else cache_control
     )
     return "no-store" in directives or "private" in directives
+
+
+class Freshness(NamedTuple):
+    """For how long a reply may be given again, in seconds: without a word to the origin, and then while it is asked."""
+
+    fresh_s: float = 0.0
+    stale_s: float = 0.0
+
+
+def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
+    """What a reply's Cache-Control and Age allow a shared cache (RFC 9111 section 4.2, RFC 5861 section 3).
+
+    Nothing where the reply says nothing of it: heuristics (RFC 9111 section 4.2.2) are not for what changes at any
+    time.  `headers` is case-insensitive.
+    """
+    text = ", ".join(headers.getall("Cache-Control", ())) if isinstance(headers, MultiMapping) else headers.get("Cache-Control")
+    directives = parse_cache_control(text or None)
+    if forbids_storing(directives) or "no-cache" in directives:
+        return Freshness()
+    lifetime_s = _seconds(directives.get("s-maxage")) if "s-maxage" in directives else _seconds(directives.get("max-age"))
+    age_s = _seconds(headers.get("Age"))
+    is_strict = not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
+    stale_s = 0.0 if is_strict else _seconds(directives.get("stale-while-revalidate"))
+    return Freshness(max(0.0, lifetime_s - age_s), max(0.0, stale_s - max(0.0, age_s - lifetime_s)))
+
+
+def _seconds(text: str | None) -> float:
+    """Delta-seconds (RFC 9111 section 1.2.2), at most a year; 0 where there is none."""
+    if text is None or not text.isascii() or not text.isdigit():
+        return 0.0
+    return float(min(int(text[:9]), _MAX_DELTA_S))
 
 
 def parse_ttl(header: str | None) -> int | None:

@@ -66,6 +66,11 @@ class SseParser:
         self._data: list[bytes] = []
         self._size = 0
 
+    @property
+    def is_between_events(self) -> bool:
+        """Whether nothing of an event has come whose end has not."""
+        return not self._pending and not self._data
+
     def feed(self, data: bytes) -> list[SseEvent]:
         """Take the next bytes; give the events they complete, in order.  Raises `SseTooLarge`."""
         if self._at_start:

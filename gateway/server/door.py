@@ -147,6 +147,7 @@ class Door(TimedConnection):
             or self._is_busy
             or self._now() >= answer.until
             or answer.doubts != answer.stream.doubts
+            or ((tail := answer.tail) is not None and tail.turn != answer.stream.tail_turns)
             or self.transport is None
         ):
             self._receive(data)

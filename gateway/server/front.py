@@ -189,12 +189,12 @@ class Front:
             target.offset,
         )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
-        if request.method == "GET" and not request.can_read_body and exchange.mode is not Mode.OTHER and shares:
-            source = route.source(target, credentials, nodes)
+        is_read = request.method in ("GET", "HEAD") and not request.can_read_body and exchange.mode is not Mode.OTHER
+        if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
-                source,
+                route.source(target, credentials, nodes),
                 _start(target, exchange.mode),
                 target.cursor,
                 _joined(request, hdrs.IF_NONE_MATCH),
@@ -202,12 +202,10 @@ class Front:
                 wish=negotiate(
                     _joined(request, hdrs.ACCEPT_ENCODING), _joined(request, hdrs.CACHE_CONTROL), route.codings
                 ),
+                is_live=exchange.mode in (Mode.LONGPOLL, Mode.SSE),
             )
-            if key not in route.uncacheable:
-                try:
-                    return await self._read(exchange, read)
-                except Uncacheable:
-                    pass
+            if (response := await self._shared(exchange, read)) is not None:
+                return response
         return await self._pass(exchange, route, target, key, shares=shares)
 
     def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
@@ -227,8 +225,19 @@ class Front:
 
     # -- reads
 
+    async def _shared(self, exchange: Exchange, read: Read) -> web.StreamResponse | None:
+        """Answer as one of many; None where the request has to go to the origin by itself."""
+        if exchange.mode is Mode.HEAD:
+            answer = await self._engine.head(read)
+            return await self._deliver(exchange, read, answer) if answer is not None else None
+        if read.route.unshared.reason(read.key, read.shape) is not None:
+            return None
+        try:
+            return await self._read(exchange, read)
+        except Uncacheable:
+            return None
+
     async def _read(self, exchange: Exchange, read: Read) -> web.StreamResponse:
-        assert exchange.delivery is not None
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
@@ -245,6 +254,10 @@ class Front:
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
+        return await self._deliver(exchange, read, answer)
+
+    async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> web.StreamResponse:
+        assert exchange.delivery is not None
         exchange.outcome = answer.outcome
         self._finish(exchange, answer.headers)
         if answer.stream is not None and answer.shown is not None:
@@ -259,7 +272,7 @@ class Front:
     def _teach(self, exchange: Exchange, read: Read, answer: Answer, shown: Shown) -> None:
         """Let the door remember a plain hit, so that the next such request need not come here."""
         connection = exchange.request.protocol
-        body = answer.parts.held(answer.is_json) if answer.parts is not None else []
+        body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None or not isinstance(connection, ClientConnection):
             return
         headers = answer.headers.copy()
@@ -271,6 +284,7 @@ class Front:
             Ready(
                 shown,
                 read.route.config.trust_s,
+                answer.tail,
                 exchange.mode,
                 answer.outcome,
                 answer.status,
@@ -403,6 +417,8 @@ def _mode(method: str, target: Target) -> Mode:
 
 def _start(target: Target, mode: Mode) -> str:
     offset = target.offset
+    if mode is Mode.HEAD:
+        return START
     if offset is None:
         if mode is not Mode.CATCHUP:
             raise BadRequest("A live read needs an offset")

@@ -11,7 +11,7 @@ the line's end.
 
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.doubts`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+doubt by `Stream.doubts`, what moves an open stream's tail, for the answers that name it, by `Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
 
 What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
 kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.
@@ -27,7 +27,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
-from gateway.engine.answer import Shown
+from gateway.engine.answer import Named, Shown
 from gateway.journal import Repeated
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
@@ -108,6 +108,7 @@ class Ready:
         "saved_bytes",
         "spellings",
         "stream",
+        "tail",
         "trust_s",
         "until",
     )
@@ -116,6 +117,7 @@ class Ready:
         self,
         shown: Shown,
         trust_s: float,
+        tail: Named | None,
         mode: Mode,
         outcome: Outcome,
         status: int,
@@ -134,6 +136,8 @@ class Ready:
         self.repeated = repeated
         """What the access log says of every answer; None where none is kept."""
         self.trust_s = trust_s
+        self.tail = tail
+        """The tail that it names; None where it would say the same wherever the tail is."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
@@ -170,20 +174,30 @@ class Ready:
 
     def is_good(self, now: float) -> bool:
         """Whether it may be given at `now` as it was rendered."""
-        return now < self.until and self.stream.doubts == self.doubts
+        stream = self.stream
+        return (
+            now < self.until
+            and stream.doubts == self.doubts
+            and (self.tail is None or stream.tail_turns == self.tail.turn)
+        )
 
     def render(self, now: float, wall: float) -> bool:
         """Make it the response of this second; False where the stream may not be answered for without the origin."""
         stream = self.stream
         if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
+        named_until = math.inf
+        if self.tail is not None:
+            named_until = stream.tail_until(self.tail.at) if stream.tail_turns == self.tail.turn else -math.inf
+            if named_until <= now:
+                return False
         age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         if self.is_small:
             self.joined = head + self._body[0]
         else:
             self.pieces = (head, *self._body)
-        self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s))
+        self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s), named_until)
         if stream.lifetime is not None and stream.lifetime.expires_at is not None:
             self.until = min(self.until, now + stream.lifetime.expires_at - wall)
         self.doubts = stream.doubts

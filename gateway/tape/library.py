@@ -285,6 +285,8 @@ class Library:
             stream.tape.doubt()
             # Other bytes may follow at the same offsets: they are to have other tags.
             stream.tape.incarnation = self._mint()
+            stream.lost_tail()
+            stream.beyond.clear()
             self.call_back(stream)
 
     def call_back(self, stream: Stream) -> None:
@@ -293,12 +295,12 @@ class Library:
         self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
-        """A holder let go: a stream that nobody holds is not worth remembering where it holds nothing, and either its
-        lifetime is not known or no tail of it, which is how one is left that was refused to its readers."""
+        """A holder let go: a stream without holders is dropped where no tail of it is known, which is how one is left
+        that was refused to its readers."""
         stream.pins -= 1
         if stream.pins or stream.ended is not None:
             return
-        if stream.tape.block_count == 0 and (stream.lifetime is None or stream.tape.tail is None):
+        if stream.tape.block_count == 0 and stream.tape.tail is None:
             self.drop(stream, End.EVICTED)
             return
         if self._shunned:

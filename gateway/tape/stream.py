@@ -6,6 +6,7 @@ answer from it; a request that comes later opens a new one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -16,6 +17,13 @@ from gateway.protocol.freshness import Lifetime
 from gateway.protocol.names import is_json, is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.tape.tape import Tape
+
+
+ASKS_AT_ONCE = 3
+"""So many reads in a row may ask for a tail before that counts as often."""
+
+MOST_BEYOND = 16
+"""Offsets behind its tail that are remembered of one stream."""
 
 
 class Group(NamedTuple):
@@ -64,6 +72,20 @@ class End(StrEnum):
         return 410 if self is End.GONE else 404
 
 
+class Sighting(NamedTuple):
+    """The origin's word on where the stream's tail is, and for how long it may be repeated (monotonic seconds).
+
+    Until `fresh_until` an answer may say that it ends at the tail; until `stale_until` bytes up to there may be given
+    without saying so, while the origin is asked again (RFC 5861 §3).
+    """
+
+    at: str
+    seen_at: float
+    """When the request was sent, or the live request heard from, that told it."""
+    fresh_until: float
+    stale_until: float = -math.inf
+
+
 class Edition(NamedTuple):
     """Which bytes of a stream were read: those held before some were let go are not those held since."""
 
@@ -96,6 +118,23 @@ class Stream:
     """Whether a live read of it is open at the origin."""
     acked: str | None = None
     """The furthest tail that a write acknowledged through this gateway has named."""
+    is_close_acked: bool = False
+    """Whether a write acknowledged through this gateway has closed the stream."""
+    acks: int = 0
+    """How many writes were acknowledged through this gateway."""
+    sighting: Sighting | None = None
+    """Where the origin last said that the tail is; None where nothing it said still holds."""
+    tail_turns: int = 0
+    """How often what may be said of the tail has changed: an answer that names the tail is good for one turn."""
+    tail_asks: float = 0.0
+    """Level of a leaky bucket into which each read that asks for the tail goes."""
+    tail_asked_at: float = 0.0
+    """When it was filled last (monotonic seconds)."""
+    beyond: dict[str, None] = field(default_factory=dict)
+    """Offsets that the origin takes for ones behind its tail, as long as the tail has not come past them; the oldest
+    first, `MOST_BEYOND` at most."""
+    head_headers: CIMultiDict[str] | None = None
+    """End-to-end headers of the origin's latest answer to a HEAD, beside those that `headers` and the tape tell."""
     doubts: int = 0
     """How often something passed by that may have been the stream's end."""
     settled_doubts: int = 0
@@ -118,6 +157,11 @@ class Stream:
     """Whether there are live readers of it, or were a moment ago: what they are to be sent has to be laid."""
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether an acknowledged write has closed the stream, and its end has not come here yet."""
+        return self.is_close_acked and self.tape.closed_at is None
 
     @property
     def edition(self) -> Edition:
@@ -146,14 +190,70 @@ class Stream:
             return True
         return identity == self.identity
 
-    def acknowledged(self, tail: str) -> None:
+    def acknowledged(self, tail: str, *, is_closed: bool) -> None:
         """A write that ended at `tail` was acknowledged to a client."""
         if self.acked is None or is_before(self.acked, tail):
             self.acked = tail
+        self.is_close_acked |= is_closed
+        self.acks += 1
+        self.tail_turns += 1
+
+    def saw_acknowledged(self, acks: int) -> None:
+        """A request that was sent after so many acknowledgements has shown the stream up to its tail.
+
+        Where that is short of what was acknowledged, the write was to another stream of the same path: what a path
+        names may depend on the credentials.
+        """
+        if acks == self.acks:
+            self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str) -> bool:
         """Whether everything acknowledged through this gateway lies before `token`."""
-        return self.acked is None or not is_before(token, self.acked)
+        return not self.is_closing and (self.acked is None or not is_before(token, self.acked))
+
+    def saw_tail(self, sighting: Sighting) -> None:
+        """The origin has said where the tail is.  One sighting never takes the place of one further on or later."""
+        known = self.sighting
+        if known is not None and (is_before(sighting.at, known.at) or sighting.seen_at < known.seen_at):
+            return
+        if known is None or known.at != sighting.at:
+            self.tail_turns += 1
+            for offset in [offset for offset in self.beyond if not is_before(sighting.at, offset)]:
+                del self.beyond[offset]
+        self.sighting = sighting
+
+    def lost_tail(self) -> None:
+        """Nothing that the origin said of the tail holds any more."""
+        self.sighting = None
+        self.tail_turns += 1
+
+    def tail_until(self, at: str) -> float:
+        """Until when a reader that has everything before `at` may be told that it is up to date, without asking the
+        origin (monotonic seconds); in the past where that may not be said."""
+        known = self.sighting
+        if known is None or self.tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.is_doubted:
+            return -math.inf
+        return known.fresh_until
+
+    def tail_asked(self, now: float, per_s: float) -> bool:
+        """A read asks for the tail; whether that happens more often than `per_s` times a second (a leaky bucket that
+        holds `ASKS_AT_ONCE`)."""
+        self.tail_asks = max(0.0, self.tail_asks - (now - self.tail_asked_at) * per_s) + 1
+        self.tail_asked_at = now
+        if self.tail_asks <= ASKS_AT_ONCE:
+            return False
+        self.tail_asks = ASKS_AT_ONCE
+        return True
+
+    def took_for_beyond(self, offset: str) -> None:
+        """The origin has taken `offset` for one behind its tail."""
+        self.beyond[offset] = None
+        if len(self.beyond) > MOST_BEYOND:
+            del self.beyond[next(iter(self.beyond))]
+
+    def lies_beyond(self, offset: str) -> bool:
+        """Whether the origin has taken `offset` for one behind its tail, and the tail known here is before it still."""
+        return offset in self.beyond and self.tape.tail is not None and is_before(self.tape.tail, offset)
 
     def has_expired(self, now: float, wall: float) -> bool:
         """Whether the origin may have let the stream go: its absolute end has passed, or a sliding TTL went by
@@ -166,12 +266,14 @@ class Stream:
         return life.ttl_s is not None and not self.is_followed and now - self.contacted_at >= life.ttl_s
 
     def may_answer_alone(self, now: float, trust_s: float) -> bool:
-        """Whether a hit may be given without the origin: the lifetime is known, no doubt is open, the origin was seen
-        within `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen
-        to be read)."""
-        if self.lifetime is None or self.is_doubted:
-            return False
-        return self.is_followed or now < self.trusted_until(now, trust_s)
+        """Whether a hit may be given without the origin: the lifetime is known, and the stream is trusted."""
+        return self.lifetime is not None and self.is_trusted(now, trust_s)
+
+    def is_trusted(self, now: float, trust_s: float) -> bool:
+        """Whether the stream is taken to be there, and the same: no doubt is open, the origin was seen within
+        `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen to be
+        read)."""
+        return not self.is_doubted and (self.is_followed or now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
         """Until when that stays so, whatever becomes of its live read, unless a doubt comes up (monotonic seconds)."""

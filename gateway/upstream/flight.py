@@ -60,14 +60,25 @@ class Refusal:
 class Foreign:
     """An answer that may not be shared or is not of the protocol; everyone is sent on alone.
 
-    `is_lasting` says that the next answer will be no better, which is worth remembering.
+    `is_lasting` says that the next answer will be no better, which is worth remembering; `is_personal`, that it forbids
+    the sharing of what it shows, so that what is held of the stream may not be for everyone any more either.
     """
 
     reason: str
     is_lasting: bool = True
+    is_personal: bool = False
 
 
-Head = StreamHead | Refusal | Foreign | GatewayError
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """An empty answer to an offset behind the stream's tail, which it names: there is nothing to lay."""
+
+    tail: str
+    up_to_date: bool
+    is_closed: bool
+
+
+Head = StreamHead | Beyond | Refusal | Foreign | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:

@@ -62,7 +62,7 @@ class Kept:
         pieces, copied = reading.pieces, reading.copied
         self.answers.remember(
             request,
-            Ready(shown, 60, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None),
+            Ready(shown, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None),
             (),
         )
 
