@@ -1,9 +1,9 @@
 """What the origin says is not there: remembered for a moment, and asked for at a bounded rate.
 
 A 404 or 410 is repeated for `absent_s` to readers who would have asked the same: of a stream as a whole, or of one
-offset of it, which is how a trimmed offset and one of an earlier life are refused (then also by a 400).  A write to the
-path through this gateway, whatever came of it, ends that at once, so that a stream is there for all as soon as its PUT
-is answered.
+offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its offset one.  A write to the path
+through this gateway ends that before it is sent, and nothing is remembered until it is answered, so that a stream is
+there for all as soon as its PUT is done.
 
 Names that are never the same would find nothing remembered.  Each 404 therefore takes a token out of its origin's
 bucket, which fills at `absent_per_s`; while that is empty, streams that are not in memory are not asked for.
@@ -28,7 +28,6 @@ _MOST_BODY_BYTES: Final = 1_024
 _BURST_S: Final = 5.0
 """So many seconds' worth of 404s may come at once."""
 _ABSENT: Final = frozenset({404, 410})
-_REFUSED_OFFSET: Final = frozenset({400, 404, 410})
 
 Place = tuple[StreamKey, str | None]
 """A stream, and the offset that was asked for; None for the stream as a whole."""
@@ -62,6 +61,8 @@ class Absences:
         )
         self._groups: dict[Group, set[Place]] = {}
         """Where something may be remembered, by what a write concerns."""
+        self._writes: dict[Group, int] = {}
+        """Writes under way."""
         self._buckets: dict[str, _Bucket] = {}
 
     def __len__(self) -> int:
@@ -71,8 +72,9 @@ class Absences:
         """The origin has refused the stream, or only what lies after `offset`, to a request with the headers `asker`."""
         if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
-        statuses = _ABSENT if offset is None else _REFUSED_OFFSET
-        if not route.absent_s or refusal.status not in statuses or len(refusal.body) > _MOST_BODY_BYTES:
+        if not route.absent_s or refusal.status not in _ABSENT or len(refusal.body) > _MOST_BODY_BYTES:
+            return
+        if key.group in self._writes:
             return
         if len(self._groups) >= 2 * _REMEMBERED:
             self._tidy()
@@ -96,10 +98,17 @@ class Absences:
         bucket = self._bucket(route)
         return bucket is None or bucket.tokens >= 1
 
-    def forget(self, group: Group) -> None:
-        """Something was written to the group's path."""
+    def write_begins(self, group: Group) -> None:
+        """Something is about to be written to the group's path; `write_ends` is owed."""
+        self._writes[group] = self._writes.get(group, 0) + 1
         for place in self._groups.pop(group, ()):
             self._remembered.pop(place, None)
+
+    def write_ends(self, group: Group) -> None:
+        """What was written has been answered, or never will be."""
+        self._writes[group] -= 1
+        if not self._writes[group]:
+            del self._writes[group]
 
     def _bucket(self, route: Route) -> _Bucket | None:
         per_s, now = route.config.absent_per_s, self._now()

@@ -239,7 +239,8 @@ class FlightDeck:
                 if is_token_refused and is_current and await self._is_welcome(flight, source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
-                if isinstance(head, Refusal) and is_current and stream.ended is None and stream.acks == known.acks:
+                is_same = stream.ended is None and (stream.acks, stream.doubts) == (known.acks, known.doubts)
+                if isinstance(head, Refusal) and is_current and is_same:
                     is_whole = is_metadata or head.status == 404
                     self._absences.add(stream.key, None if is_whole else flight.start, head, source.headers, route)
                 if not isinstance(head, StreamHead | Beyond):

@@ -115,6 +115,7 @@ class Relay:
         write = _Sent(self._library.find(passed.own) if passed.own is not None else None)
         if is_write:
             self._writes.setdefault(passed.group, set()).add(write)
+            self._absences.write_begins(passed.group)
         try:
             reply = await self._client.send(
                 passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body, is_live=is_live
@@ -137,7 +138,7 @@ class Relay:
                 self._suspect(passed)
             if is_write:
                 self._forget(passed.group, write)
-                self._absences.forget(passed.group)
+                self._absences.write_ends(passed.group)
 
     def _forget(self, group: Group, write: _Sent) -> None:
         writes = self._writes[group]

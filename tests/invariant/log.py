@@ -71,6 +71,7 @@ class Moment:
     """The state of things when a request was sent."""
 
     tick: int
+    at: float
     tails: dict[Incarnation, Position]
     closed: frozenset[Incarnation]
     acked: dict[Incarnation, Position]
@@ -84,6 +85,7 @@ class Log:
 
     store: Store
     path: str
+    now: Callable[[], float]
     incarnations: list[Incarnation] = field(default_factory=list)
     tick: int = 0
 
@@ -121,6 +123,7 @@ class Log:
         self.tick += 1
         return Moment(
             self.tick,
+            self.now(),
             {one: one.tail for one in self.incarnations},
             frozenset(one for one in self.incarnations if one.is_closed),
             {one: one.acked for one in self.incarnations},

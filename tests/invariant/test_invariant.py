@@ -49,6 +49,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         cache_bytes=st.sampled_from([1 << 20, 1 << 20, 2_600, 1_500, 0]),
         max_chunk_bytes=st.sampled_from([1 << 20, 40]),
         trust_s=st.sampled_from([60.0, 0.0, 1.0]),
+        tail=st.sampled_from(["followed", "asked"]),
         messages=st.integers(0, 8),
         is_nameless=st.booleans(),
         live=st.lists(st.tuples(PICK, st.booleans(), CREDENTIALS), max_size=3),
@@ -58,13 +59,14 @@ class SystemAgainstLog(RuleBasedStateMachine):
         cache_bytes: int,
         max_chunk_bytes: int,
         trust_s: float,
+        tail: str,
         messages: int,
         is_nameless: bool,
         live: list[tuple[int, bool, str | None]],
     ) -> None:
         # Nothing but its name tells a stream that was re-created behind the gateway's back from one that has grown.
         is_nameless = is_nameless and not self.is_out_of_band
-        self.begun = World(self.content_type, cache_bytes, max_chunk_bytes, trust_s, is_nameless)
+        self.begun = World(self.content_type, cache_bytes, max_chunk_bytes, trust_s, tail, is_nameless)
         self.world.run(self.world.create(messages=messages))
         for pick, is_sse, credentials in live:
             self.follow(pick, is_sse, credentials)

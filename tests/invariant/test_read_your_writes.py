@@ -38,10 +38,20 @@ async def keep_reading(world: World) -> None:
         await world.catch_up(world.tokens[-1])
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/octet-stream"])
+@pytest.mark.parametrize(
+    ("content_type", "tail"),
+    [
+        ("application/json", "followed"),
+        ("application/json", "asked"),
+        ("text/plain", "followed"),
+        ("application/octet-stream", "asked"),
+    ],
+)
 @pytest.mark.parametrize("place", ["start", "tail", "closed"])
-def test_the_same_url_shows_every_write_that_was_acknowledged(begin: Begin, content_type: str, place: str) -> None:
-    world = begin(content_type, max_chunk_bytes=1 << 20)
+def test_the_same_url_shows_every_write_that_was_acknowledged(
+    begin: Begin, content_type: str, tail: str, place: str
+) -> None:
+    world = begin(content_type, max_chunk_bytes=1 << 20, tail=tail)
 
     async def life(length: int) -> None:
         await world.create(messages=1)
@@ -70,11 +80,12 @@ def test_the_same_url_shows_every_write_that_was_acknowledged(begin: Begin, cont
 @pytest.mark.parametrize("kind", ["catchup", "head"])
 @pytest.mark.parametrize("offset", ["-1", "tail", "now"])
 @pytest.mark.parametrize("is_followed", [False, True])
+@pytest.mark.parametrize("tail", ["followed", "asked"])
 def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
-    begin: Begin, kind: str, offset: str, is_followed: bool
+    begin: Begin, kind: str, offset: str, tail: str, is_followed: bool
 ) -> None:
     """The origin has computed its answer and not sent it; what it says of the tail is old by then."""
-    world = begin()
+    world = begin(tail=tail)
     world.run(world.create(messages=1))
     assert world.log.alive is not None
     if is_followed:
@@ -173,11 +184,12 @@ async def take(world: World, step: Step) -> None:
 
 
 @settings(max_examples=120)
-@given(st.lists(STEPS, min_size=3, max_size=14), st.sampled_from(["application/json", "text/plain"]), st.booleans())
+@given(st.lists(STEPS, min_size=3, max_size=14), st.sampled_from(["application/json", "text/plain"]), st.booleans(), st.booleans())
 def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
-    steps: list[Step], content_type: str, is_small: bool
+    steps: list[Step], content_type: str, is_small: bool, is_asked: bool
 ) -> None:
-    world = World(content_type, cache_bytes=2_000 if is_small else 1 << 20)
+    tail = "asked" if is_asked else "followed"
+    world = World(content_type, cache_bytes=2_000 if is_small else 1 << 20, tail=tail)
     try:
         world.run(world.create(messages=1))
         for step in steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import random
 import re
 import time
@@ -21,6 +22,7 @@ from gateway.clock import Timer
 from gateway.config import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
+from gateway.origin.positions import Position
 from gateway.origin.store import AppendOrder, CreateOrder
 from tests.invariant.log import Incarnation, Log, Moment
 
@@ -76,6 +78,8 @@ class World:
     cache_bytes: int = 1 << 20
     max_chunk_bytes: int = 64
     trust_s: float = 60.0
+    tail: str = "followed"
+    """Who is believed about the tail, as the route has it."""
     is_nameless: bool = False
     """Whether the origin's ETags do not tell one incarnation from the next, as those of real ones do not."""
     seed: int = 0
@@ -84,6 +88,8 @@ class World:
     """Whether the origin has misbehaved since all was quiet last: only then may a request fail."""
     was_out_of_band: bool = False
     """Whether the stream was deleted behind the gateway's back since the gateway last saw it end."""
+    made_unseen_at: float = -math.inf
+    """When the stream was last created behind the gateway's back."""
 
     def __post_init__(self) -> None:
         self.count = 0
@@ -109,7 +115,7 @@ class World:
         self.origin = Origin(settings, clock=clock, random=random.Random(self.seed))
         if self.is_nameless:
             self.origin.store._new_instance = lambda: "s"
-        self.log = Log(self.origin.store, PATH)
+        self.log = Log(self.origin.store, PATH, clock.now)
         self.served: RunningOrigin = await start_origin(settings, origin=self.origin)
         self.gateway: RunningGateway = await start_gateway(
             GatewayConfig.for_origin(
@@ -118,6 +124,7 @@ class World:
                 admin="127.0.0.1:0",
                 cache_bytes=self.cache_bytes,
                 trust_s=self.trust_s,
+                tail=self.tail,
                 long_poll_timeout_s=5.0,
                 sse_lifetime_s=20.0,
                 live_linger_s=0.5,
@@ -181,7 +188,9 @@ class World:
             headers["Stream-Closed"] = "true"
         body = self.body(messages) if messages else None
         answer = await self.write("PUT", headers, body, is_direct)
-        if answer.status == 201 and not is_direct:
+        if answer.status == 201 and is_direct:
+            self.made_unseen_at = self.log.now()
+        elif answer.status == 201:
             self.log.bury()
             self.was_out_of_band = False
         return answer.status
@@ -269,7 +278,7 @@ class World:
         if not self.is_excused(answer, since, is_live=False):
             assert answer.status == 200
             assert any(
-                (place := one.place(answer.end)) is not None and place >= since.tails.get(one, place)
+                (place := one.place(answer.end)) is not None and place >= self.least(since).get(one, place)
                 for one in self.log.incarnations
             )
 
@@ -294,9 +303,17 @@ class World:
             return True
         if status == 404:
             was_here = self.log.was_alive_throughout(since)
-            assert not was_here or (is_live and self.was_out_of_band), "404 for a stream that was there all the time"
+            # Where the follower is believed, it may be late to tell of what happens behind the gateway's back.
+            is_late = self.was_out_of_band and (is_live or self.tail == "followed")
+            absent_s = self.gateway.config.routes[0].absent_s if self.tail == "followed" else -1.0
+            is_late |= since.at <= self.made_unseen_at + absent_s
+            assert not was_here or is_late, "404 for a stream that was there all the time"
             return True
         return False
+
+    def least(self, since: Moment) -> dict[Incarnation, Position]:
+        """How far an answer about the tail has to reach that was not given on a live read."""
+        return since.tails if self.tail == "asked" else since.acked
 
     def believable(self, since: Moment, answer: Answer) -> list[Incarnation]:
         return self.log.believable(since)
@@ -357,7 +374,7 @@ class World:
             return up_to_date and one.is_closed and place == one.tail
         if not up_to_date:
             return True
-        if is_live:
+        if is_live or self.tail == "followed":
             # A live read hears of writes behind the gateway's back when they arrive, of others before they are told.
             at_least, was_closed = since.acked.get(one, place), one in since.close_acked
         else:
@@ -384,6 +401,7 @@ class World:
         """Delete the stream and create it with three messages, at once and behind everybody's back."""
         now = self.origin.clock.wall()
         self.was_out_of_band = True
+        self.made_unseen_at = self.log.now()
         self.origin.store.delete(PATH, now)
         self.origin.store.create(PATH, CreateOrder(self.content_type, body=self.body(1)), now)
         for _ in range(2):
