@@ -1,9 +1,9 @@
 """What the origin says is not there: remembered for a moment, and asked for at a bounded rate.
 
 A 404 or 410 is repeated for `absent_s` to readers who would have asked the same: of a stream as a whole, or of one
-offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its offset one.  A write to the path
-through this gateway ends that before it is sent, and nothing is remembered until it is answered, so that a stream is
-there for all as soon as its PUT is done.
+offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its offset one.  A write to
+the path through this gateway ends that before it is sent, and nothing is remembered until it is answered, so that a
+stream is there for all as soon as its PUT is done.
 
 Names that are never the same would find nothing remembered.  Each 404 therefore takes a token out of its origin's
 bucket, which fills at `absent_per_s`; while that is empty, streams that are not in memory are not asked for.
@@ -69,7 +69,7 @@ class Absences:
         return len(self._remembered)
 
     def add(self, key: StreamKey, offset: str | None, refusal: Refusal, asker: CIMultiDict[str], route: Route) -> None:
-        """The origin has refused the stream, or only what lies after `offset`, to a request with the headers `asker`."""
+        """The origin has refused the stream, or only what lies after `offset`, to a request with these headers."""
         if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
         if not route.absent_s or refusal.status not in _ABSENT or len(refusal.body) > _MOST_BODY_BYTES:

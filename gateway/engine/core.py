@@ -136,6 +136,8 @@ class Engine:
 
     def _follow(self, read: Read, stream: Stream) -> None:
         """The stream's tail is asked for too often for each read to cost the origin a request."""
+        if self.drain.is_set:
+            return
         topic = self._tail.attach(read, stream)
         try:
             self.live.heat(topic, read.route.config.follow_above_per_s)

@@ -120,7 +120,9 @@ class Tail:
     @staticmethod
     def _has_failed(head: Head) -> bool:
         """Whether the origin could not say."""
-        return isinstance(head, GatewayError) or (isinstance(head, Refusal) and (head.status >= 500 or head.status == 429))
+        if isinstance(head, Refusal):
+            return head.status >= 500 or head.status == 429
+        return isinstance(head, GatewayError)
 
     @staticmethod
     def _check_laid(stream: Stream, start: str, head: Head | None) -> None:

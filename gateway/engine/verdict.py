@@ -124,7 +124,7 @@ class Judge:
         # Where the tail itself was asked for, one before what was reached is another stream's.
         is_beyond = is_fetch and not known.has_seen and is_before(offset, flight.start)
         if is_beyond and not await _is_empty(reply):
-            # A client's own idea of an offset, and bytes that lead nowhere: the origin's answer is for that client alone.
+            # A client's own idea of an offset, and bytes that lead nowhere: that answer is for the client alone.
             return Foreign("offset beyond the tail", is_lasting=False)
         up_to_date = is_closed or not is_fetch or is_true(headers.get(STREAM_UP_TO_DATE))
         if is_overtaken(stream, flight):
@@ -199,7 +199,11 @@ async def _is_empty(reply: Reply) -> bool:
 def _metadata(headers: Headers) -> CIMultiDict[str]:
     """What an answer to a HEAD says beside what is known of the stream already."""
     return CIMultiDict(
-        [(name, value) for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified") for value in headers.getall(name, ())]
+        [
+            (name, value)
+            for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
+            for value in headers.getall(name, ())
+        ]
     )
 
 

@@ -82,11 +82,17 @@ def freshness_from_headers(headers: Mapping[str, str]) -> Freshness:
     Nothing where the reply says nothing of it: heuristics (RFC 9111 section 4.2.2) are not for what changes at any
     time.  `headers` is case-insensitive.
     """
-    text = ", ".join(headers.getall("Cache-Control", ())) if isinstance(headers, MultiMapping) else headers.get("Cache-Control")
+    text = (
+        ", ".join(headers.getall("Cache-Control", ()))
+        if isinstance(headers, MultiMapping)
+        else headers.get("Cache-Control")
+    )
     directives = parse_cache_control(text or None)
     if forbids_storing(directives) or "no-cache" in directives:
         return Freshness()
-    lifetime_s = _seconds(directives.get("s-maxage")) if "s-maxage" in directives else _seconds(directives.get("max-age"))
+    lifetime_s = (
+        _seconds(directives.get("s-maxage")) if "s-maxage" in directives else _seconds(directives.get("max-age"))
+    )
     age_s = _seconds(headers.get("Age"))
     is_strict = not {"must-revalidate", "proxy-revalidate", "s-maxage"}.isdisjoint(directives)
     stale_s = 0.0 if is_strict else _seconds(directives.get("stale-while-revalidate"))

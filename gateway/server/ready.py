@@ -11,7 +11,8 @@ the line's end.
 
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.doubts`, what moves an open stream's tail, for the answers that name it, by `Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+doubt by `Stream.doubts`, and whatever changes what is known of an open stream's tail, for the answers that name it, by
+`Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
 
 What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
 kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.
@@ -63,6 +64,8 @@ _MEANINGLESS: Final = (
 
 _MOST_LINES: Final = 64
 """More of them than this in one request and the strict parser shall count."""
+
+_USER_AGENT: Final = b"\r\nuser-agent:"
 
 _HEAD_END: Final = b"\r\n\r\n"
 
@@ -419,4 +422,7 @@ def _reduce(shape: re.Pattern[bytes], request: bytes) -> bytes | None:
     if size > MAX_REQUEST_BYTES or request.find(_HEAD_END) != size - len(_HEAD_END):
         return None
     reduced, lines = shape.subn(b"", request)
+    if lines > 1 and request.lower().count(_USER_AGENT) > 1:
+        # The strict parser refuses a second one (RFC 9110 §5.3), and without these lines there would be none to see.
+        return None
     return reduced if lines <= _MOST_LINES else None

@@ -18,7 +18,6 @@ from gateway.protocol.names import is_json, is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.tape.tape import Tape
 
-
 ASKS_AT_ONCE = 3
 """So many reads in a row may ask for a tail before that counts as often."""
 

@@ -184,7 +184,12 @@ async def take(world: World, step: Step) -> None:
 
 
 @settings(max_examples=120)
-@given(st.lists(STEPS, min_size=3, max_size=14), st.sampled_from(["application/json", "text/plain"]), st.booleans(), st.booleans())
+@given(
+    st.lists(STEPS, min_size=3, max_size=14),
+    st.sampled_from(["application/json", "text/plain"]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
     steps: list[Step], content_type: str, is_small: bool, is_asked: bool
 ) -> None:
