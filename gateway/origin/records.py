@@ -59,15 +59,14 @@ class Record:
             return None
         return skip if not self.cuts or self._last_cut(skip) == skip else None
 
-    def skip_near(self, position: Position) -> int:
-        """Bytes of the payload that lie before the last position of this record that is not after `position`.
-
-        0 for everything outside the payload, the frame included.
-        """
+    def nearest(self, position: Position) -> Position:
+        """The last position of this record that is not after `position`; its start for what is not in its payload."""
         skip = self._behind(position)
         if not 0 < skip < len(self.payload):
-            return 0
-        return self._last_cut(skip) if self.cuts else skip
+            return self.start
+        if self.cuts:
+            skip = self._last_cut(skip)
+        return self._place(skip) if skip else self.start
 
     def rest(self, skip: int) -> Piece:
         """Everything after the first `skip` payload bytes."""

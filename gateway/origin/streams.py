@@ -163,7 +163,7 @@ class Stream:
 
         Raises Trimmed before the retained part, BadOffset where no position of this stream is.
         """
-        index, _ = self.seek(position)
+        index = self._index(position)
         if index >= len(self._records):
             return index, 0
         skip = self._records[index].skip_to(position)
@@ -171,15 +171,19 @@ class Stream:
             raise BadOffset
         return index, skip
 
-    def seek(self, position: Position) -> tuple[int, int]:
-        """What `locate` gives for the last position that is not after `position`: where a read from there begins.
+    def nearest(self, position: Position) -> Position:
+        """The last position that is not after `position`: a read from there begins at it.
 
         Raises Trimmed before the retained part.
         """
+        index = self._index(position)
+        return self._records[index].nearest(position) if index < len(self._records) else self.tail
+
+    def _index(self, position: Position) -> int:
+        """The first record that ends after `position`; the index behind the last one where none does."""
         if position < self.retained_from:
             raise Trimmed
-        index = bisect_right(self._records, position, key=lambda record: record.end)
-        return index, self._records[index].skip_near(position) if index < len(self._records) else 0
+        return bisect_right(self._records, position, key=lambda record: record.end)
 
     def read(self, start: Position | None, limit: int) -> Slice:
         """At most `limit` payload bytes from `start` (None: from the earliest retained), at least one message.
@@ -187,7 +191,7 @@ class Stream:
         A start that is no position stands for the last one before it, and one beyond the tail gives nothing and the
         tail, as with the reference server.  Raises Trimmed.
         """
-        index, skip = (0, 0) if start is None else self.seek(start)
+        index, skip = (0, 0) if start is None else self.locate(self.nearest(start))
         pieces: list[Piece] = []
         end = self.tail if index >= len(self._records) else self.retained_from
         room = limit

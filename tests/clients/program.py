@@ -1,4 +1,4 @@
-"""A Node.js program of `tests/node` that is driven line by line: a command as JSON on stdin, what comes of it on stdout."""
+"""A program of `tests/node` that is driven line by line: a command as JSON on stdin, what comes of it on stdout."""
 
 from __future__ import annotations
 
