@@ -110,6 +110,7 @@ async def test_editors_before_the_gateway_have_one_document_and_its_server_one_l
             await assert_one_document(yjs)
             relayed = passes(gateway)
             asked = await yjs.do("requests")
+            await yjs.do("leave")
         finally:
             await gateway.stop()
     reads = [request for request in asked["requests"] if request["method"] in ("GET", "HEAD")]

@@ -2,15 +2,15 @@
 //
 //   node aisdk.mjs <URL below which the streams of answers are>
 //
-// The application's server and its browsers' tabs are in here; the model says what it is told to say.  Tabs are known by
-// their number, from 0; all are of one chat.
+// The application's server and its tabs run in this process; the model says what it is given.  Tabs are known by their
+// number, from 0; all are of one chat.
 //
-//   {"do": "ask", "text"}        a tab that sends a message; done when its answer has begun
-//   {"do": "answer", "words"}    the model says these words; done when every tab shows all that has been said
-//   {"do": "open", "tabs"}       tabs that resume what is being answered; done when they show all that has been said
-//   {"do": "leave", "tabs"}      tabs that stop to read, as by a reload
-//   {"do": "finish"}             the model has said everything; done when every tab knows
-//   {"do": "tabs"}               what each shows
+//   {"do": "ask", "text"}        a new tab sends a message; done when its answer has begun
+//   {"do": "answer", "words"}    the model says these words; done when every tab shows all words so far
+//   {"do": "open", "tabs"}       new tabs resume the answer; done when they show all words so far
+//   {"do": "leave", "tabs"}      these tabs stop reading, as by a reload
+//   {"do": "finish"}             the answer is complete; done when every tab knows
+//   {"do": "tabs"}               what each tab shows
 
 import { createServer } from "node:http"
 
@@ -103,12 +103,16 @@ class Tab extends AbstractChat {
   isHere = true
 
   constructor() {
-    const onError = (error) => errors.push(error.message)
+    const onError = (error) => {
+      errors.push(error.message)
+      conditions.changed()
+    }
     super({ id: "chat", transport: createDurableChatTransport({ api }), state: new TabState(), onError })
   }
 
   get text() {
-    return this.messages.filter(({ role }) => role === "assistant").flatMap(({ parts }) => parts.map(({ text }) => text)).join("")
+    const answers = this.messages.filter(({ role }) => role === "assistant")
+    return answers.flatMap(({ parts }) => parts.map(({ text }) => text)).join("")
   }
 }
 

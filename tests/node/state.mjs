@@ -77,7 +77,8 @@ const open = ({ url, live }) => {
   return one
 }
 
-const sorted = (rows) => [...rows].map(({ id, name, isActive }) => ({ id, name, isActive })).sort((a, b) => (a.id < b.id ? -1 : 1))
+const sorted = (rows) =>
+  [...rows].map(({ id, name, isActive }) => ({ id, name, isActive })).sort((a, b) => (a.id < b.id ? -1 : 1))
 const isInStep = ({ db, active }) => {
   const rows = sorted(wanted.values())
   const isActive = rows.filter(({ isActive }) => isActive)
@@ -122,7 +123,11 @@ const commands = {
     }
   },
   async contents() {
-    const have = ({ db, active, events }) => ({ users: sorted(db.collections.users.toArray), active: sorted(active.toArray), events })
+    const have = ({ db, active, events }) => ({
+      users: sorted(db.collections.users.toArray),
+      active: sorted(active.toArray),
+      events,
+    })
     return { databases: databases.filter(({ isOpen }) => isOpen).map(have) }
   },
 }

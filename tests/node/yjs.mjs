@@ -4,13 +4,13 @@
 //
 // Says {"url"}, where the Yjs server is, and then obeys.  Editors are known by their number, from 0.
 //
-//   {"do": "join", "url", "document", "editors", "live"}   new editors by way of `url`; done when all are in sync
-//   {"do": "edit", "editors"?, "edits"}                    edits of all at once, or of these; done when everybody has all
-//   {"do": "greet"}                                        everybody says hello by awareness; done when all have heard all
+//   {"do": "join", "url", "document", "editors", "live"}   new editors at `url`; done when all are in sync
+//   {"do": "edit", "editors"?, "edits"}                    edits by all at once, or by these; done when all have them
+//   {"do": "greet"}                                        every editor sets its awareness; done when all have all
 //   {"do": "compact", "editor"}                            an edit after which the server makes a snapshot at the tail
-//   {"do": "leave", "editors"}
-//   {"do": "documents"}                                    what each editor has, and the edits that there have been
-//   {"do": "requests"}                                     what has reached the Yjs server: `open` live ones at most at once
+//   {"do": "leave", "editors"?}                            these editors, or all, disconnect
+//   {"do": "documents"}                                    what each editor has, and every edit that was made
+//   {"do": "requests"}                                     the Yjs server's requests, and its live ones: open and peak
 
 import { YjsProvider } from "@durable-streams/y-durable-streams"
 import { YjsServer } from "@durable-streams/y-durable-streams/server"
@@ -19,12 +19,12 @@ import * as Y from "yjs"
 
 import { Conditions, obey, say } from "./commands.mjs"
 
-// The server tells of its compactions here, which is where the answers go.
+// The server logs its compactions to stdout, which is for the answers to commands.
 console.log = () => {}
 
 const [dsServerUrl, threshold] = process.argv.slice(2)
 const conditions = new Conditions()
-const { until, changed } = { until: (condition) => conditions.until(condition), changed: conditions.changed }
+const until = (condition) => conditions.until(condition)
 
 // -- the server: its compactions are counted, and what reaches it
 
@@ -39,7 +39,7 @@ server.compactor.performCompaction = async (...document) => {
     return result
   } finally {
     compactions.running -= 1
-    changed()
+    conditions.changed()
   }
 }
 
@@ -60,13 +60,10 @@ server.server.prependListener("request", (request, response) => {
 
 // -- the editors
 
-let heardNow = 0
 const fetch = globalThis.fetch
-globalThis.fetch = async (input, init) => {
-  const response = await fetch(input, init)
-  // From here on an editor hears what others say by awareness.
-  if (String(input.url ?? input).includes("awareness=default&offset=now") && response.ok) heardNow += 1
-  changed()
+globalThis.fetch = async (...request) => {
+  const response = await fetch(...request)
+  conditions.changed()
   return response
 }
 
@@ -75,6 +72,8 @@ const errors = []
 const made = []
 const present = () => editors.filter((editor) => !editor.hasLeft)
 const written = (editor) => editor.doc.getArray("edits")
+/// An editor receives the others' awareness from when it has subscribed.
+const isInSync = ({ provider }) => provider.synced && provider.awarenessSubscription !== null
 
 const join = ({ url, document, live }) => {
   const doc = new Y.Doc()
@@ -82,10 +81,13 @@ const join = ({ url, document, live }) => {
   const provider = new YjsProvider({ doc, awareness, baseUrl: url, docId: document, liveMode: live, connect: false })
   const editor = { doc, awareness, provider, name: `e${editors.length}`, edits: 0, hasLeft: false }
   editors.push(editor)
-  doc.on("update", changed)
-  awareness.on("change", changed)
-  provider.on("synced", changed)
-  provider.on("error", (error) => errors.push(`${editor.name}: ${error.message}`))
+  doc.on("update", conditions.changed)
+  awareness.on("change", conditions.changed)
+  provider.on("synced", conditions.changed)
+  provider.on("error", (error) => {
+    errors.push(`${editor.name}: ${error.message}`)
+    conditions.changed()
+  })
   return editor
 }
 
@@ -103,10 +105,9 @@ const allHaveAll = () => present().every((editor) => written(editor).length === 
 
 const commands = {
   async join({ editors: count, ...where }) {
-    const heard = heardNow + count
     const joining = Array.from({ length: count }, () => join(where))
     await Promise.all(joining.map(({ provider }) => provider.connect()))
-    await until(() => errors.length > 0 || (joining.every(({ provider }) => provider.synced) && heardNow >= heard))
+    await until(() => errors.length > 0 || joining.every(isInSync))
     return { had: joining.map((editor) => written(editor).length), errors }
   },
   async edit({ editors: numbers, edits }) {
@@ -136,11 +137,16 @@ const commands = {
     return { compactions: compactions.made, errors }
   },
   async leave({ editors: numbers }) {
-    for (const number of numbers) editors[number].hasLeft = true
-    await Promise.all(numbers.map((number) => editors[number].provider.disconnect()))
+    const leaving = numbers === undefined ? present() : numbers.map((number) => editors[number])
+    for (const editor of leaving) editor.hasLeft = true
+    await Promise.all(leaving.map(({ provider }) => provider.disconnect()))
   },
   async documents() {
-    const have = ({ doc }) => ({ text: doc.getText("text").toString(), edits: written({ doc }).toArray(), last: doc.getMap("last").toJSON() })
+    const have = ({ doc }) => ({
+      text: doc.getText("text").toString(),
+      edits: doc.getArray("edits").toArray(),
+      last: doc.getMap("last").toJSON(),
+    })
     return { documents: present().map(have), made, errors, compactions: compactions.made }
   },
   async requests() {
