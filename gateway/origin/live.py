@@ -99,7 +99,7 @@ class LiveReaders:
             headers[names.SSE_DATA_ENCODING] = "base64"
         with self._entered(stream):
             if at is not None:
-                stream.locate(at)  # what is wrong with the offset is said before the stream of events begins
+                stream.nearest(at)  # what is wrong with the offset is said before the stream of events begins
             await delivery.open(200, headers)
             # Drawn once: another draw might lie before one that was sent, and a cursor never goes back.
             least_cursor = int(self.cursor(order.cursor))

@@ -2,6 +2,9 @@
 
 A record is immutable.  A byte record may be cut anywhere; a JSON record holds its messages joined by commas and may be
 cut only after a message (`cuts`), because a reply is always whole messages.
+
+Its positions are its start and, behind its frame, every place where it may be cut: the place after `k` bytes of payload
+is `lead + k` after the start.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class Record:
     end: Position
     payload: bytes
     cuts: tuple[int, ...] = ()
+    lead: int = FRAME_BYTES
+    """How far the payload lies behind `start`: a frame, and less where what came before has been trimmed."""
 
     @classmethod
     def of_bytes(cls, start: Position, payload: bytes) -> Record:
@@ -46,13 +51,22 @@ class Record:
         return cls(start, Position(start.ordinal + 1, start.at + len(payload) + FRAME_BYTES), payload, tuple(cuts))
 
     def skip_to(self, position: Position) -> int | None:
-        """Bytes of the payload that lie before `position`; None when it names no place inside this record."""
-        skip = position.at - self.start.at
-        if position.ordinal != self.start.ordinal or not 0 <= skip < len(self.payload):
+        """Bytes of the payload that lie before `position`; None when it is no position of this record."""
+        if position == self.start:
+            return 0
+        skip = self._behind(position)
+        if not 0 < skip < len(self.payload):
             return None
-        if skip == 0 or not self.cuts:
-            return skip
-        return skip if self.cuts[bisect_right(self.cuts, skip) - 1] == skip else None
+        return skip if not self.cuts or self._last_cut(skip) == skip else None
+
+    def nearest(self, position: Position) -> Position:
+        """The last position of this record that is not after `position`; its start for what is not in its payload."""
+        skip = self._behind(position)
+        if not 0 < skip < len(self.payload):
+            return self.start
+        if self.cuts:
+            skip = self._last_cut(skip)
+        return self._place(skip) if skip else self.start
 
     def rest(self, skip: int) -> Piece:
         """Everything after the first `skip` payload bytes."""
@@ -71,20 +85,21 @@ class Record:
                 end = self._character_boundary(skip, end)
         if end >= len(self.payload):
             return self.rest(skip)
-        return Piece(self._from(skip, end), Position(self.start.ordinal, self.start.at + end))
+        return Piece(self._from(skip, end), self._place(end))
 
     def before(self, position: Position) -> Record:
         """The part of this record before a place inside it, as a record of its own."""
-        skip = position.at - self.start.at
+        skip = self._behind(position)
         cuts = tuple(cut for cut in self.cuts if cut <= skip)
-        return Record(self.start, position, self.payload[:skip], cuts)
+        return Record(self.start, position, self.payload[:skip], cuts, self.lead)
 
     def after(self, position: Position) -> Record:
-        """The part of this record from a place inside it, as a record of its own."""
-        skip = position.at - self.start.at
+        """The part of this record from a place inside it, as a record of its own; its other places stay where they
+        are."""
+        skip = self._behind(position)
         comma = 1 if self.cuts and skip else 0
         cuts = tuple(cut - skip - comma for cut in self.cuts if cut > skip)
-        return Record(position, self.end, self._from(skip), cuts)
+        return Record(position, self.end, self._from(skip), cuts, comma)
 
     def messages(self, skip: int = 0) -> list[bytes]:
         """The JSON messages after the first `skip` payload bytes; empty for a record of raw bytes."""
@@ -95,6 +110,19 @@ class Record:
                 found.append(self.payload[begin:cut])
                 begin = cut + 1
         return found
+
+    def _place(self, skip: int) -> Position:
+        """The position after the first `skip` bytes of payload, at least one."""
+        return Position(self.start.ordinal, self.start.at + self.lead + skip)
+
+    def _behind(self, position: Position) -> int:
+        """Bytes of the payload before `position`, if it lies in the payload; else a number that no place has."""
+        return position.at - self.start.at - self.lead if position.ordinal == self.start.ordinal else -1
+
+    def _last_cut(self, skip: int) -> int:
+        """The last cut among the first `skip` bytes; 0 where there is none."""
+        before = bisect_right(self.cuts, skip)
+        return self.cuts[before - 1] if before else 0
 
     def _from(self, skip: int, end: int | None = None) -> bytes:
         begin = skip + 1 if skip and self.cuts else skip

@@ -161,24 +161,37 @@ class Stream:
     def locate(self, position: Position) -> tuple[int, int]:
         """(record index, payload bytes to skip) of a position; the index behind the last record at or past the tail.
 
-        Raises Trimmed before the retained part, BadOffset where no token of this stream points.
+        Raises Trimmed before the retained part, BadOffset where no position of this stream is.
         """
-        if position < self.retained_from:
-            raise Trimmed
-        if position >= self.tail:
-            return len(self._records), 0
-        index = bisect_right(self._records, position.at, key=lambda record: record.start.at) - 1
-        skip = self._records[index].skip_to(position) if index >= 0 else None
+        index = self._index(position)
+        if index >= len(self._records):
+            return index, 0
+        skip = self._records[index].skip_to(position)
         if skip is None:
             raise BadOffset
         return index, skip
 
+    def nearest(self, position: Position) -> Position:
+        """The last position that is not after `position`: a read from there begins at it.
+
+        Raises Trimmed before the retained part.
+        """
+        index = self._index(position)
+        return self._records[index].nearest(position) if index < len(self._records) else self.tail
+
+    def _index(self, position: Position) -> int:
+        """The first record that ends after `position`; the index behind the last one where none does."""
+        if position < self.retained_from:
+            raise Trimmed
+        return bisect_right(self._records, position, key=lambda record: record.end)
+
     def read(self, start: Position | None, limit: int) -> Slice:
         """At most `limit` payload bytes from `start` (None: from the earliest retained), at least one message.
 
-        A start beyond the tail gives nothing and the tail, as the reference server does.  Raises Trimmed, BadOffset.
+        A start that is no position stands for the last one before it, and one beyond the tail gives nothing and the
+        tail, as with the reference server.  Raises Trimmed.
         """
-        index, skip = (0, 0) if start is None else self.locate(start)
+        index, skip = (0, 0) if start is None else self.locate(self.nearest(start))
         pieces: list[Piece] = []
         end = self.tail if index >= len(self._records) else self.retained_from
         room = limit

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from durable_streams import AsyncDurableStream, StreamNotFoundError, astream, stream
 
+from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge
 
 JSON = "application/json"
@@ -28,6 +31,7 @@ MESSAGES = [json.dumps(item).encode() for item in OBJECTS]
 
 
 LOOPS = 500
+READERS = 12
 
 
 class Enough(Exception):
@@ -128,6 +132,38 @@ async def test_its_tight_loop_on_a_closed_stream_costs_the_origin_nothing(
         with pytest.raises(Enough):
             await anext(chunks)
     assert edge.reads_at_origin - known == 0
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+async def test_many_readers_that_begin_at_the_start_and_follow_cost_the_origin_one_live_request(
+    edge: Edge, path: str, live: Any
+) -> None:
+    await edge.create(path, JSON, *MESSAGES[:2])
+    async with httpx.AsyncClient(timeout=BOUND_S) as http, AsyncExitStack() as reading, asyncio.timeout(BOUND_S):
+        begin = partial(astream, edge.url + path, offset="-1", client=http)
+
+        async def follow() -> AsyncIterator[Any]:
+            read = await reading.enter_async_context(begin(live=live))
+            return read.iter_json()
+
+        async def take(items: AsyncIterator[Any], count: int) -> list[Any]:
+            return [await anext(items) for _ in range(count)]
+
+        followers = await asyncio.gather(*(follow() for _ in range(READERS)))
+        assert await asyncio.gather(*(take(items, 2) for items in followers)) == [OBJECTS[:2]] * READERS
+        for message, item in zip(MESSAGES[2:], OBJECTS[2:], strict=True):
+            await edge.append(path, JSON, message)
+            assert await asyncio.gather(*(anext(items) for items in followers)) == [item] * READERS
+        # Others come one after the other: some follow for a while, some read what there is and go.
+        for _ in range(READERS):
+            async with begin(live=live) as read:
+                assert await take(read.iter_json(), len(OBJECTS)) == OBJECTS
+            async with begin(live=False) as read:
+                assert await read.read_json() == OBJECTS
+        assert edge.gateway.metrics.upstream_requests(Mode.SSE).value == 1
+        assert edge.gateway.metrics.upstream_requests(Mode.LONGPOLL).value == 0
+        # What the first of them began with, what is to be known of the stream, and the live request.
+        assert edge.reads_at_origin <= 4
 
 
 async def test_what_it_writes_is_what_it_reads(edge: Edge, path: str) -> None:

@@ -12,7 +12,8 @@ from gateway.origin.app import OriginSettings, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.clients.conftest import Edge
-from tests.clients.typescript import Failed, TypeScript
+from tests.clients.program import Failed
+from tests.clients.typescript import TypeScript
 
 JSON = "application/json"
 BINARY = "application/octet-stream"

@@ -54,6 +54,22 @@ class Incarnation:
             return None
         return position
 
+    def begin(self, token: str | None) -> Position | None:
+        """Where a read from the token begins in this incarnation as it is now; None when nowhere.
+
+        A token of an earlier life need not be a position here: the origin begins at the last one before it.
+        """
+        position = self.place(token)
+        if position is not None or token is None:
+            return position
+        named = parse_token(token)
+        if named is None or named > self.tail:
+            return None
+        try:
+            return self.stream.nearest(named)
+        except Refused:
+            return None
+
     def between(self, start: Position, end: Position) -> bytes:
         """The bytes from `start` to `end`; for JSON the messages joined by commas."""
         after_start, after_end = self._after(start), self._after(end)

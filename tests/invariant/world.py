@@ -322,7 +322,7 @@ class World:
         """Fail unless the answer is true of one incarnation that it may come from."""
         if self.is_excused(answer, since, is_live=is_live):
             return
-        candidates = [one for one in self.log.believable(since) if one.place(offset) is not None]
+        candidates = [one for one in self.log.believable(since) if one.begin(offset) is not None]
         was_here = since.alive in candidates and self.log.was_alive_throughout(since)
         if not was_here and (answer.status == 400 or not self.strip(answer)):
             # Not an offset of the stream as it was when it was asked for: whatever the origin makes of it.
@@ -348,7 +348,7 @@ class World:
         """Those of which `text` is exactly what lies between the two offsets."""
         found = []
         for one in candidates:
-            start, stop = one.place(offset), one.place(end)
+            start, stop = one.begin(offset), one.place(end)
             if start is not None and stop is not None and start <= stop and one.between(start, stop) == text:
                 found.append(one)
         assert found, f"no incarnation has {text!r} from {offset} to {end}"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.origin.positions import Position, parse_token
+from gateway.origin.positions import FRAME_BYTES, Position, parse_token
 from gateway.origin.refusals import BadOffset, Trimmed
 from gateway.origin.streams import Lifetime, Slice, Stream
 
@@ -84,11 +84,57 @@ def test_a_trimmed_stream_begins_where_it_was_trimmed(bodies: list[bytes], limit
         stream.read(Position(0, 0), 10_000)
 
 
-def test_an_offset_that_was_never_handed_out_is_refused() -> None:
+@given(BATCHES.filter(bool), LIMITS, st.data())
+def test_a_place_inside_a_json_batch_stays_where_it_was_when_the_stream_is_trimmed(
+    batches: list[list[str]], limit: int, data: st.DataObject
+) -> None:
+    stream = stream_of([json.dumps(batch).encode() for batch in batches], "application/json")
+    ends = [part.end for part in slices_of(stream, limit)]
+    rests = {end: stream.read(end, 10_000).body() for end in ends}
+    upto = data.draw(st.sampled_from(ends))
+    stream.trim(upto)
+    assert {end: stream.read(end, 10_000).body() for end in ends if end >= upto} == {
+        end: rest for end, rest in rests.items() if end >= upto
+    }
+
+
+@given(BODIES.filter(bool), st.integers(1, FRAME_BYTES), st.data())
+def test_a_token_inside_the_frame_of_a_record_has_the_whole_record(
+    bodies: list[bytes], step: int, data: st.DataObject
+) -> None:
+    # What the Yjs server makes of a snapshot's offset: one more than a position, and never a position.
+    stream = stream_of(bodies)
+    ends = [stream.read(None, 10_000).pieces[number].end for number in range(len(bodies))]
+    number = data.draw(st.integers(0, len(bodies) - 1))
+    found = stream.read(Position(ends[number].ordinal, ends[number].at + step), 10_000)
+    assert (found.body(), found.end, found.up_to_date) == (b"".join(bodies[number + 1 :]), stream.tail, True)
+
+
+@given(BODIES.filter(bool), st.integers(0, 8), st.integers(0, 400))
+def test_any_token_has_every_record_that_ends_after_it(bodies: list[bytes], ordinal: int, at: int) -> None:
+    stream = stream_of(bodies)
+    asked = Position(ordinal, at)
+    whole = [piece for piece in stream.read(None, 10_000).pieces if piece.end > asked]
+    found = stream.read(asked, 10_000)
+    assert found.end == stream.tail
+    assert [piece.end for piece in found.pieces] == [piece.end for piece in whole]
+    assert all(piece.payload == full.payload for piece, full in zip(found.pieces[1:], whole[1:], strict=True))
+    assert not whole or whole[0].payload.endswith(found.pieces[0].payload)
+
+
+@pytest.mark.parametrize(("at", "rest"), [(0, [1, "ab"]), (5, [1, "ab"]), (6, ["ab"]), (7, ["ab"]), (99, [1, "ab"])])
+def test_a_token_between_two_json_messages_has_whole_messages(at: int, rest: list[object]) -> None:
     stream = stream_of([b'[1,"ab"]'], "application/json")
-    for position in (Position(0, 2), Position(1, 0), Position(0, 9)):
+    assert json.loads(stream.read(Position(0, at), 10).body()) == rest
+
+
+def test_a_fork_or_a_trim_wants_a_position() -> None:
+    stream = stream_of([b'[1,"ab"]', b"[2]"], "application/json")
+    for position in (Position(0, 2), Position(0, 7), Position(1, 1), Position(0, 99)):
         with pytest.raises(BadOffset):
-            stream.read(position, 10)
+            stream.locate(position)
+        with pytest.raises(BadOffset):
+            stream.trim(position)
 
 
 def test_an_offset_beyond_the_tail_is_answered_with_the_tail() -> None:

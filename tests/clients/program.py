@@ -1,0 +1,89 @@
+"""A program of `tests/node` that is driven line by line: a command as JSON on stdin, what comes of it on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Self
+
+from tests.node_tools import node_packages, node_tools
+
+BOUND_S = 20.0
+MAX_LINE_BYTES = 1 << 22
+
+
+class Failed(Exception):
+    """The client gave up; `status` is the HTTP status that made it, if one did."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__(said["message"])
+        self.status: int | None = said.get("status")
+
+
+class Program:
+    """One process; its commands come one after the other."""
+
+    script: ClassVar[str]
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, *arguments: str) -> AsyncIterator[Self]:
+        """Run the program until the block ends; AssertionError when it had anything to complain about."""
+        tools = node_tools()
+        folder = await asyncio.to_thread(node_packages)
+        process = await asyncio.create_subprocess_exec(
+            tools.node,
+            cls.script,
+            *arguments,
+            cwd=folder,
+            env=tools.environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+        )
+        try:
+            yield cls(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            async with asyncio.timeout(BOUND_S):
+                _, complaints = await process.communicate()
+            assert complaints == b"", complaints.decode()
+            assert process.returncode == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    async def do(self, command: str, **fields: Any) -> dict[str, Any]:
+        """One command and its result.  Raises Failed."""
+        self.say({"do": command, **fields})
+        said = await self.hear()
+        assert said["done"] == command, said
+        return said
+
+    def say(self, line: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def hear(self) -> dict[str, Any]:
+        """The next line.  Raises Failed where it says so, AssertionError where there is none."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(BOUND_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            self._process.kill()
+            line = b""
+        if not line:
+            assert self._process.stderr is not None
+            raise AssertionError((await self._process.stderr.read()).decode() or f"{self.script} says nothing")
+        said: dict[str, Any] = json.loads(line)
+        if "failed" in said:
+            raise Failed(said)
+        return said
