@@ -57,8 +57,11 @@ def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: 
     spared = now["spared"]
     text.append("origin spared ")
     text.append(f"{share(spared['requests_spared'])} of reads, {share(spared['bytes_spared'])} of bytes", "bold")
-    text.append(f" in the last {duration(spared['window_s'])}   ")
-    text.append(origin_words(origins), _HEALTH_STYLES[worst(origins)])
+    text.append(f" in the last {duration(spared['window_s'])}")
+    health = worst(origins)
+    # What is wrong is longer than what a narrow terminal has left.
+    text.append("\n" if health is Health.UNREACHABLE else "   ")
+    text.append(origin_words(origins), _HEALTH_STYLES[health])
     text.append("\n")
     took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
 

@@ -44,7 +44,6 @@ export function between(before, now) {
   const outcomes = Object.fromEntries(OUTCOMES.map((one) => [one, rate(now.requests[one] ?? 0, before.requests[one])]))
   return {
     at: now.at,
-    since: before.at,
     outcomes,
     clients: rate(total(now.requests), total(before.requests)),
     origin: rate(now.upstream_requests, before.upstream_requests),
