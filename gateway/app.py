@@ -35,6 +35,7 @@ from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
+from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.journal import open_journal
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
@@ -80,6 +81,8 @@ class RunningGateway:
         # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
+        self.history = History()
+        self._sampling = Sampling(engine.clock, lambda: self.history.take(self.sample()))
         self._listener: asyncio.Server | None = None
         self.gateway_url = ""
         self.admin_url = ""
@@ -98,6 +101,10 @@ class RunningGateway:
         """Client connections for which an aiohttp protocol exists."""
         return len(self._server.connections)
 
+    def sample(self) -> Sample:
+        """The counters as they stand."""
+        return sampled(self.metrics, self.engine.clock.now(), self.engine.clock.wall())
+
     async def listen(self, admin: web.Application) -> Self:
         """Accept on both ports, the admin port with `admin`; OSError when one is taken."""
         # A page that closes a live tail leaves no reader behind on the public port.
@@ -109,6 +116,7 @@ class RunningGateway:
             max_line_size=MOST_LINE_BYTES,
         )
         self._loop_delay.start()
+        self._sampling.start()
         if self._log is not None:
             self._log.start()
         loop = asyncio.get_running_loop()
@@ -125,6 +133,7 @@ class RunningGateway:
         except BaseException:
             self.planned.leave()
             self._loop_delay.close()
+            self._sampling.close()
             await self._admin.cleanup()
             await self.engine.close()
             if self._log is not None:
@@ -197,6 +206,7 @@ class RunningGateway:
         await self.engine.tracer.close(max(timeout_s * 0.05, gone_at - asyncio.get_running_loop().time()))
         if self._admin is not None:
             await self._admin.cleanup()
+        self._sampling.close()
         self._loop_delay.close()
 
 

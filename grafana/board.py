@@ -42,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture.  `width` is in twenty-fourths; `most` is the axis's upper end where that is known."""
+    """One picture.  `width` is in twenty-fourths; `least` and `most` are the axis's ends where those are known."""
 
     title: str
     description: str
@@ -51,6 +51,7 @@ class Panel:
     kind: Kind = "lines"
     width: int = 8
     most: float | None = None
+    least: float | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,12 @@ def _panel(panel: Panel) -> Any:
     made = made.title(panel.title).height(_HEIGHT[panel.kind]).span(panel.width)
     if panel.kind == "text":
         return made
-    made = made.description(panel.description).unit(panel.unit).min(0).datasource(_SOURCE)
+    made = made.description(panel.description).unit(panel.unit).datasource(_SOURCE)
+    if panel.kind == "stat":
+        # A ratio of nothing to nothing.
+        made = made.no_value("–")
+    if panel.least is not None:
+        made = made.min(panel.least)
     if panel.most is not None:
         made = made.max(panel.most)
     for at, query in enumerate(panel.queries):

@@ -20,7 +20,8 @@ CACHE: Final = Board(
             (
                 Panel(
                     "Hit ratio",
-                    "Share of catch-up reads answered from the tape alone, without the origin.",
+                    "Share of catch-up reads answered from the tape alone. Those revalidated, joined or collapsed came "
+                    "from memory as well: what the origin was spared is on the overview.",
                     "percentunit",
                     (Query(share("gateway_requests_total", f"{ROUTE},{_CATCHUP}", 'outcome="hit"')),),
                     most=1,

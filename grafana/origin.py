@@ -9,8 +9,34 @@ from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantiles, r
 ORIGIN: Final = Board(
     "origin",
     "durable-gateway: the origin's view",
-    "Requests, answers, failures, times and connections towards origins.",
+    "How origins are; requests, answers, failures, times and connections towards them.",
     (
+        Row(
+            "Health",
+            (
+                Panel(
+                    "Origins that answer",
+                    "1 while an origin's circuit breaker is closed and it is not ejected; the least of all gateways.",
+                    "short",
+                    (Query(f"min by (origin) (gateway_origin_up{{{GATEWAY}}})", "{{origin}}"),),
+                    most=1,
+                ),
+                Panel(
+                    "Circuit breakers",
+                    "Origins by the state of their breaker, as each gateway has it. open: nothing is sent. half_open: "
+                    "probes alone.",
+                    "short",
+                    (Query(total("gateway_origin_breaker_state", "state", GATEWAY), "{{state}}"),),
+                    "stack",
+                ),
+                Panel(
+                    "Refused at once",
+                    "Requests that were not sent because the origin's breaker was open.",
+                    "reqps",
+                    (Query(rate("gateway_origin_refused_total", "origin", GATEWAY), "{{origin}}"),),
+                ),
+            ),
+        ),
         Row(
             "Requests",
             (
@@ -23,7 +49,7 @@ ORIGIN: Final = Board(
                 ),
                 Panel(
                     "Requests for each client request",
-                    "1 is no gateway at all. Writes are always 1 for 1.",
+                    "1 is no gateway at all. Writes are always 1 for 1; without them, see the overview.",
                     "percentunit",
                     (Query(f"{rate('gateway_upstream_requests_total')} / {rate('gateway_requests_total')}"),),
                 ),

@@ -5,18 +5,61 @@ from __future__ import annotations
 from typing import Final
 
 from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantile, quantiles, rate, share, total
+from grafana.spared import BYTES_SPARED, BYTES_TEXT, REQUESTS_SPARED, REQUESTS_TEXT, SPARED
 
-_WITHOUT_ORIGIN: Final = 'outcome=~"hit|followed|collapsed"'
-_READS: Final = 'mode=~"catchup|longpoll|sse",outcome!="aborted"'
-"""Every SSE reader that closes its tab is `aborted`: that says nothing of what it cost."""
 _ERRORS: Final = 'outcome=~"refused|failed"'
 _CUT_OFF: Final = 'outcome="aborted",mode!="sse"'
 
 OVERVIEW: Final = Board(
     "overview",
     "durable-gateway: overview",
-    "Requests, errors, times, and how much of it reaches the origin.",
+    "What the origin is spared and how it is; requests, errors, times.",
     (
+        Row(
+            "What the origin is spared",
+            (
+                Panel(
+                    "Requests spared",
+                    REQUESTS_TEXT,
+                    "percentunit",
+                    (Query(REQUESTS_SPARED),),
+                    "stat",
+                    6,
+                    most=1,
+                    least=None,
+                ),
+                Panel("Bytes spared", BYTES_TEXT, "percentunit", (Query(BYTES_SPARED),), "stat", 6, most=1, least=None),
+                Panel(
+                    "Origins that answer",
+                    "Origins whose circuit breaker is closed and that are not ejected, beside all of them, as each "
+                    "gateway sees them. The origin's view says which.",
+                    "short",
+                    (
+                        Query(total("gateway_origin_up", matching=GATEWAY), "answer"),
+                        Query(f"count (gateway_origin_up{{{GATEWAY}}})", "of"),
+                    ),
+                    "stat",
+                    12,
+                ),
+                Panel(
+                    "Spared over time",
+                    f"requests: {REQUESTS_TEXT} bytes: {BYTES_TEXT}",
+                    "percentunit",
+                    SPARED,
+                    width=12,
+                    most=1,
+                    least=None,
+                ),
+                Panel(
+                    "Origins over time",
+                    "1 while an origin answers.",
+                    "short",
+                    (Query(f"min by (origin) (gateway_origin_up{{{GATEWAY}}})", "{{origin}}"),),
+                    width=12,
+                    most=1,
+                ),
+            ),
+        ),
         Row(
             "At a glance",
             (
@@ -45,11 +88,10 @@ OVERVIEW: Final = Board(
                     4,
                 ),
                 Panel(
-                    "Reads without a request of their own",
-                    "Share of reads that cost the origin nothing: from the tape, from another's fetch, or from the "
-                    "stream's one live request. Leaves out those whose client left in the middle.",
-                    "percentunit",
-                    (Query(share("gateway_requests_total", f"{ROUTE},{_READS}", _WITHOUT_ORIGIN)),),
+                    "Requests to the origin",
+                    "Requests sent to origins in a second, those for writes too.",
+                    "reqps",
+                    (Query(rate("gateway_upstream_requests_total")),),
                     "stat",
                     4,
                 ),
@@ -81,7 +123,8 @@ OVERVIEW: Final = Board(
             (
                 Panel(
                     "By outcome",
-                    "How requests were answered. hit, collapsed and followed cost the origin nothing.",
+                    "How requests were answered. hit, collapsed and followed cost the origin no request of their own; "
+                    "revalidated and joined came from memory behind a look at the tail.",
                     "reqps",
                     (Query(rate("gateway_requests_total", "outcome"), "{{outcome}}"),),
                     "stack",

@@ -26,6 +26,13 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def share(value: float | None) -> str:
+    """A share in percent, never rounded up to all of it; an en dash where there is none."""
+    if value is None:
+        return "–"
+    return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+
+
 def duration(seconds: float) -> str:
     """The two largest units."""
     left = int(seconds)

@@ -79,10 +79,12 @@ async def _once(url: str, by: By, limit: int) -> None:
 async def _look(client: AdminClient, by: By, limit: int) -> Look:
     from gateway.commands.top_view import Look
 
-    overview, top = await asyncio.gather(
-        client.get("/api/overview"), client.get("/api/top", {"by": by.value, "limit": limit})
+    overview, origins, top = await asyncio.gather(
+        client.get("/api/overview"),
+        client.get("/api/origins"),
+        client.get("/api/top", {"by": by.value, "limit": limit}),
     )
-    return Look(overview, top["streams"], by.value)
+    return Look(overview, origins["origins"], top["streams"], by.value)
 
 
 async def _live(url: str, by: By, limit: int, interval_s: float) -> None:

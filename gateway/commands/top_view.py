@@ -1,24 +1,33 @@
-"""What `top` shows of two looks at a gateway: pure, so that it can be judged without a terminal."""
+"""What `top` shows of two looks at a gateway: pure, so that it can be judged without a terminal.
+
+The headline is what the origin was spared, of reads and of bytes, in the seconds before the look, as the gateway itself
+counts it (`gateway.ops.spared`), and how the origins are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.commands.figures import duration, rate, ratio, size, stream_name, stream_state
+from gateway.commands.figures import duration, rate, ratio, share, size, stream_name, stream_state
+from gateway.commands.origins import Health, origin_words, worst
+
+_HEALTH_STYLES: Final = {Health.ANSWERING: "green", Health.NOT_ASKED: "dim", Health.UNREACHABLE: "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The gateway at one moment: `/api/overview`, and the streams of `/api/top`, which are ordered by `by`."""
+    """The gateway at one moment: `/api/overview`, the origins of `/api/origins`, and the streams of `/api/top`, which
+    are ordered by `by`."""
 
     overview: Mapping[str, Any]
+    origins: Sequence[Mapping[str, Any]]
     streams: Sequence[Mapping[str, Any]]
     by: str
 
@@ -30,7 +39,7 @@ def view(now: Look, before: Look | None, limit: int, trouble: str = "", *, fills
     if before is not None and before.overview["uptime_s"] >= now.overview["uptime_s"]:
         before = None
     parts: list[RenderableType] = [
-        _summary(now.overview, before.overview if before else None),
+        _summary(now.overview, before.overview if before else None, now.origins),
         _table(now, before, limit, fills),
     ]
     if trouble:
@@ -38,26 +47,32 @@ def view(now: Look, before: Look | None, limit: int, trouble: str = "", *, fills
     return Group(*parts)
 
 
-def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> Text:
+def _summary(now: Mapping[str, Any], before: Mapping[str, Any] | None, origins: Sequence[Mapping[str, Any]]) -> Text:
     state = "draining" if now["is_draining"] else "ready" if now["is_ready"] else "not ready"
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"durable-gateway {now['version']}", "bold")
     text.append(f"  {now['node']}  up {duration(now['uptime_s'])}  ")
     text.append(state, "green" if state == "ready" else "bold yellow")
     text.append("\n")
+    spared = now["spared"]
+    text.append("origin spared ")
+    text.append(f"{share(spared['requests_spared'])} of reads, {share(spared['bytes_spared'])} of bytes", "bold")
+    text.append(f" in the last {duration(spared['window_s'])}")
+    health = worst(origins)
+    # What is wrong is longer than what a narrow terminal has left.
+    text.append("\n" if health is Health.UNREACHABLE else "   ")
+    text.append(origin_words(origins), _HEALTH_STYLES[health])
+    text.append("\n")
     took_s = now["uptime_s"] - before["uptime_s"] if before else 0.0
 
     def counted(count: float, count_before: float) -> str:
         return f"{rate((count - count_before) / took_s)}/s" if before else f"{count:,.0f}"
 
-    requests, hits = _requests(now)
-    requests_before, hits_before = _requests(before) if before else (0, 0)
+    requests, requests_before = _requests(now), _requests(before) if before else 0
     upstream, upstream_before = _sum(now["upstream_requests"]), _sum(before["upstream_requests"]) if before else 0
     sent = now["downstream_bytes"] - (before["downstream_bytes"] if before else 0)
-    ended = requests - requests_before
     line = [
         f"requests {counted(requests, requests_before)}",
-        f"hits {ratio((hits - hits_before) / ended if ended else None)}",
         f"origin requests {counted(upstream, upstream_before)}",
         f"sent {size(sent / took_s)}/s" if before else f"sent {size(sent)}",
     ]
@@ -115,10 +130,9 @@ def _ordered(now: Look, before: Look | None) -> list[tuple[Mapping[str, Any], fl
     return rows
 
 
-def _requests(overview: Mapping[str, Any]) -> tuple[int, int]:
-    """Requests that ended, and hits among them."""
-    outcomes = overview["requests"].values()
-    return sum(map(_sum, outcomes)), sum(int(counts.get("hit", 0)) for counts in outcomes)
+def _requests(overview: Mapping[str, Any]) -> int:
+    """Requests that ended."""
+    return sum(map(_sum, overview["requests"].values()))
 
 
 def _sum(counts: Mapping[str, int]) -> int:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from gateway.commands.figures import share
+from gateway.commands.origins import origin_words, worst
 from gateway.commands.top_view import Look, view
+from tests.origins import OPEN, WORDS, Row, origin_row
 
 
 def stream(path: str, reads: int, sent_bytes: int, readers: int = 0) -> dict[str, Any]:
@@ -27,13 +30,22 @@ def stream(path: str, reads: int, sent_bytes: int, readers: int = 0) -> dict[str
     }
 
 
-def look(uptime_s: float, streams: list[dict[str, Any]], hits: int, misses: int, by: str = "requests") -> Look:
+def look(
+    uptime_s: float,
+    streams: list[dict[str, Any]],
+    hits: int,
+    misses: int,
+    by: str = "requests",
+    spared: tuple[float | None, float | None] = (0.9732, 0.99),
+    origins: list[Row] | None = None,
+) -> Look:
     overview = {
         "version": "9.9",
         "node": "edge-1",
         "uptime_s": uptime_s,
         "is_draining": False,
         "is_ready": True,
+        "spared": {"window_s": 10.4, "requests_spared": spared[0], "bytes_spared": spared[1]},
         "requests": {"catchup": {"hit": hits, "miss": misses}, "sse": {"hit": 0, "miss": 0}},
         "upstream_requests": {"catchup": misses},
         "downstream_bytes": 1024 * (hits + misses),
@@ -42,7 +54,7 @@ def look(uptime_s: float, streams: list[dict[str, Any]], hits: int, misses: int,
         "cache": {"bytes": 1 << 20, "limit_bytes": 1 << 28, "tapes": 2, "evictions": 0},
         "followed_streams": 1,
     }
-    return Look(overview, streams, by)
+    return Look(overview, [origin_row()] if origins is None else origins, streams, by)
 
 
 def lines(now: Look, before: Look | None, limit: int = 10, trouble: str = "") -> list[str]:
@@ -58,32 +70,33 @@ SECOND = look(102.0, [stream("/a", 1_001, 5_001), stream("/b", 50, 8_292, reader
 def test_one_look_shows_counts() -> None:
     shown = lines(FIRST, None)
     assert shown[0] == "durable-gateway 9.9  edge-1  up 1m 40s  ready"
-    assert shown[1] == "requests 1,010   hits 89.1%   origin requests 110   sent 1010.0 KiB"
-    assert shown[2] == "subscribers 7   streams followed 1   connections 1,234   cache 1.0 MiB of 256.0 MiB in 2 tapes"
-    assert shown[3].split() == ["stream", "readers", "reads", "hits", "sent", "held", "state"]
-    assert shown[5].split() == ["/a", "0", "1,000", "50.0%", "4.9", "KiB", "2.0", "KiB"]
-    assert shown[6].split() == ["/b", "7", "10", "50.0%", "100", "B", "2.0", "KiB", "live"]
+    assert shown[1] == "origin spared 97.3% of reads, 99.0% of bytes in the last 10s   origin answers"
+    assert shown[2] == "requests 1,010   origin requests 110   sent 1010.0 KiB"
+    assert shown[3] == "subscribers 7   streams followed 1   connections 1,234   cache 1.0 MiB of 256.0 MiB in 2 tapes"
+    assert shown[4].split() == ["stream", "readers", "reads", "hits", "sent", "held", "state"]
+    assert shown[6].split() == ["/a", "0", "1,000", "50.0%", "4.9", "KiB", "2.0", "KiB"]
+    assert shown[7].split() == ["/b", "7", "10", "50.0%", "100", "B", "2.0", "KiB", "live"]
 
 
 def test_two_looks_show_rates_and_who_is_busy_now() -> None:
     shown = lines(SECOND, FIRST)
-    assert shown[1] == "requests 50/s   hits 90.0%   origin requests 5.0/s   sent 50.0 KiB/s"
-    assert shown[3].split() == ["stream", "readers", "reads/s", "hits", "sent/s", "held", "state"]
-    assert shown[5].split()[:6] == ["/b", "7", "20", "50.0%", "4.0", "KiB"]
-    assert shown[6].split()[:6] == ["/a", "0", "0.5", "50.0%", "0", "B"]
-    assert len(lines(SECOND, FIRST, limit=1)) == 6
+    assert shown[2] == "requests 50/s   origin requests 5.0/s   sent 50.0 KiB/s"
+    assert shown[4].split() == ["stream", "readers", "reads/s", "hits", "sent/s", "held", "state"]
+    assert shown[6].split()[:6] == ["/b", "7", "20", "50.0%", "4.0", "KiB"]
+    assert shown[7].split()[:6] == ["/a", "0", "0.5", "50.0%", "0", "B"]
+    assert len(lines(SECOND, FIRST, limit=1)) == 7
 
 
 @pytest.mark.parametrize(("by", "first"), [("requests", "/b"), ("bytes", "/b"), ("subscribers", "/a")])
 def test_the_order_is_by_rate_and_that_of_subscribers_by_number(by: str, first: str) -> None:
     # The API has already ordered by subscribers, and here it is said to have put /a first.
-    now = Look(SECOND.overview, SECOND.streams, by)
-    assert lines(now, FIRST)[5].split()[0] == first
+    now = Look(SECOND.overview, SECOND.origins, SECOND.streams, by)
+    assert lines(now, FIRST)[6].split()[0] == first
 
 
 def test_a_gateway_that_was_restarted_begins_anew() -> None:
     shown = lines(look(3.0, [stream("/a", 2, 10)], hits=1, misses=1), FIRST)
-    assert shown[1].startswith("requests 2   hits 50.0%")
+    assert shown[2].startswith("requests 2   origin requests 1   ")
 
 
 def test_trouble_stands_above_what_was_seen_last() -> None:
@@ -93,4 +106,33 @@ def test_trouble_stands_above_what_was_seen_last() -> None:
 def test_names_are_not_markup() -> None:
     now = look(1.0, [stream("/[red]x", 1, 1)], hits=0, misses=0)
     assert any(line.startswith(" /[red]x") for line in lines(now, None))
-    assert "hits -" in lines(now, None)[1]
+
+
+@pytest.mark.parametrize(
+    ("spared", "said"),
+    [
+        ((None, None), "– of reads, – of bytes"),
+        ((1.0, 0.99996), "100.0% of reads, >99.9% of bytes"),
+        ((-1.5, 0.0), "-150.0% of reads, 0.0% of bytes"),
+    ],
+)
+def test_a_share_that_is_not_there_is_a_dash_and_a_bad_one_is_not_hidden(
+    spared: tuple[float | None, float | None], said: str
+) -> None:
+    shown = lines(look(1.0, [], hits=0, misses=0, spared=spared), None)
+    assert shown[1] == f"origin spared {said} in the last 10s   origin answers"
+
+
+def test_all_is_said_of_all_alone() -> None:
+    assert [share(value) for value in (1.0, 0.99999, 0.9994)] == ["100.0%", ">99.9%", "99.9%"]
+
+
+def test_a_sick_origin_stands_beside_what_was_spared() -> None:
+    shown = lines(look(1.0, [], hits=0, misses=0, origins=[OPEN]), None)
+    assert shown[1].endswith("in the last 10s")
+    assert shown[2] == "origin unreachable: connection refused, next try in 1.5 s"
+
+
+@pytest.mark.parametrize(("origins", "words", "health"), WORDS)
+def test_origins_in_words(origins: list[Row], words: str, health: str) -> None:
+    assert (origin_words(origins), worst(origins)) == (words, health)

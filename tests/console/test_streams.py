@@ -82,6 +82,10 @@ async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> No
     await expect(page.locator(".tape-told")).to_contain_text(f"From {chosen['start']} to {chosen['end']}")
     await expect(page.locator(".readers")).to_contain_text("sse")
 
+    # An offset may be wrapped between its numbers.
+    assert await page.locator(".facts dd").first.inner_text() == one["tail"]
+    assert await page.locator(".facts dd").first.locator("wbr").count() == one["tail"].count("_") + 1
+
     await stage.append("/tape", {"n": 8})
     await expect(page.locator(".facts")).to_contain_text((await stage.admin(f"/api/streams/{row['id']}"))["tail"])
     await stage.close("/tape")
@@ -117,7 +121,13 @@ async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) 
     await visit.open(f"#/streams/{row['id']}")
     await visit.page.get_by_role("button", name="Soft purge").click()
     await expect(visit.page.locator(".tools [role=status]")).to_have_text("1 tape to be looked at before the next hit")
+    # A purge asks before it acts, and takes a look elsewhere for a no.
     await visit.page.get_by_role("button", name="Purge", exact=True).click()
+    await visit.page.get_by_role("link", name="Tail it live").focus()
+    await expect(visit.page.get_by_role("button", name="Purge", exact=True)).to_be_visible()
+    await visit.page.get_by_role("button", name="Purge", exact=True).click()
+    assert len((await stage.admin("/api/streams"))["streams"]) == 1
+    await visit.page.get_by_role("button", name="Really purge?").click()
     await expect(visit.page.locator(".tools [role=status]")).to_contain_text("no longer on a tape")
     assert (await stage.admin("/api/streams"))["streams"] == []
     # The browser itself notes the 404.

@@ -54,7 +54,7 @@ DRAW = """async (panels) => {
   const { h } = await import("/console/dom.js")
   const say = await import("/console/format.js")
   const formats = { reqps: say.rate, percentunit: say.share, short: say.count }
-  const colours = { sse: "--o-followed", longpoll: "--o-collapsed" }
+  const colours = { sse: "--o-followed", longpoll: "--o-collapsed", requests: "--clients", bytes: "--o-followed" }
   const cards = h("div", { class: "cards" })
   document.body.append(cards)
   for (const { board, title, unit, isStacked, most, query, times, series } of panels) {
@@ -80,23 +80,24 @@ class Shown(NamedTuple):
     title: str
 
 
-SHOWN = (Shown("overview", "By outcome"), Shown("cache", "Hit ratio"), Shown("live", "Live readers"))
+SHOWN = (Shown("overview", "Spared over time"), Shown("overview", "By outcome"), Shown("live", "Live readers"))
 
 
 async def answered(prometheus: Prometheus, shown: Shown, start: float, end: float) -> dict[str, Any]:
     """What the page draws: the panel's own query and Prometheus's answer, second by second between two Unix times."""
     board = json.loads((GRAFANA / "dashboards" / f"{shown.board}.json").read_text())
     panel = next(panel for panel in board["panels"] if panel["title"] == shown.title)
-    [target] = panel["targets"]
-    asked = target["expr"].replace("$instance", ".*").replace("$route", ".*").replace("$__rate_interval", RATE_WINDOW)
-    answer = await prometheus.get("query_range", query=asked, start=f"{start}", end=f"{end}", step=STEP)
     columns = []
-    for one in answer["result"]:
-        label = target["legendFormat"]
-        for name, value in one["metric"].items():
-            label = label.replace(f"{{{{{name}}}}}", value)
-        # A ratio of nothing to nothing is a gap.
-        columns.append((label, {at: None if value == "NaN" else float(value) for at, value in one["values"]}))
+    for target in panel["targets"]:
+        asked = target["expr"].replace("$instance", ".*").replace("$route", ".*")
+        asked = asked.replace("$__rate_interval", RATE_WINDOW)
+        answer = await prometheus.get("query_range", query=asked, start=f"{start}", end=f"{end}", step=STEP)
+        for one in answer["result"]:
+            label = target["legendFormat"]
+            for name, value in one["metric"].items():
+                label = label.replace(f"{{{{{name}}}}}", value)
+            # A ratio of nothing to nothing is a gap.
+            columns.append((label, {at: None if value == "NaN" else float(value) for at, value in one["values"]}))
     times = sorted({at for _, values in columns for at in values})
     defaults = panel["fieldConfig"]["defaults"]
     return {
@@ -105,7 +106,7 @@ async def answered(prometheus: Prometheus, shown: Shown, start: float, end: floa
         "unit": defaults["unit"],
         "isStacked": "stacking" in defaults["custom"],
         "most": defaults.get("max"),
-        "query": target["expr"],
+        "query": panel["targets"][0]["expr"],
         "times": times,
         "series": [{"label": label, "values": [values.get(at) for at in times]} for label, values in columns],
     }

@@ -22,7 +22,7 @@ WINDOW = "1m"
 
 _SUM = re.compile(
     r"(?P<how>sum|max|min|count)(?: by \((?P<by>[^)]*)\))? "
-    r"\((?P<rate>rate\()?(?P<name>[a-z_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
+    r"\((?:(?:rate|increase|delta)\()?(?P<name>[a-z_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
 )
 _MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.cache_plan import parse_plan
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_figures import PlanState
+from gateway.ops.spared import READ_MODES
 from grafana import __main__ as generator
+from tests.grafana.origins import with_origins
 from tests.grafana.queries import GRAFANA, alert_queries, figures, names, panel_queries, panels
 from tests.plans import SAMPLE
 
@@ -50,19 +54,32 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     existing = {figure.name for figure in figures(text.decode(), "a")}
     # What has a child only where something is: connections to origins.
     existing |= {f"gateway_upstream_connection{more}" for more in ("s", "_oldest_seconds", "_mean_seconds")}
+    existing |= {figure.name for figure in figures(generate_latest(with_origins(CollectorRegistry())).decode(), "a")}
     for asked in (*panel_queries(), *alert_queries()):
         assert names(asked.query) - existing == set(), asked.where
 
 
-def test_readers_that_leave_are_no_errors_and_lower_no_ratio() -> None:
+def test_readers_that_leave_are_no_errors() -> None:
     asked = {
         panel["title"]: [query["expr"] for query in panel["targets"]] for _, panel in panels() if panel.get("targets")
     }
     for query in asked["Errors"]:
         assert "aborted" not in query or 'mode!="sse"' in query
-    (ratio,) = asked["Reads without a request of their own"]
-    assert ratio.count('outcome!="aborted"') == 2
-    assert "stale_if_error" not in ratio, "the origin was asked, and failed"
+
+
+def test_what_is_spared_is_said_of_the_same_reads_on_both_sides_and_not_cut_off_below_nothing() -> None:
+    shown = {panel["title"]: panel for name, panel in panels() if name == "overview" and panel.get("targets")}
+    both = [target["expr"] for target in shown["Spared over time"]["targets"]]
+    for title, said in zip(("Requests spared", "Bytes spared"), both, strict=True):
+        (target,) = shown[title]["targets"]
+        assert target["expr"] == said
+        assert shown[title]["fieldConfig"]["defaults"]["noValue"] == "–"
+    requests, of_bytes = both
+    assert [set(modes.split("|")) for modes in re.findall(r'mode=~"([^"]*)"', requests)] == [set(READ_MODES)] * 2
+    assert "mode" not in of_bytes
+    for title in ("Requests spared", "Bytes spared", "Spared over time"):
+        defaults = shown[title]["fieldConfig"]["defaults"]
+        assert (defaults.get("min"), defaults["max"]) == (None, 1)
 
 
 def test_every_panel_says_what_it_shows() -> None:

@@ -15,7 +15,9 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector
 from gateway.app import RunningGateway, start_gateway
 from gateway.config import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
+from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
+from tests.grafana.origins import with_origins
 from tests.grafana.prometheus import Prometheus, running_prometheus
 from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
 from tests.plans import PlanFile
@@ -38,6 +40,7 @@ MOVED = {
     "gateway_evictions_total",
     "gateway_first_byte_seconds_count",
     "gateway_followed_streams",
+    "gateway_origin_up",
     "gateway_plan_byte_hit_ratio",
     "gateway_plan_hit_ratio",
     "gateway_plan_pinned_bytes",
@@ -109,6 +112,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         assert await send(session, "PUT", f"{origin.url}{EARLY}", b'["early"]') == 201
         past_it = origin.origin.counters.total_requests
         gateway = await start_gateway(config)
+        with_origins(gateway.metrics.registry)
         admin = gateway.admin_url.removeprefix("http://")
         async with running_prometheus(tmp_path, admin, session) as prometheus:
             # Rates begin with the second sample: the zeros are to be seen first.
@@ -166,6 +170,14 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
     assert stage.of("gateway_followed_streams") == 1
     assert stage.of("gateway_upstream_failures_total") == 1
     assert stage.of("gateway_ready") == 1
+
+    # Over all that came after the zeros, the headline's queries say what the gateway itself does.
+    tally = stage.gateway.sample().tally
+    assert tally.requests_spared is not None
+    for query, share in ((REQUESTS_SPARED, tally.requests_spared), (BYTES_SPARED, tally.bytes_spared)):
+        asked_now = query.replace("$instance", ".*").replace("$route", ".*").replace("$__rate_interval", "10m")
+        (shown_share,) = (await stage.prometheus.query(asked_now, stage.at)).values()
+        assert shown_share == pytest.approx(share, abs=0.03), query
 
     for ratio in ("hit", "byte_hit"):
         name = f"gateway_plan_{ratio}_ratio"

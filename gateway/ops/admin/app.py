@@ -15,6 +15,7 @@ from gateway.ops.admin.counts import counts_endpoints
 from gateway.ops.admin.directory import Directory
 from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_response, refusal_response
 from gateway.ops.admin.guard import Guard
+from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
@@ -44,6 +45,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     directory = Directory(subject.engine, partitions)
     endpoints: list[Endpoint] = [
         *overview_endpoints(subject),
+        *history_endpoints(subject),
         *streams_endpoints(subject, directory),
         *tails_endpoints(directory),
         *counts_endpoints(directory),

@@ -1,7 +1,7 @@
 """The gateway at a glance: what it has counted since its start, and what it holds now.
 
 The counts are the very samples of `/metrics`, summed over what the overview does not tell apart, so that the two can
-never disagree.
+never disagree.  What the origin was spared is defined in `gateway.ops.spared`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pydantic import with_config
 from gateway import __version__
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
+from gateway.ops.history import Recent
+from gateway.ops.spared import Tally
 
 
 @with_config(SHOWN)
@@ -29,6 +31,40 @@ class Cache:
 
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
+class Spared:
+    """What the origin was spared, with both sides of each share counted over one window."""
+
+    window_s: float
+    reads: int
+    """Reads that clients began: catch-up, long-poll, SSE and HEAD. Live ones count when they begin to wait."""
+    origin_requests: int
+    """Requests sent to origins for reads. Writes are left out on both sides."""
+    answer_bytes: int
+    """Body bytes of answers before they were coded."""
+    origin_bytes: int
+    """Body bytes that origins sent."""
+    requests_spared: float | None
+    """1 - origin_requests / reads; null without a read, below 0 where the origin was asked more often."""
+    bytes_spared: float | None
+    """1 - origin_bytes / answer_bytes; null without a byte."""
+
+
+def spared(recent: Recent) -> Spared:
+    """A window as the API shows it."""
+    tally = recent.tally
+    return Spared(
+        window_s=recent.window_s,
+        reads=tally.reads,
+        origin_requests=tally.origin_requests,
+        answer_bytes=tally.answer_bytes,
+        origin_bytes=tally.origin_bytes,
+        requests_spared=tally.requests_spared,
+        bytes_spared=tally.bytes_spared,
+    )
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
 class Overview:
     """Counters since the start, and the present."""
 
@@ -39,6 +75,9 @@ class Overview:
     uptime_s: float
     is_draining: bool
     is_ready: bool
+    spared: Spared
+    """In the last ten seconds."""
+    spared_since_start: Spared
     requests: dict[str, dict[str, int]]
     """By mode and outcome; those that have ended."""
     upstream_requests: dict[str, int]
@@ -86,14 +125,17 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
     """`GET /api/overview`."""
 
     async def overview(_: Asked[Nothing, Nothing]) -> Overview:
-        engine, samples = subject.engine, _Samples(subject)
+        engine, samples, sample = subject.engine, _Samples(subject), subject.sample()
+        uptime_s = engine.clock.now() - subject.started_at
         return Overview(
             version=__version__,
             node=subject.config.server.node_name,
             now=engine.clock.wall(),
-            uptime_s=engine.clock.now() - subject.started_at,
+            uptime_s=uptime_s,
             is_draining=engine.drain.is_set,
             is_ready=subject.is_ready,
+            spared=spared(subject.history.recent(sample)),
+            spared_since_start=spared(Recent(uptime_s, sample.tally.since(Tally()))),
             requests=samples.by_two("gateway_requests", "mode", "outcome"),
             upstream_requests=samples.by("gateway_upstream_requests", "mode"),
             upstream_bytes=samples.total("gateway_upstream_bytes"),

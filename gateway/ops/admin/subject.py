@@ -8,6 +8,7 @@ from gateway.config import GatewayConfig
 from gateway.config_change import Change
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
+from gateway.ops.history import History, Sample
 from gateway.ops.metrics import Metrics
 
 
@@ -20,6 +21,7 @@ class Subject(Protocol):
 
     engine: Engine
     metrics: Metrics
+    history: History
     routes: RouteTable
     started_at: float
     """When it was started (monotonic seconds of the engine's clock)."""
@@ -35,6 +37,9 @@ class Subject(Protocol):
     @property
     def connections(self) -> int:
         """Client connections open now."""
+
+    def sample(self) -> Sample:
+        """The counters as they stand."""
 
     def drain(self, within_s: float | None = None) -> None:
         """Be no longer ready and send live readers off in order, within `within_s` or the configured time."""

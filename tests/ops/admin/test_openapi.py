@@ -24,6 +24,7 @@ EXAMPLES = "5"
 
 CONTRACT = {
     ("get", "/api/overview"),
+    ("get", "/api/history"),
     ("get", "/api/plan"),
     ("get", "/api/config"),
     ("get", "/api/streams"),

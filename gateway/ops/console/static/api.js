@@ -54,6 +54,8 @@ const post = (path, value) =>
 
 export const about = () => json("/api/console")
 export const overview = (signal) => json("/api/overview", { signal })
+export const history = (signal) => json("/api/history", { signal })
+export const origins = (signal) => json("/api/origins", { signal })
 export const streams = (values, signal) => json(`/api/streams${query(values)}`, { signal })
 export const stream = (id, signal) => json(`/api/streams/${encodeURIComponent(id)}`, { signal })
 export const top = (by, limit, signal) => json(`/api/top${query({ by, limit })}`, { signal })

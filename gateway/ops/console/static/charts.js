@@ -2,9 +2,9 @@
 
 import uPlot from "./vendor/uplot/uPlot.esm.js"
 import { h } from "./dom.js"
+import { MEMORY_S } from "./rates.js"
 
 const WINDOW_S = 60
-const MEMORY_S = 320
 const STEPS_S = [10, 30, 60, 120]
 const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power)
 const HEIGHT = 168
@@ -25,7 +25,7 @@ function stacked(columns) {
 
 /**
  * A chart.  `series` is `[{label, colour}]`, bottom first; `format` says a value; `isStacked` draws areas on each other.
- * `most` bounds the scale where the values have a bound of their own.
+ * `most` bounds the scale where the values have a bound of their own; what lies below 0 is drawn below it.
  */
 export class Chart {
   constructor({ label, series, format, isStacked = false, most = null, isBytes = false }) {
@@ -90,7 +90,7 @@ export class Chart {
       cursor: { y: false, points: { show: !this.isStacked, size: 6 }, drag: { x: false, y: false } },
       scales: {
         x: { range: (_, low, high) => reach(low, high) },
-        y: { range: (_, low, high) => [0, this.most ?? Math.max(high ?? 0, 1e-9) * 1.1] },
+        y: { range: (_, low, high) => [Math.min(0, low ?? 0), this.most ?? Math.max(high ?? 0, 1e-9) * 1.1] },
       },
       axes: [
         { ...axis, grid: { show: false }, size: 26, splits: (plot) => marks(plot), values: (plot, ticks) => ticks.map((tick) => ago(plot.scales.x.max - tick)) },

@@ -25,6 +25,28 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
+/** The same of an offset, which wraps behind its separators before it does inside a number. */
+export function sayOffset(element, text) {
+  if (element.textContent === text) return
+  element.replaceChildren(...text.split(/(?<=[_:/-])/).flatMap((part) => [part, document.createElement("wbr")]))
+}
+
+/** A button that asks, on itself, before it acts: a dialog would hide what it is about.  To leave it is to say no. */
+export function confirming(label, question, act, properties = {}) {
+  const button = h("button", { type: "button", ...properties }, label)
+  let isArmed = false
+  const arm = (armed) => {
+    isArmed = armed
+    say(button, armed ? question : label)
+  }
+  button.addEventListener("blur", () => arm(false))
+  button.addEventListener("click", () => {
+    if (isArmed) act()
+    arm(!isArmed)
+  })
+  return button
+}
+
 /** A labelled form field. */
 export const field = (label, control, hint) =>
   h("label", { class: "field" }, h("span", {}, label), control, hint && h("small", {}, hint))

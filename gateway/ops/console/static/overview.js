@@ -5,30 +5,45 @@ import { Chart } from "./charts.js"
 import { h, say } from "./dom.js"
 import { buckets, quantile } from "./exposition.js"
 import * as say_ from "./format.js"
-import { between, History, OUTCOMES, sinceStart, total } from "./rates.js"
+import * as origins_ from "./origins.js"
+import { between, GAP_S, History, OUTCOMES, sampleOf, samplesOf, total } from "./rates.js"
 import { table } from "./streams.js"
 
 export const DELAY = "gateway_delivery_delay_seconds"
 /** Finding the busiest goes through all streams, so it is not done at every look. */
 const LOOKS_PER_TOP = 5
+/** Samples nearer to each other than so many seconds make no rate. */
+const LEAST_S = 0.5
+const MOST_ORIGINS = 4
 const LABELS = { stale_if_error: "stale if error" }
 
 /** What is remembered while other views are open. */
-const memory = { history: new History(), last: null, buckets: null }
+export const memory = { history: new History(), last: null }
 
-/** One look at the gateway, remembered. */
+/** One look at the gateway, remembered; what this page has not seen, the gateway has. */
 export async function look(signal) {
-  const [overview, text] = await Promise.all([api.overview(signal), api.metrics(signal)])
-  const found = buckets(text, DELAY)
-  const point = between(memory.last, overview)
+  const [overview, { origins }, text] = await Promise.all([api.overview(signal), api.origins(signal), api.metrics(signal)])
+  const sample = sampleOf(overview, buckets(text, DELAY))
+  if (!memory.last || sample.at - memory.last.at > GAP_S) await catchUp(sample, signal)
+  const point = add(sample)
+  return { overview, origins, point, found: sample.delays }
+}
+
+/** Add what the gateway has sampled between what was seen last and `now`; what is only just before that makes no rate. */
+async function catchUp(now, signal) {
+  const seen = memory.last?.uptime_s <= now.uptime_s ? memory.last.at : 0
+  for (const sample of samplesOf(await api.history(signal))) if (sample.at > seen && sample.at < now.at - LEAST_S) add(sample)
+}
+
+function add(sample) {
+  const point = between(memory.last, sample)
   if (point) {
-    point.subscribers = overview.subscribers
-    point.delay = found && { p50: quantile(0.5, found, memory.buckets), p99: quantile(0.99, found, memory.buckets) }
+    const [now, before] = [sample.delays, memory.last.delays]
+    point.delay = now && { p50: quantile(0.5, now, before), p99: quantile(0.99, now, before) }
     memory.history.add(point)
   }
-  memory.buckets = found
-  memory.last = overview
-  return { overview, point, found }
+  memory.last = sample
+  return point
 }
 
 function figure(label, hint) {
@@ -55,11 +70,11 @@ export function overviewView() {
       format: say_.rate,
       series: [{ label: "clients", colour: "--clients", isFilled: true }, { label: "origin", colour: "--origin" }],
     }),
-    ratios: new Chart({
-      label: "Hit and collapse ratio",
+    spared: new Chart({
+      label: "Share of reads and of bytes that the origin was spared",
       format: say_.share,
       most: 1,
-      series: [{ label: "hit", colour: "--o-hit" }, { label: "collapsed", colour: "--o-collapsed" }],
+      series: [{ label: "of reads", colour: "--clients" }, { label: "of bytes", colour: "--o-followed", isDashed: true }],
     }),
     subscribers: new Chart({
       label: "Live subscribers",
@@ -80,29 +95,30 @@ export function overviewView() {
     }),
   }
 
-  const clients = figure("client requests/s", "Requests that have ended in the last second; live reads count when they end.")
-  const origin = figure("origin requests/s", "Requests sent to origins, tail probes and retries included.")
+  const clients = figure("client reads/s", "Reads that clients began in the last ten seconds: catch-up, long-poll, SSE, HEAD. Below, requests of all kinds that have ended.")
+  const origin = figure("origin requests/s", "Requests sent to origins for reads in the same ten seconds, tail probes and retries included. Below, requests of all kinds.")
   const subscribers = figure("live readers", "Clients that wait on a long-poll or hold an SSE connection.")
   const followed = figure("streams followed", "Each costs the origin one live request, however many read it.")
+  const reads = figure("reads spared", "1 − origin requests for reads ÷ reads that clients began. Below 0 the origin was asked more often than the gateway.")
+  const bytes = figure("bytes spared", "1 − bytes from the origin ÷ bytes of answers before they were compressed.")
   const beam = h("div", { class: "beam", "aria-hidden": "true" }, h("i"), h("i"))
-  const offload = h("p", { class: "offload" })
+  const caption = h("p", { class: "caption" })
+  const health = h("ul", { class: "health", "aria-label": "Origins" })
   const hero = h(
     "section",
-    { class: "hero", "aria-label": "Clients and origin" },
+    { class: "hero", "aria-label": "What the origin is spared" },
     h("div", { class: "hero-side" }, clients.element, subscribers.element),
-    h("div", { class: "hero-middle" }, beam, offload),
-    h("div", { class: "hero-side is-origin" }, origin.element, followed.element),
+    h("div", { class: "hero-middle" }, h("div", { class: "spared" }, reads.element, bytes.element), beam, caption),
+    h("div", { class: "hero-side is-origin" }, origin.element, followed.element, health),
   )
 
-  const hit = figure("hit ratio", "Reads answered from the tape without the origin, of all reads answered.")
-  const collapse = figure("collapse ratio", "Of the reads that were no hits, how many cost the origin no request of their own.")
   const delay = figure("delivery delay", "From the arrival of an append to its frames being written to every SSE reader.")
   const cache = figure("on tapes", "Stream bytes kept, and compressed ones made of them.")
   const meter = h("meter", { min: 0, max: 1, high: 0.95, "aria-label": "Cache in use" })
   cache.element.append(meter)
-  const health = figure("slow consumers, retries", "Live clients closed because they did not keep up; tries after the first.")
+  const trouble = figure("slow consumers, retries", "Live clients closed because they did not keep up; tries after the first.")
   const sent = figure("sent to clients", "Body bytes since the start; below, what of it came from the origin.")
-  const figures = h("section", { class: "figures", "aria-label": "Figures" }, [hit, collapse, delay, cache, sent, health].map((one) => one.element))
+  const figures = h("section", { class: "figures", "aria-label": "Figures" }, [delay, cache, sent, trouble].map((one) => one.element))
 
   const busiest = h("div", {})
   const noDelay = h("p", { class: "quiet" }, "Nothing was delivered to SSE readers yet.")
@@ -120,7 +136,7 @@ export function overviewView() {
       { class: "cards" },
       card("Requests by outcome", "A second; live reads count when they end.", charts.outcomes, true),
       card("Clients and origin", "Requests a second.", charts.origin),
-      card("Hit and collapse ratio", "Hits of all reads; of the others, those that cost the origin no request of their own.", charts.ratios),
+      card("Spared the origin", "Shares of reads and of bytes, each over the ten seconds before; writes aside.", charts.spared),
       card("Live readers", subscribers.element.title, charts.subscribers),
       delayCard,
       h("section", { class: "card wide" }, h("h2", {}, "Busiest streams"), busiest),
@@ -129,25 +145,16 @@ export function overviewView() {
   )
 
   async function show(signal) {
-    const { overview, point, found } = await look(signal)
+    const { overview, origins, point, found } = await look(signal)
     const { history } = memory
     const times = history.points.map((one) => one.at)
-    say(clients.value, say_.rate(point?.clients))
-    say(clients.more, `${say_.count(total(Object.fromEntries(Object.entries(overview.requests).map(([mode, of]) => [mode, total(of)]))))} since the start`)
-    say(origin.value, say_.rate(point?.origin))
-    say(origin.more, `${say_.count(total(overview.upstream_requests))} since the start`)
+    showSpared(overview)
+    showHealth(origins)
     say(subscribers.value, say_.count(total(overview.subscribers)))
     say(subscribers.more, `${say_.count(overview.subscribers.sse)} SSE, ${say_.count(overview.subscribers.longpoll)} long-poll`)
     say(followed.value, say_.count(overview.followed_streams))
     say(followed.more, overview.followed_streams === 1 ? "one live request" : "one live request each")
-    showOffload(overview)
 
-    const since = sinceStart(overview)
-    const now = [...history.points].reverse().find((one) => !one.gap && one.hitRatio !== null) ?? since
-    say(hit.value, say_.share(now.hitRatio))
-    say(hit.more, `${say_.share(since.hitRatio)} since the start`)
-    say(collapse.value, say_.share(now.collapseRatio))
-    say(collapse.more, `${say_.share(since.collapseRatio)} since the start`)
     const whole = found && { p50: quantile(0.5, found), p99: quantile(0.99, found) }
     const delays = point?.delay?.p50 != null ? point.delay : whole
     say(delay.value, say_.span(delays?.p50))
@@ -159,12 +166,12 @@ export function overviewView() {
     meter.value = overview.cache.limit_bytes ? overview.cache.bytes / overview.cache.limit_bytes : 0
     say(sent.value, say_.bytes(overview.downstream_bytes))
     say(sent.more, `${say_.bytes(overview.upstream_bytes)} from the origin`)
-    say(health.value, `${say_.count(overview.slow_consumers)}, ${say_.count(overview.retries)}`)
-    say(health.more, say_.many(overview.connections, "connection"))
+    say(trouble.value, `${say_.count(overview.slow_consumers)}, ${say_.count(overview.retries)}`)
+    say(trouble.more, say_.many(overview.connections, "connection"))
 
     charts.outcomes.show(times, OUTCOMES.map((one) => history.column((point) => point.outcomes[one])))
     charts.origin.show(times, [history.column((point) => point.clients), history.column((point) => point.origin)])
-    charts.ratios.show(times, [history.column((point) => point.hitRatio), history.column((point) => point.collapseRatio)])
+    charts.spared.show(times, [history.column((point) => point.requestsSpared), history.column((point) => point.bytesSpared)])
     charts.subscribers.show(times, [history.column((point) => point.subscribers.sse), history.column((point) => point.subscribers.longpoll)])
     charts.delay.show(times, [history.column((point) => point.delay?.p50), history.column((point) => point.delay?.p99)])
     charts.bytes.show(times, [history.column((point) => point.downstream), history.column((point) => point.upstream)])
@@ -181,14 +188,34 @@ export function overviewView() {
     if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
   }
 
-  function showOffload(overview) {
-    const asked = Object.values(overview.requests).reduce((sum, of) => sum + total(of), 0) + total(overview.subscribers)
-    const sent = total(overview.upstream_requests)
-    beam.lastChild.setAttribute("class", `width-${asked ? Math.max(1, Math.min(20, Math.round((sent / asked) * 20))) : 20}`)
-    if (!asked) offload.replaceChildren("Waiting for the first request.")
-    else if (!sent) offload.replaceChildren(h("b", {}, "0"), " requests at the origin so far")
-    else if (asked < sent) offload.replaceChildren("The origin was asked ", h("b", {}, say_.rate(sent / asked)), " times for each request")
-    else offload.replaceChildren("One at the origin for every ", h("b", {}, say_.rate(asked / sent)), " by clients")
+  /** The headline: both sides of each share are of the same seconds. */
+  function showSpared({ spared, spared_since_start: whole, requests, upstream_requests }) {
+    const rate = (n) => (spared.window_s > 0 ? n / spared.window_s : null)
+    say(clients.value, say_.rate(rate(spared.reads)))
+    say(clients.more, `${say_.count(total(Object.values(requests).map(total)))} requests since the start`)
+    say(origin.value, say_.rate(rate(spared.origin_requests)))
+    say(origin.more, `${say_.count(total(upstream_requests))} since the start`)
+    say(reads.value, say_.share(spared.requests_spared))
+    say(reads.more, `${say_.share(whole.requests_spared)} since the start`)
+    say(bytes.value, say_.share(spared.bytes_spared))
+    say(bytes.more, `${say_.share(whole.bytes_spared)} since the start`)
+    const asked = spared.reads ? Math.min(1, spared.origin_requests / spared.reads) : 0
+    beam.lastChild.setAttribute("class", `width-${spared.origin_requests ? Math.max(1, Math.round(asked * 20)) : 0}`)
+    say(caption, spared.reads ? `What the origin did not have to answer and send in the last ${say_.span(spared.window_s)}; writes aside` : "No reads in the last seconds")
+  }
+
+  /** How the origins are; those that do not answer one by one. */
+  function showHealth(origins) {
+    const line = (level, text) => h("li", { class: `is-${level}` }, text)
+    const sick = origins.filter((one) => origins_.health(one) === "unreachable")
+    const [first] = origins_.words(origins).split("; ")
+    const lines = [line(origins_.worst(origins), first)]
+    if (origins.length > 1) lines.push(...sick.slice(0, MOST_ORIGINS).map((one) => line("unreachable", `${one.origin} ${origins_.state(one)}`)))
+    if (sick.length > MOST_ORIGINS) lines.push(line("unreachable", `and ${sick.length - MOST_ORIGINS} more`))
+    const text = lines.map((one) => one.textContent).join("\n")
+    if (health.dataset.text === text) return
+    health.dataset.text = text
+    health.replaceChildren(...lines)
   }
 
   return {

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js"
 import { publicAddress, tailLink } from "./addresses.js"
-import { h, say } from "./dom.js"
+import { confirming, h, say, sayOffset } from "./dom.js"
 import * as say_ from "./format.js"
 import { TapeDrawing } from "./tape.js"
 
@@ -80,14 +80,14 @@ export function streamView(id, about) {
       links.replaceChildren(
         address ? h("a", { class: "button primary", href: tailLink(address) }, "Tail it live") : "",
         h("button", { type: "button", title: "Bytes stay; the origin is looked at before the next hit", onclick: () => purge(true) }, "Soft purge"),
-        h("button", { type: "button", title: "Drop the tape", onclick: () => purge(false) }, "Purge"),
+        confirming("Purge", "Really purge?", () => purge(false), { title: "Drop the tape" }),
         done,
       )
     }
     path = one.query ? `${one.path}?${one.query}` : one.path
     say(title, path)
     document.title = `${path} · ${about.node}`
-    for (const [name, of] of Object.entries(facts)) say(values[name], of(one))
+    for (const [name, of] of Object.entries(facts)) (name === "tail" ? sayOffset : say)(values[name], of(one))
     tape.show(one)
     const shown = one.live_readers.slice(0, MOST_READERS)
     readers.replaceChildren(

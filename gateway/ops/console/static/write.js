@@ -1,7 +1,7 @@
 // The forms that create, append to, close and delete a stream; each says what the gateway answered.
 
 import * as api from "./api.js"
-import { field, h, say } from "./dom.js"
+import { confirming, field, h, say } from "./dom.js"
 
 const TYPES = ["application/json", "text/plain", "application/octet-stream"]
 
@@ -69,23 +69,7 @@ export function forms({ target, host, type, tail, path }) {
     }
   })
 
-  // Deleting asks twice, on the button itself: a dialog would hide what it is about.
-  const remove = h("button", { type: "button", class: "danger" }, "Delete")
-  let isArmed = false
-  const disarm = () => {
-    isArmed = false
-    say(remove, "Delete")
-  }
-  remove.addEventListener("blur", disarm)
-  remove.addEventListener("click", async () => {
-    if (isArmed) {
-      disarm()
-      await write({ do: "delete" })
-      return
-    }
-    isArmed = true
-    say(remove, "Really delete?")
-  })
+  const remove = confirming("Delete", "Really delete?", () => write({ do: "delete" }), { class: "danger" })
 
   const submitting = (work) => (event) => {
     event.preventDefault()

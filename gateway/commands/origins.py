@@ -1,0 +1,68 @@
+"""How the origins are, in words: what `/api/origins` says, on one line.  The console's `origins.js` says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum, auto
+from typing import Any
+
+
+class Health(StrEnum):
+    """How an origin, or all of them, is doing."""
+
+    ANSWERING = auto()
+    """The circuit breaker is closed, the origin is not ejected, and it was heard from."""
+    NOT_ASKED = auto()
+    """The same, but for that it was never heard from."""
+    UNREACHABLE = auto()
+    """The circuit breaker is open or half-open, or the origin is ejected."""
+
+
+def health(origin: Mapping[str, Any]) -> Health:
+    """One entry of `/api/origins`."""
+    if origin["state"] != "closed" or origin["is_ejected"]:
+        return Health.UNREACHABLE
+    return Health.NOT_ASKED if origin["last_heard_s"] is None else Health.ANSWERING
+
+
+def worst(origins: Sequence[Mapping[str, Any]]) -> Health:
+    """Of all origins."""
+    found = set(map(health, origins))
+    for one in (Health.UNREACHABLE, Health.NOT_ASKED):
+        if one in found:
+            return one
+    return Health.ANSWERING
+
+
+def origin_words(origins: Sequence[Mapping[str, Any]]) -> str:
+    """Of one, that it answers or what is wrong; of several, how many answer and what is wrong with the first other."""
+    if not origins:
+        return "no origin"
+    if len(origins) == 1:
+        return f"origin {_state(origins[0])}"
+    found = [health(origin) for origin in origins]
+    words = f"{found.count(Health.ANSWERING)} of {len(origins)} origins answer"
+    if unasked := found.count(Health.NOT_ASKED):
+        words += f", {unasked} not asked yet"
+    if Health.UNREACHABLE in found:
+        first = origins[found.index(Health.UNREACHABLE)]
+        words += f"; {first['origin']} {_state(first)}"
+    return words
+
+
+def _state(origin: Mapping[str, Any]) -> str:
+    match health(origin):
+        case Health.ANSWERING:
+            return "answers"
+        case Health.NOT_ASKED:
+            return "not asked yet"
+        case Health.UNREACHABLE:
+            state = "ejected" if origin["state"] == "closed" else "unreachable"
+            return f"{state}: {origin['reason'] or 'it does not answer'}{_next_try(origin)}"
+
+
+def _next_try(origin: Mapping[str, Any]) -> str:
+    if origin["state"] == "half_open":
+        return ", being tried"
+    after_s = origin["retry_in_s"]
+    return "" if after_s is None else f", next try in {after_s:.1f} s"

@@ -1,0 +1,78 @@
+"""The last ten minutes as the gateway has sampled them, for a page that begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pydantic import with_config
+
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.subject import Subject
+from gateway.ops.figures import DELAY_BOUNDS_S
+from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class HistorySample:
+    """Counters since the start at one moment; two samples make a rate."""
+
+    at: float
+    """Unix seconds."""
+    uptime_s: float
+    requests: dict[str, int]
+    """Requests that have ended, by outcome; outcomes that did not occur are left out."""
+    upstream_requests: int
+    upstream_bytes: int
+    downstream_bytes: int
+    subscribers: dict[str, int]
+    """Live readers at that moment, by mode."""
+    delivery_delays: list[int]
+    """The histogram's counts, cumulative: one for each bound, and that of all."""
+    requests_spared: float | None
+    """In the window before the sample, as `spared` of /api/overview."""
+    bytes_spared: float | None
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class HistoryShown:
+    """The last ten minutes, or all since the start."""
+
+    interval_s: float
+    """Between samples."""
+    window_s: float
+    """What the shares are counted over."""
+    delivery_delay_bounds_s: list[float]
+    samples: list[HistorySample]
+    """The oldest first."""
+
+
+def history_endpoints(subject: Subject) -> list[Endpoint]:
+    """`GET /api/history`."""
+
+    async def history(_: Asked[Nothing, Nothing]) -> HistoryShown:
+        return HistoryShown(
+            interval_s=INTERVAL_S,
+            window_s=WINDOW_S,
+            delivery_delay_bounds_s=list(DELAY_BOUNDS_S),
+            samples=[_shown(sample, recent, subject.started_at) for sample, recent in subject.history.samples()],
+        )
+
+    return [Endpoint("GET", "/api/history", "The counters of the last ten minutes", history, HistoryShown)]
+
+
+def _shown(sample: Sample, recent: Recent, started_at: float) -> HistorySample:
+    return HistorySample(
+        at=sample.at,
+        uptime_s=sample.now - started_at,
+        requests={str(outcome): count for outcome, count in sample.requests.items()},
+        upstream_requests=sample.upstream_requests,
+        upstream_bytes=sample.upstream_bytes,
+        downstream_bytes=sample.downstream_bytes,
+        subscribers={str(mode): count for mode, count in sample.subscribers.items()},
+        delivery_delays=list(accumulate(sample.delivery_delays)),
+        requests_spared=recent.tally.requests_spared,
+        bytes_spared=recent.tally.bytes_spared,
+    )

@@ -1,0 +1,133 @@
+"""The last ten minutes: samples of the counters, taken whether or not somebody looks.
+
+A page that is opened begins with them, and every page shows the same.  `History` owns the samples and knows no clock;
+`Sampling` owns the one timer.  There are at most `MOST_SAMPLES` of some thirty numbers each, so a sample costs one pass
+over the figures of every route, and all of them less than a megabyte.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.clock import Clock, Timer
+from gateway.ops.figures import DELAY_BOUNDS_S, LIVE
+from gateway.ops.metrics import Metrics
+from gateway.ops.spared import Tally
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
+
+INTERVAL_S: Final = 2.0
+KEPT_S: Final = 600.0
+MOST_SAMPLES: Final = int(KEPT_S / INTERVAL_S) + 1
+WINDOW_S: Final = 10.0
+"""What "now" means for a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counters since the start at one moment, over all routes."""
+
+    now: float
+    """Monotonic seconds."""
+    at: float
+    """Unix seconds."""
+    tally: Tally
+    requests: Mapping[Outcome, int]
+    """Requests that have ended, by outcome; those that are 0 are left out."""
+    upstream_requests: int
+    upstream_bytes: int
+    downstream_bytes: int
+    subscribers: Mapping[Mode, int]
+    """Live readers at that moment."""
+    delivery_delays: tuple[int, ...]
+    """Rounds of deliveries in each bucket of the histogram, not cumulative."""
+
+
+def sampled(metrics: Metrics, now: float, wall: float) -> Sample:
+    """The counters as they stand at `now` (monotonic) and `wall` (Unix) seconds."""
+    metrics.before_collect()
+    routes = metrics.routes.values()
+    downstream_bytes = metrics.downstream_count.value
+    requests: dict[Outcome, int] = {}
+    subscribers = dict.fromkeys(LIVE, 0)
+    upstream_requests = upstream_bytes = 0
+    delays = [0] * (len(DELAY_BOUNDS_S) + 1)
+    for figures in routes:
+        for (_, outcome), end in figures.ends.items():
+            if end.requests:
+                requests[outcome] = requests.get(outcome, 0) + end.requests
+        for mode in LIVE:
+            subscribers[mode] += figures.subscribers[mode].value
+        upstream_requests += sum(count.value for count in figures.upstream_requests.values())
+        upstream_bytes += sum(count.value for count in figures.upstream_bytes.values())
+        for bucket, count in enumerate(figures.delivery_delays.counts):
+            delays[bucket] += count
+    return Sample(
+        now=now,
+        at=wall,
+        tally=Tally.of(routes, downstream_bytes),
+        requests=requests,
+        upstream_requests=upstream_requests,
+        upstream_bytes=upstream_bytes,
+        downstream_bytes=downstream_bytes,
+        subscribers=subscribers,
+        delivery_delays=tuple(delays),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """What lies between two samples."""
+
+    window_s: float
+    tally: Tally
+
+
+class History:
+    """Samples in order, the newest `MOST_SAMPLES` of them."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+
+    def __repr__(self) -> str:
+        return f"<History: {len(self._samples)} samples>"
+
+    def take(self, sample: Sample) -> None:
+        """Remember a sample, which is younger than all before it."""
+        self._samples.append(sample)
+
+    def recent(self, until: Sample) -> Recent:
+        """What was counted in the last `WINDOW_S` before a sample, or since the first where that is less."""
+        first = until
+        for sample in reversed(self._samples):
+            if sample.now <= until.now:
+                first = sample
+                if until.now - sample.now >= WINDOW_S:
+                    break
+        return Recent(until.now - first.now, until.tally.since(first.tally))
+
+    def samples(self) -> list[tuple[Sample, Recent]]:
+        """Every sample with what was counted in the last `WINDOW_S` before it, the oldest first."""
+        return [(sample, self.recent(sample)) for sample in self._samples]
+
+
+class Sampling:
+    """Takes a sample at once and every `INTERVAL_S`, until it is closed."""
+
+    def __init__(self, clock: Clock, take: Callable[[], None]) -> None:
+        self._clock = clock
+        self._take = take
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin; a loop must be running."""
+        self._take()
+        self._timer = self._clock.call_later(INTERVAL_S, self.start)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
