@@ -76,7 +76,7 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
             await on.waiting("/s", clients)
             end = await on.append("/s", content_type, messages[3])
         return on.figure(
-            f"{clients:,} long-polls with {cursors} cursors, one append ({_short(content_type)})", len(log)
+            f"{clients:,} long-polls with {cursors} cursors, one append ({short(content_type)})", len(log)
         )
 
 
@@ -118,7 +118,7 @@ async def subscribers(
             for body in messages[offsets:]:
                 end = await on.append("/s", content_type, body)
             await on.close_stream("/s")
-        return on.figure(f"{clients:,} SSE subscribers from {offsets} offsets ({_short(content_type)})", len(log))
+        return on.figure(f"{clients:,} SSE subscribers from {offsets} offsets ({short(content_type)})", len(log))
 
 
 async def both_modes(content_type: str = JSON, each: int = 500, appends: int = 10) -> Figure:
@@ -156,7 +156,7 @@ async def both_modes(content_type: str = JSON, each: int = 500, appends: int = 1
             for body in messages[1:]:
                 await on.append("/s", content_type, body)
             await on.close_stream("/s")
-        return on.figure(f"{each} SSE + {each} long-poll on one stream ({_short(content_type)})", len(log))
+        return on.figure(f"{each} SSE + {each} long-poll on one stream ({short(content_type)})", len(log))
 
 
 # -- one large stream that grows while it is read
@@ -224,7 +224,7 @@ async def growing(
         origin = "answers to the tail" if max_chunk_bytes > size else f"chunks of {max_chunk_bytes // 1024} KiB"
         way = "catch-up, then long-poll" if is_live else "catch-up"
         return on.figure(
-            f"{clients} readers of a growing {size // MIB} MiB stream, {way} ({_short(content_type)}, origin {origin})",
+            f"{clients} readers of a growing {size // MIB} MiB stream, {way} ({short(content_type)}, origin {origin})",
             len(log),
         )
 
@@ -254,7 +254,7 @@ async def closed_loop(content_type: str = JSON, clients: int = 20, rounds: int =
             assert checker.position == len(log)
 
         await together(map(loop, await on.clients(clients)))
-        return on.figure(f"{clients} clients in a loop at a closed stream's end ({_short(content_type)})", len(log))
+        return on.figure(f"{clients} clients in a loop at a closed stream's end ({short(content_type)})", len(log))
 
 
 async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 20) -> Figure:
@@ -279,7 +279,7 @@ async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 
             assert {reply.next_offset for reply in replies} == {tail}
             clock.advance(on.gateway.config.routes[0].live_linger_s * 0.9)
         assert {checker.position for checker in checkers} == {len(log)}
-        return on.figure(f"{clients} long-poll clients, {rounds} rounds ({_short(content_type)})", len(log))
+        return on.figure(f"{clients} long-poll clients, {rounds} rounds ({short(content_type)})", len(log))
 
 
 # -- many streams
@@ -326,5 +326,6 @@ async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
         return on.figure(f"{streams} streams, {readers} live readers each (JSON)", sum(map(len, messages)))
 
 
-def _short(content_type: str) -> str:
+def short(content_type: str) -> str:
+    """A content type in a word."""
     return {JSON: "JSON", BINARY: "binary", TEXT: "text"}[content_type]

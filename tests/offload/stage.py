@@ -1,7 +1,8 @@
-"""What every case stands on: an origin that counts, a gateway before it, a writer at the origin, and a crowd.
+"""What every case stands on: an origin that counts, a gateway before it, two writers, and a crowd.
 
-All run on one loop, so that what the origin has counted can be awaited.  The writer goes to the origin itself: an
-acknowledgement that passes through the gateway would tell it of the new tail, which other writers do not.
+All run on one loop, so that what the origin has counted can be awaited.  `append` goes to the origin itself: an
+acknowledgement that passes through the gateway would tell it of the new tail, which other writers do not.  `write` goes
+through the gateway.  What writers ask and are given is not counted with the clients.
 """
 
 from __future__ import annotations
@@ -68,12 +69,13 @@ class Figure:
 class Stage:
     """One case's origin, gateway, writer and crowd."""
 
-    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client) -> None:
+    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client, author: Client) -> None:
         self.origin = origin
         self.gateway = gateway
         self.counters = origin.origin.counters
         self.tally = Tally()
         self._writer = writer
+        self._author = author
         self._clients: list[Client] = []
 
     async def create(self, path: str, content_type: str) -> None:
@@ -84,6 +86,12 @@ class Stage:
     async def append(self, path: str, content_type: str, body: bytes) -> str:
         """Append at the origin; the new tail."""
         reply = await self._writer.send("POST", path, {"Content-Type": content_type}, body)
+        assert reply.status in (200, 204), reply
+        return reply.next_offset
+
+    async def write(self, path: str, content_type: str, body: bytes) -> str:
+        """Append through the gateway; the new tail."""
+        reply = await self._author.send("POST", path, {"Content-Type": content_type}, body)
         assert reply.status in (200, 204), reply
         return reply.next_offset
 
@@ -130,6 +138,7 @@ class Stage:
 
     def leave(self) -> None:
         self._writer.close()
+        self._author.close()
         for client in self._clients:
             client.close()
 
@@ -160,21 +169,25 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def stage(
-    *, max_chunk_bytes: int = 1 << 20, clock: Clock | None = None, **gateway_settings: Any
+    *,
+    max_chunk_bytes: int = 1 << 20,
+    clock: Clock | None = None,
+    origin_clock: Clock | None = None,
+    **gateway_settings: Any,
 ) -> AsyncIterator[Stage]:
     """An origin and a gateway before it; `clock` is the gateway's."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < _FILES and hard > 0 else _FILES, hard))
-    origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes))
+    origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes), clock=origin_clock)
     settings = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 2.0, **gateway_settings}
     config = GatewayConfig.for_origin(origin.url, **settings)
     gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
-    writer = await Client.open(origin.url, Tally())
+    writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())
     # The writer's connection has been accepted by the time it has an answer; it is not the gateway's.
     await writer.send("HEAD", "/")
     origin.origin.counters.reset()
-    set_up = Stage(origin, gateway, writer)
+    set_up = Stage(origin, gateway, writer, author)
     try:
         yield set_up
     finally:
