@@ -75,9 +75,7 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
                 group.create_task(poll(client, shown[number % cursors]))
             await on.waiting("/s", clients)
             end = await on.append("/s", content_type, messages[3])
-        return on.figure(
-            f"{clients:,} long-polls with {cursors} cursors, one append ({short(content_type)})", len(log)
-        )
+        return on.figure(f"{clients:,} long-polls with {cursors} cursors, one append ({short(content_type)})", len(log))
 
 
 async def subscribers(
