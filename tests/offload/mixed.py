@@ -1,7 +1,7 @@
 """A day's load in small: live readers of many streams that come and go, and writers that write through the gateway.
 
-Origin and gateway stand on one manual clock that moves step by step; after each step's appends all live readers get what
-was written before the next step.  Who comes, goes and writes is drawn from a seed, so that all runs ask the same.
+Origin and gateway stand on one manual clock that moves step by step; a step ends when every live reader has what was
+written in it.  Who comes, goes and writes is drawn from a seed, so that all runs ask the same.
 """
 
 from __future__ import annotations

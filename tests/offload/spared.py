@@ -7,11 +7,12 @@ each request, so that a figure is that of the named time, however long the machi
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from gateway.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of, short
 from tests.offload.crowd import Checker, Client, Reply
-from tests.offload.stage import JSON, Figure, Stage, bounded, stage, together
+from tests.offload.stage import JSON, Figure, bounded, stage, together
 
 
 async def catch_up(client: Client, path: str, checker: Checker) -> Reply:
@@ -68,8 +69,9 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
                 if number == 0:
                     await on.waiting("/s", 1)
                 clock.advance(seconds / clients)
-                if (number + 1) % (clients // appends) == 0 and (body := next(left, None)) is not None:
-                    await on.append("/s", content_type, body)
+                if (number + 1) % (clients // appends) == 0:
+                    for body in itertools.islice(left, 1):
+                        await on.append("/s", content_type, body)
             await on.waiting("/s", clients)
             await on.close_stream("/s")
         return on.figure(
