@@ -42,7 +42,7 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 class Passed:
     """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
 
-    `group` is what a write to the path concerns; `own` is the tape that the writer itself would read from, None where
+    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the writer itself would read from, None where
     it would read past all tapes.
     """
 
@@ -52,6 +52,7 @@ class Passed:
     mode: Mode
     method: str
     path: str
+    query: str
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | None
@@ -197,7 +198,7 @@ class Relay:
                 stream.lost_tail()
                 self._live.restart(stream)
             else:
-                stream.acknowledged(tail, is_closed=is_closed)
+                stream.acknowledged(tail, is_closed=is_closed, query=passed.query)
                 self._live.expect(stream)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
         if write.own is not None and write.own.ended is None:

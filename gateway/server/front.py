@@ -338,6 +338,7 @@ class Front:
             exchange.mode,
             request.method,
             target.path,
+            target.query,
             _raw_query(request),
             headers,
             upload.chunks() if upload is not None else None,

@@ -55,8 +55,8 @@ def test_an_absolute_end_comes_also_while_a_stream_is_followed() -> None:
 def test_the_acknowledged_tail_only_moves_on() -> None:
     stream = new_stream()
     assert stream.holds_acknowledged("-1")
-    stream.acknowledged("5", is_closed=False)
-    stream.acknowledged("3", is_closed=False)
+    stream.acknowledged("5", is_closed=False, query="")
+    stream.acknowledged("3", is_closed=False, query="")
     assert [stream.holds_acknowledged(token) for token in ("-1", "4", "5", "6")] == [False, False, True, True]
 
 
