@@ -68,6 +68,11 @@ class Absences:
     def __len__(self) -> int:
         return len(self._remembered)
 
+    @property
+    def group_count(self) -> int:
+        """Groups in which something is or was remembered."""
+        return len(self._groups)
+
     def add(self, key: StreamKey, offset: str | None, refusal: Refusal, asker: CIMultiDict[str], route: Route) -> None:
         """The origin has refused the stream, or only what lies after `offset`, to a request with these headers."""
         if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
@@ -76,7 +81,7 @@ class Absences:
             return
         if key.group in self._writes:
             return
-        if len(self._groups) >= 2 * _REMEMBERED:
+        if len(self._groups) >= 2 * _REMEMBERED - 1:
             self._tidy()
         place = (key, offset)
         self._remembered[place] = _Remembered(refusal, asker, self._now() + route.absent_s)
@@ -124,6 +129,8 @@ class Absences:
         """Forget the groups of which nothing is remembered any more."""
         self._remembered.expire()
         for group, places in list(self._groups.items()):
-            places.intersection_update(self._remembered.keys())
-            if not places:
+            kept = {place for place in places if place in self._remembered}
+            if kept:
+                self._groups[group] = kept
+            else:
                 del self._groups[group]

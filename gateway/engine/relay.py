@@ -42,8 +42,8 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 class Passed:
     """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
 
-    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the writer itself would read from, None where
-    it would read past all tapes.
+    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
+    writer itself would read from, None where it would read past all tapes.
     """
 
     route: Route
