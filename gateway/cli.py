@@ -41,6 +41,7 @@ from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
+from gateway.config_credentials import load_credentials
 from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config, load_plan
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
@@ -226,6 +227,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     """Validate a configuration, and the plan that it names; print each value in effect and where it came from."""
     loaded = load_config(config, environ=os.environ)
     load_plan(loaded.config)
+    load_credentials(loaded.config, os.environ)
     _print_settings(loaded)
 
 
@@ -270,6 +272,7 @@ async def _serve(load: Callable[[], GatewayConfig]) -> None:
         gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
         _ready("gateway", gateway.gateway_url)
         _ready("admin", gateway.admin_url)
+        gateway.engine.health.greet()
         await departure.asked()
 
 
