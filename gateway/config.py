@@ -9,7 +9,7 @@ may also be written `"256MiB"`.  A field's description is its documentation; `co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
@@ -43,6 +43,9 @@ from gateway.config_values import (
     RouteName,
     parse_address,
 )
+
+
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 class CorsConfig(Model):
@@ -188,11 +191,14 @@ class RouteConfig(Model):
             raise MisfitError("is required and has no default (or a list, origins)", "origin")
         if self.origin is not None and self.origins:
             raise MisfitError("is set beside origin: name one or the other", "origins")
-        seen: set[str] = set()
+        seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            if one.url in seen:
+            # With and without the scheme's own port it is one server.
+            parts = urlsplit(one.url)
+            server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
+            if server in seen:
                 raise MisfitError(f"{one.url} is there twice: give it a weight", "origins", index, "url")
-            seen.add(one.url)
+            seen.add(server)
         path = urlsplit(self.members[0].url).path
         lists = (("origins", [one.url for one in self.origins]), ("leaders", self.leaders))
         for name, urls in lists:

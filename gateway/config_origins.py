@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.config_model import MisfitError, Model
-from gateway.config_values import HeaderName, OriginUrl
+from gateway.config_values import HeaderName, OriginUrl, RequestPath
 
 
 class OriginConfig(Model):
@@ -35,7 +35,7 @@ HostList = Annotated[tuple[OriginUrl, ...], Field(strict=False, max_length=64)]
 class HealthCheckConfig(Model):
     """Active checks of a route's origins."""
 
-    path: Annotated[str, Field(pattern=r"^/[!-~]*$")] = Field(
+    path: RequestPath = Field(
         default="/",
         description="Path and query that is asked for with GET; an answer below 500 is good, since few origins have a "
         "page for this.",
@@ -45,7 +45,10 @@ class HealthCheckConfig(Model):
     )
     timeout_s: float = Field(default=2, ge=0.01, le=60, description="Bound on the answer to a check.")
     eject_after: int = Field(
-        default=3, ge=1, le=100, description="So many checks that fail in a row eject an origin, if there is another."
+        default=3,
+        ge=1,
+        le=100,
+        description="So many checks that fail in a row eject an origin: it is asked only where no other may be.",
     )
     return_after: int = Field(default=2, ge=1, le=100, description="So many good ones in a row take it back.")
 

@@ -129,12 +129,10 @@ class Origin:
 
     def look(self, now: float) -> OriginState:
         """The origin as it is now."""
-        since = min((self.breaker.since, *self._ejected.values()), default=now)
-        if self.breaker.state is State.CLOSED and self._ejected:
-            since = min(self._ejected.values())
-        elif not self._ejected:
-            since = self.breaker.since
         is_well = self.breaker.state is State.CLOSED and not self._ejected
+        since = min(self._ejected.values(), default=self.breaker.since)
+        if self.breaker.state is not State.CLOSED:
+            since = min(since, self.breaker.since)
         return OriginState(
             origin=self.authority,
             routes=self.routes,
