@@ -104,6 +104,13 @@ class _Window:
                 self._buckets.popleft()
         self._buckets[-1][1][is_failure] += 1
 
+    def take_back(self) -> None:
+        """A success proved to be none."""
+        for _, counts in reversed(self._buckets):
+            if counts[False]:
+                counts[False] -= 1
+                return
+
     def counts(self, now: float) -> tuple[int, int]:
         """Requests and failures."""
         oldest = int(now // self._width_s) - _BUCKETS
@@ -189,8 +196,9 @@ class Breaker:
             self._consecutive = 0
             self._window.add(now, is_failure=False)
 
-    def failed(self, taken: Pass, now: float) -> None:
-        """The origin could not be reached, was silent too long, or said that it fails."""
+    def failed(self, taken: Pass, now: float, *, had_succeeded: bool = False) -> None:
+        """The origin could not be reached, was silent too long, or said that it fails; `had_succeeded` where the request
+        was held to be a success before."""
         if taken.term != self._term:
             return
         if taken.is_probe:
@@ -198,6 +206,8 @@ class Breaker:
             return
         self._consecutive += 1
         self._window.add(now, is_failure=True)
+        if had_succeeded:
+            self._window.take_back()
         requests, failures = self._window.counts(now)
         is_bad_share = requests >= self._policy.least_requests and failures >= self._policy.ratio * requests
         if self._consecutive >= self._policy.failures or is_bad_share:

@@ -176,12 +176,12 @@ class Origin:
 
     # -- what became of it
 
-    def failed(self, taken: Pass, reason: str, now: float, *, is_lost: bool) -> None:
-        """A request failed; `is_lost` where no answer came."""
+    def failed(self, taken: Pass, reason: str, now: float, *, is_lost: bool, had_succeeded: bool = False) -> None:
+        """A request failed; `is_lost` where no whole answer came, `had_succeeded` where its head had."""
         self.failures += 1
         self._reason = reason
         was_closed = self.breaker.state is State.CLOSED
-        self.breaker.failed(taken, now)
+        self.breaker.failed(taken, now, had_succeeded=had_succeeded)
         if was_closed and self.breaker.state is State.OPEN:
             self._news.say(f"origin {self.authority} {'is unreachable' if is_lost else 'fails'}: {reason}")
             self._news.on_open(self)
@@ -289,7 +289,7 @@ class Sent:
     def broke(self, now: float) -> None:
         """Its answer ended early.  That a live one did says little: proxies cut those off after a while."""
         if not self.is_live and not self.has_ended:
-            self.origin.failed(self._taken, "answer cut off", now, is_lost=True)
+            self.origin.failed(self._taken, "answer cut off", now, is_lost=True, had_succeeded=True)
 
     def end(self) -> None:
         """Have it fail now, so that it is asked for elsewhere."""
