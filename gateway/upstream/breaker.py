@@ -65,7 +65,7 @@ class Policy:
     """When a breaker opens and how it comes back."""
 
     failures: int = 5
-    """So many failures in a row open it."""
+    """So many failures in a row open it; 0 is a breaker that never opens."""
     ratio: float = 0.5
     """So large a share of failures within the window opens it."""
     window_s: float = 10.0
@@ -210,7 +210,7 @@ class Breaker:
             self._window.take_back()
         requests, failures = self._window.counts(now)
         is_bad_share = requests >= self._policy.least_requests and failures >= self._policy.ratio * requests
-        if self._consecutive >= self._policy.failures or is_bad_share:
+        if self._policy.failures and (self._consecutive >= self._policy.failures or is_bad_share):
             self._move(Event.TRIPPED, now)
 
     def abandoned(self, taken: Pass) -> None:

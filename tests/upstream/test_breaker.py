@@ -149,6 +149,13 @@ def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
     assert breaker.state is OPEN
 
 
+def test_one_that_is_switched_off_never_opens() -> None:
+    breaker, clock = closed(failures=0, least_requests=1)
+    for _ in range(100):
+        ask(breaker, clock, is_good=False)
+    assert breaker.state is CLOSED
+
+
 def test_failures_older_than_the_window_are_forgotten() -> None:
     breaker, clock = closed(failures=100, ratio=0.5, least_requests=8, window_s=10)
     for _ in range(7):
