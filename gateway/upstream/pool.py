@@ -103,7 +103,7 @@ class Pool:
         Goes to `leader` where one was just named.  CircuitOpen where none may be asked.
         """
         now = self._clock.now()
-        wanted = [leader] if leader is not None else [one for one in self._order(method, path) if one not in tried]
+        wanted = [leader] if leader is not None else [one for one in self.order(method, path) if one not in tried]
         for origin in wanted:
             sent = origin.admit(now, is_live=is_live)
             if sent is not None:
@@ -120,7 +120,7 @@ class Pool:
         now = self._clock.now()
         return any(origin not in tried and origin.breaker.would_admit(now) for origin in self.members())
 
-    def _order(self, method: str, path: str) -> list[Origin]:
+    def order(self, method: str, path: str) -> list[Origin]:
         """The origins in the order in which a stream's request tries them."""
         names = [name for name, _ in self._members]
         if len(names) > 1:

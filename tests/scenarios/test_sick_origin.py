@@ -255,7 +255,8 @@ async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge,
     for _ in range(6):
         wire = await edge.wire()
         await wire.send(
-            b"PUT /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+            b"PUT /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
         )
         await eventually(lambda: look(edge).in_flight == 1)
         await wire.closed()

@@ -24,6 +24,7 @@ EXAMPLES = "5"
 
 CONTRACT = {
     ("get", "/api/overview"),
+    ("get", "/api/origins"),
     ("get", "/api/plan"),
     ("get", "/api/config"),
     ("get", "/api/streams"),
