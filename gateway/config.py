@@ -44,7 +44,6 @@ from gateway.config_values import (
     parse_address,
 )
 
-
 _PORTS: Final = {"http": 80, "https": 443}
 
 

@@ -197,8 +197,8 @@ class Breaker:
             self._window.add(now, is_failure=False)
 
     def failed(self, taken: Pass, now: float, *, had_succeeded: bool = False) -> None:
-        """The origin could not be reached, was silent too long, or said that it fails; `had_succeeded` where the request
-        was held to be a success before."""
+        """The origin could not be reached, was silent too long, or said that it fails; `had_succeeded` where the
+        request was held to be a success before."""
         if taken.term != self._term:
             return
         if taken.is_probe:
