@@ -10,6 +10,7 @@ redirect is the client's to follow, and its next request goes to the leader at o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -17,7 +18,7 @@ from aiohttp import hdrs
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.errors import GatewayError, UpstreamBroken
+from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.connections import Connections
 from gateway.upstream.exchange import Body, Bounds, Exchanges, Reply, Sending
@@ -72,7 +73,7 @@ class Client:
             return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live)
         pool = self._origins.pool(url)
         if pool.follows_redirects and body is not None and not isinstance(body, bytes):
-            body = await _held(body)
+            body = await _held(body, bounds.total_s)
         return await self._send_to(pool, self._origins.clock.now, method, url, headers, bounds, body, is_live, on_sent)
 
     async def _send_to(
@@ -118,19 +119,24 @@ class Client:
         await self.exchanges.close()
 
 
-async def _held(body: AsyncIterator[bytes]) -> Body:
-    """The body as one piece, where it is small enough to be held; else as it comes.  UpstreamBroken where its client
-    does not bring it."""
+async def _held(body: AsyncIterator[bytes], within_s: float | None) -> Body:
+    """The body as one piece, where it is small enough to be held; else as it comes.
+
+    RequestTimeout where its client does not bring it in time, UpstreamBroken where the client does not at all.
+    """
     held = bytearray()
     try:
-        async for chunk in body:
-            held += chunk
-            if len(held) > _HELD_BYTES:
-                return _behind(bytes(held), body)
+        async with asyncio.timeout(within_s):
+            async for chunk in body:
+                held += chunk
+                if len(held) > _HELD_BYTES:
+                    return _behind(bytes(held), body)
     except GatewayError:
         raise
+    except TimeoutError:
+        raise RequestTimeout(is_unsent=True) from None
     except Exception as error:
-        raise UpstreamBroken from error
+        raise UpstreamBroken(is_unsent=True) from error
     return bytes(held)
 
 

@@ -263,9 +263,10 @@ class Exchanges:
         except BaseException as error:
             has_ended = False
             if sending is not None:
-                is_foreign = isinstance(error, GatewayError | aiohttp.ClientError | TimeoutError | OSError | ValueError)
-                is_cut = isinstance(data, _Upload) and data.is_cut
-                has_ended = sending.failed(error.__cause__ or error, by_client=is_cut or not is_foreign)
+                by_client = not isinstance(error, GatewayError) or (
+                    isinstance(data, _Upload) and data.is_to_blame(error)
+                )
+                has_ended = sending.failed(error.__cause__ or error, by_client=by_client)
             if has_ended and isinstance(error, GatewayError):
                 raise UpstreamUnreachable from error
             raise
@@ -337,17 +338,24 @@ class _Upload:
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
-        self.is_cut = False
-        """Whether the client failed to bring all of it."""
+        self._has_begun = False
+        self._has_ended = False
+        self._is_cut = False
+
+    def is_to_blame(self, error: GatewayError) -> bool:
+        """Whether a request failed because its client did not bring the body, or not in time."""
+        return self._is_cut or (isinstance(error, UpstreamTimeout) and self._has_begun and not self._has_ended)
 
     async def chunks(self, at_end: Callable[[], object]) -> AsyncIterator[bytes]:
         """The body, and `at_end` once all of it has been taken."""
+        self._has_begun = True
         try:
             async for chunk in self._body:
                 yield chunk
         except Exception:
-            self.is_cut = True
+            self._is_cut = True
             raise
+        self._has_ended = True
         at_end()
 
 

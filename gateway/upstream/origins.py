@@ -93,6 +93,16 @@ class OriginState:
         return self.state is State.CLOSED and not self.is_ejected
 
 
+class Keeper(Protocol):
+    """Keeps a stream's live requests at one origin."""
+
+    def leads_to(self, origin: Origin) -> bool:
+        """Whether they may still be there."""
+
+    def has_other(self, origin: Origin) -> bool:
+        """Whether another origin could take them over now."""
+
+
 class Origin:
     """One server.  Owner of all that is known of it."""
 
@@ -220,7 +230,13 @@ class Origin:
     def _move_on(self) -> None:
         """Live requests held open to it are begun anew elsewhere, where there is an elsewhere."""
         for sent in tuple(self._sent):
-            if sent.is_live and sent.may_move is not None and sent.may_move():
+            if sent.keeper is not None and sent.keeper.has_other(self):
+                sent.end()
+
+    def leave(self) -> None:
+        """Live requests of routes that lead here no more are begun anew where those lead now."""
+        for sent in tuple(self._sent):
+            if sent.keeper is not None and not sent.keeper.leads_to(self):
                 sent.end()
 
 
@@ -233,7 +249,7 @@ class Sent:
         "_taken",
         "has_ended",
         "is_live",
-        "may_move",
+        "keeper",
         "on_close",
         "on_end",
         "origin",
@@ -244,8 +260,8 @@ class Sent:
         self.is_live = is_live
         self.has_ended = False
         """Whether it was ended here, so that its failure is nobody's."""
-        self.may_move: Callable[[], bool] | None = None
-        """Whether another origin could take it over."""
+        self.keeper: Keeper | None = None
+        """Where it sticks, if it is live."""
         self.on_end: Callable[[], None] | None = None
         """Ends the request or its answer."""
         self.on_close: Callable[[], None] | None = None

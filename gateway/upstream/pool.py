@@ -147,9 +147,14 @@ class Pool:
                 del self._live[path]
 
         sent.on_close = unstick
-        sent.may_move = lambda: self._has_other(sent.origin)
+        sent.keeper = self
 
-    def _has_other(self, origin: Origin) -> bool:
+    def leads_to(self, origin: Origin) -> bool:
+        """Whether requests may be sent to an origin."""
+        return self._hosts.get(origin.authority) is origin
+
+    def has_other(self, origin: Origin) -> bool:
+        """Whether another origin could take an origin's live requests over now."""
         now = self._clock.now()
         return any(other is not origin and other.is_available(now) for other in self.members())
 
@@ -225,7 +230,9 @@ class Origins:
                     origin.routes = (*origin.routes, route.name)
             pool = pools[route.name] = self._pools.get(route.name) or Pool(route.name, self.clock)
             pool.take(hosts, members, credentials.get(route.name))
-        self._origins, self._pools = origins, pools
+        before, self._origins, self._pools = self._origins, origins, pools
+        for old in before.values():
+            old.leave()
         return tuple(name for name in anew if name in pools)
 
     def pool(self, url: URL) -> Pool:

@@ -290,6 +290,20 @@ def test_live_requests_are_ended_when_their_origin_goes_and_another_is_there(tro
     moved.close()
 
 
+def test_live_requests_are_ended_where_a_reload_leads_no_more() -> None:
+    bench = Bench(several(A, B), {"name": "b", "prefix": "/b", "origin": B})
+    path = bench.path_of(B)
+    ended: list[str] = []
+    moved, stays = bench.send(path, is_live=True), bench.pool("b").admit("GET", "/s", is_live=True)
+    moved.on_end, stays.on_end = (lambda: ended.append("moved")), (lambda: ended.append("stays"))
+    bench.take(several(A, C), {"name": "b", "prefix": "/b", "origin": B})
+    assert ended == ["moved"]
+    again = bench.send(path, is_live=True)
+    assert again.origin.authority in (A, C)
+    for sent in (moved, stays, again):
+        sent.close()
+
+
 def test_what_was_ended_from_here_is_no_failure_of_the_origin() -> None:
     bench = Bench(several(A, B))
     live = bench.send(bench.path_of(A), is_live=True)
