@@ -294,6 +294,33 @@ def test_serve_takes_the_origin_from_the_environment_alone(start: Start, origin:
     assert command.told(signal.SIGTERM) == (0, "", "")
 
 
+def test_serve_takes_several_origins_from_the_environment_alone(start: Start, origin: str) -> None:
+    both = f"{origin}, http://localhost:{origin.rpartition(':')[2]}"
+    command = serve(start, DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGINS=both)
+    assert httpx.put(f"{command.urls['gateway']}/demo", headers=JSON).status_code == 201
+    shown = httpx.get(f"{command.urls['admin']}/api/origins").json()["origins"]
+    assert [one["state"] for one in shown] == ["closed", "closed"]
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_an_origin_that_does_not_answer_is_said_and_does_not_fail_the_start(start: Start) -> None:
+    command = serve(start, "--origin", "http://127.0.0.1:1")
+    assert command.process.stderr is not None
+    assert command.process.stderr.readline().endswith(
+        "WARNING gateway.origins: origin http://127.0.0.1:1 does not answer: connection refused\n"
+    )
+    assert httpx.get(f"{command.urls['admin']}/readyz").status_code == 200
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_credentials_that_are_missing_fail_the_start_with_one_line(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[route]]\norigin = "http://127.0.0.1:1"\norigin_credentials = { environment = "NO_SUCH_KEY" }\n')
+    said = "durable-gateway: route.default.origin_credentials.environment: NO_SUCH_KEY: is not set\n"
+    for command in (["serve", "--config"], ["check"]):
+        assert start(*command, str(file)).finished() == (2, "", said)
+
+
 def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, origin: str) -> None:
     bound_s = 3
     command = serve(start, "--origin", origin, DURABLE_GATEWAY_SERVER__SHUTDOWN_TIMEOUT_S=str(bound_s))

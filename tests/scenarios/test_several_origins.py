@@ -96,6 +96,18 @@ async def test_a_write_that_cannot_connect_goes_to_the_next_origin_and_is_done_o
     assert (await edge.get("/s")).body == b"once"
 
 
+async def test_a_write_that_was_sent_is_not_sent_again(start: Start, hostile: Hostile) -> None:
+    """The connection is lost behind it: the origin may have done it."""
+
+    async def hang_up(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    there = [await hostile(hang_up, takes_head=True) for _ in range(2)]
+    edge = await start([one.url for one in there], health_check=NO_CHECKS)
+    assert (await edge.post("/s", b"once")).status == 502
+    assert sum(len(one.asked) for one in there) == 1
+
+
 class Load:
     """Readers that follow streams and writers that append to them, all idempotently, while things break."""
 

@@ -47,6 +47,7 @@ LIFE = [
     Step(0, "c succeeds", CLOSED),
     # Three in a row open it; what was on its way before tells nothing any more.
     Step(1, "ask early", CLOSED),
+    Step(0, "ask oldest", CLOSED),
     Step(0, "ask late", CLOSED),
     Step(0, "ask d", CLOSED),
     Step(0, "ask e", CLOSED),
@@ -63,26 +64,28 @@ LIFE = [
     Step(0, "refuses", HALF_OPEN, 0.0),
     Step(0, "late fails", HALF_OPEN, 0.0),
     Step(0.5, "g fails", OPEN, 2.0),
-    Step(0, "h succeeds", OPEN, 2.0),
     # The client of a probe that leaves gives its place to the next.
     Step(2, "ask i", HALF_OPEN, 0.0),
     Step(0, "ask j", HALF_OPEN, 0.0),
     Step(0, "refuses", HALF_OPEN, 0.0),
+    Step(0, "h fails", HALF_OPEN, 0.0),
     Step(0, "i is abandoned", HALF_OPEN, 0.0),
     Step(0, "ask k", HALF_OPEN, 0.0),
     Step(0, "k fails", OPEN, 4.0),
-    Step(0, "j is abandoned", OPEN, 4.0),
     # The open time is bounded.
     Step(4, "ask l", HALF_OPEN, 0.0),
     Step(0, "l fails", OPEN, 4.0),
     # A success closes it.
     Step(5, "ask m", HALF_OPEN, 0.0),
     Step(0, "m succeeds", CLOSED),
+    Step(0, "j succeeds", CLOSED),
     # It trips again at once: the open time goes on from where it was.
     Step(1, "ask n", CLOSED),
     Step(0, "n fails", CLOSED),
+    Step(0, "oldest fails", CLOSED),
     Step(0, "ask o", CLOSED),
     Step(0, "o fails", CLOSED),
+    # Each of those two counts, and what is left from before the trouble does not.
     Step(0, "ask p", CLOSED),
     Step(0, "p fails", OPEN, 4.0),
     Step(4, "ask q", HALF_OPEN, 0.0),

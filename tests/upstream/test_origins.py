@@ -134,7 +134,7 @@ def test_a_client_that_leaves_is_neither_success_nor_failure() -> None:
 
 
 def test_bodies_cut_off_count_but_for_those_of_live_requests() -> None:
-    bench = Bench({"origin": A}, breaker_requests=8)
+    bench = Bench({"origin": A}, breaker_requests=4)
     for is_live, state in ((True, State.CLOSED), (False, State.OPEN)):
         for _ in range(4):
             sent = bench.send(is_live=is_live)
