@@ -64,10 +64,9 @@ class Engine:
         self.drain = Drain()
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
-        self.origins.take(config.routes, config.origins, credentials or {})
         self.client = Client(limits.upstream_connections, tracer, self.origins)
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
-        self.health.take(config.routes)
+        self.take(config, credentials or {})
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -200,6 +199,7 @@ class Engine:
         another secret than before."""
         anew = self.origins.take(config.routes, config.origins, credentials)
         self.health.take(config.routes)
+        self.client.exchanges.leave_room(len(self.origins))
         return anew
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:

@@ -35,6 +35,12 @@ class Connector(aiohttp.TCPConnector):
         super().__init__(**settings)
         self._made_at: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
 
+    def leave_room(self, hosts: int) -> None:
+        """Let one of several hosts take three quarters of the connections at most: one that hangs would take all."""
+        # Counted by host from the start, as `limit_per_host` has it: the number may change, but not to or from none.
+        if self.limit:
+            self._limit_per_host = self.limit if hosts < 2 else max(1, self.limit * 3 // 4)
+
     async def _create_connection(self, *asked: Any) -> ResponseHandler:
         protocol = await super()._create_connection(*asked)
         self._made_at[protocol] = self._loop.time()
@@ -61,7 +67,7 @@ class Connector(aiohttp.TCPConnector):
 def open_session(connections: int) -> aiohttp.ClientSession:
     """A session with a pool of at most so many connections, 0 for no bound; its `close` is owed."""
     session = aiohttp.ClientSession(
-        connector=Connector(limit=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
+        connector=Connector(limit=connections, limit_per_host=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None),

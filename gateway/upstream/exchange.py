@@ -206,6 +206,11 @@ class Exchanges:
         self._brief = open_session(connections)
         self._live = open_session(0)
 
+    def leave_room(self, hosts: int) -> None:
+        """Spread connections over so many hosts, so that one that hangs does not take them all."""
+        if isinstance(self._brief.connector, Connector):
+            self._brief.connector.leave_room(hosts)
+
     @property
     def open_connections(self) -> int:
         """Connections in use now."""

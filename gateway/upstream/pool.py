@@ -202,6 +202,9 @@ class Origins:
     def __repr__(self) -> str:
         return f"<Origins {', '.join(map(repr, self._origins.values()))}>"
 
+    def __len__(self) -> int:
+        return len(self._origins)
+
     def __iter__(self) -> Iterator[Origin]:
         return iter(self._origins.values())
 

@@ -13,7 +13,7 @@ from yarl import URL
 
 from gateway.app import start_gateway
 from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, LimitsConfig, RouteConfig, ServerConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
@@ -307,6 +307,33 @@ async def test_with_all_ejected_they_are_asked_all_the_same(
         await eventually(lambda: all(state.is_ejected for state in look(edge).values()))
     assert (await edge.put("/s", b"hello")).status == 201
     assert (await edge.get("/s")).body == b"hello"
+
+
+async def test_an_origin_that_hangs_leaves_connections_to_the_others(
+    strangers: tuple[RunningOrigin, RunningOrigin], clock: ManualClock
+) -> None:
+    routes = tuple(
+        RouteConfig(name=name, prefix=f"/{name}", origin=one.url) for name, one in zip("ab", strangers, strict=True)
+    )
+    config = GatewayConfig(
+        server=ServerConfig(listen="127.0.0.1:0", admin="127.0.0.1:0", shutdown_timeout_s=1),
+        limits=LimitsConfig(upstream_connections=4),
+        routes=routes,
+    )
+    edge = Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock)
+    try:
+        gate = strangers[0].origin.faults.hold()
+        hung = [asyncio.create_task(edge.put(f"/a/{number}")) for number in range(8)]
+        await bounded(gate.waiting(3))
+        assert (await edge.put("/b/s", b"hello")).status == 201
+        assert (await edge.get("/b/s")).body == b"hello"
+        gate.release()
+        assert {answer.status for answer in await bounded(asyncio.gather(*hung))} == {201}
+    finally:
+        strangers[0].origin.faults.clear()
+        await edge.leave()
+        await edge.until_idle()
+        await edge.gateway.stop()
 
 
 # -- leaders -----------------------------------------------------------------------------------------------------------
