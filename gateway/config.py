@@ -265,7 +265,7 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once, beside one for each stream followed live.",
+        description="Most connections to all origins at once, three quarters to one of several; each stream followed live has its own.",
     )
     followed_streams: int = Field(
         default=10_000,
