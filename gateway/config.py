@@ -265,8 +265,8 @@ class LimitsConfig(Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once, three quarters to one of several; each stream followed live "
-        "has its own.",
+        description="Most connections to all origins at once, three quarters to one of several; each stream followed "
+        "live has its own.",
     )
     followed_streams: int = Field(
         default=10_000,
