@@ -292,7 +292,7 @@ class Follower:
         if live == LIVE_SSE:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
-        asked_at = self._stream.contacted_at = self._clock.now()
+        asked_at = self._clock.now()
         reply = await self._client.send(
             "GET", source.url(at, live, cursor), headers, bounds, is_live=True, on_sent=self._sent
         )
@@ -300,7 +300,8 @@ class Follower:
         return reply
 
     def _sent(self) -> None:
-        """A live request is being sent to an origin."""
+        """A live request is being sent to an origin; one that an open breaker refused is no contact."""
+        self._stream.contacted_at = self._clock.now()
         self._recorder.upstream_request(self._mode, self._route)
         self._journal.unclaimed(self._asked, self._mode, requests=1)
 
