@@ -34,6 +34,7 @@ from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
+from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
 
@@ -123,7 +124,7 @@ class Engine:
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None where it has to be relayed.  Raises a GatewayError."""
-        if (refusal := self.absences.find(read.key, None, read.source.headers)) is not None:
+        if (refusal := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
             return refusal_answer(read.route, refusal, Outcome.HIT)
         stream = self.library.find(read.key)
         now = self.clock.now()

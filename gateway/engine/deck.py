@@ -182,6 +182,8 @@ class FlightDeck:
 
     async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
         stale = await self.settle(stream, start, route)
+        if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
+            return refusal, stale
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
             # Its bytes are here: only what has come behind them since is still to be asked for.
             start = stale.head.next_offset
@@ -244,7 +246,8 @@ class FlightDeck:
                     raise TailMovedBack
                 is_same = stream.ended is None and (stream.acks, stream.doubts) == (known.acks, known.doubts)
                 if isinstance(head, Refusal) and is_current and is_same:
-                    is_whole = is_metadata or head.status == 404
+                    # Refused to a HEAD, it comes without the body that a GET would be given.
+                    is_whole = head.status == 404 and not is_metadata
                     self._absences.add(stream.key, None if is_whole else flight.start, head, source.headers, route)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:

@@ -112,6 +112,8 @@ class Follower:
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
+        self._tries_sse_again = False
+        """Whether SSE, given up because it failed, is to be tried again when a connection's lifetime has passed."""
         self._may_poll = True
         """Whether bulk may be long-polled: until an origin proves not to speak that."""
 
@@ -152,8 +154,9 @@ class Follower:
                     self._recorder.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
-            if isinstance(trouble, UpstreamBroken) and failures > 1:
-                self._speaks_sse = False
+            if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
+                # Or its connections were cut, for a while.
+                self._speaks_sse, self._tries_sse_again = False, True
 
     @property
     def _place(self) -> str:
@@ -184,6 +187,9 @@ class Follower:
                 is_empty = await self._take_poll(at, reply)
             if self._is_bulk and (is_empty or self._clock.now() >= ends_at):
                 self._is_bulk = False
+                return
+            if self._tries_sse_again and self._clock.now() >= ends_at:
+                self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # An origin that does not hold its long-polls is not to be asked in a tight loop.
