@@ -22,6 +22,7 @@ from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
 from gateway.config_change import Change
 from gateway.config_change import change as config_change
+from gateway.config_credentials import load_credentials
 from gateway.config_file import ConfigError, load_plan
 from gateway.config_reader import ConfigReader, Load
 from gateway.config_values import Address
@@ -44,6 +45,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
 from gateway.tracing import NO_TRACER, Tracer, current
+from gateway.upstream.pool import Credentials
 
 _BACKLOG = 4_096
 
@@ -60,6 +62,7 @@ class RunningGateway:
         load: Load | None,
         planned: Planned,
         log: LogWriter | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.config = config
         """The configuration in effect."""
@@ -73,7 +76,7 @@ class RunningGateway:
         self.started_at = engine.clock.now()
         self._entrance = entrance
         self._server = entrance.server
-        self._reader = ConfigReader(partial(_loaded, load), engine.clock) if load is not None else None
+        self._reader = ConfigReader(partial(_loaded, load, environ), engine.clock) if load is not None else None
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
@@ -160,9 +163,13 @@ class RunningGateway:
         if self._reader is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
         async with self._reloading:
-            wanted, plan = await self._reader.read()
+            wanted, plan, credentials = await self._reader.read()
             change = config_change(self.config, wanted)
             self.config = change.config
+            if anew := self.engine.take(change.config, credentials):
+                # A secret may be another one in the same place.
+                names = (f"route.{route}.origin_credentials" for route in anew)
+                change = replace(change, changed=(*change.changed, *names))
             self._entrance.take(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # It may be another document by the same name.
@@ -223,26 +230,29 @@ async def start_gateway(
     configuration names cannot be used.
 
     `load` reads the configuration again, in a thread, raising ConfigError; without it there is no reload.  `environ` is
-    where the admin port's token is, the process's own environment by default; ConfigError where one is needed.
+    where the admin port's token and credentials for origins are, the process's own environment by default; ConfigError
+    where one is needed.
 
     `clock` and `rng` are for tests; the defaults are the machine's clock and an unseeded generator.  `tracer` stands in
     for what `config.tracing` asks for.  ConfigError where that needs an extra that is not installed.
     """
     clock = clock or SystemClock()
+    environ = os.environ if environ is None else environ
     plan = load_plan(config)
+    credentials = _shown(config, environ)
     address = config.server.admin_address
-    guard = Guard(address, admin_token(os.environ if environ is None else environ, address))
+    guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
     tracer = tracer or _tracer(config, clock, rng)
     metrics = Metrics(wall=clock.wall, trace_now=_sampled_trace if tracer is not NO_TRACER else None)
     _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
-    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT)
+    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials)
     entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
     doors = entrance.doors
     metrics.before_collect = doors.count
-    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log)
+    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ)
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(look_at, engine, doors.__len__, lambda: Unsent(*doors.unsent()), lambda: gateway.is_ready)
     application = admin_application(gateway, guard, partitions)
@@ -251,10 +261,15 @@ async def start_gateway(
     return await gateway.listen(application)
 
 
-def _loaded(load: Load) -> tuple[GatewayConfig, CachePlan | None]:
-    """The configuration as it is now, with its plan."""
+def _loaded(load: Load, environ: Mapping[str, str]) -> tuple[GatewayConfig, CachePlan | None, Credentials]:
+    """The configuration as it is now, with its plan and what its routes show their origins."""
     config = load()
-    return config, load_plan(config)
+    return config, load_plan(config), _shown(config, environ)
+
+
+def _shown(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:
+    found = load_credentials(config, environ).items()
+    return {route: (shown.header, shown.value.get_secret_value()) for route, shown in found}
 
 
 def _is_budget_set(config: GatewayConfig) -> bool:

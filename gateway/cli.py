@@ -41,7 +41,8 @@ from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
-from gateway.config_file import ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config_credentials import load_credentials
+from gateway.config_file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
@@ -56,7 +57,7 @@ MISUSED: Final = 2
 _ORIGIN_GRACE_S: Final = 2.0
 """How long the origin beside a gateway may take to leave: its one reader has left before."""
 
-_ORIGIN_VARIABLE: Final = "DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGIN"
+_ORIGIN_VARIABLES: Final = frozenset(f"{ENV_PREFIX}ROUTE__DEFAULT__{name}" for name in ("ORIGIN", "ORIGINS"))
 _ORIGIN_LISTEN: Final = "127.0.0.1:4438"
 _MAX_CHUNK_BYTES: Final = "1048576"
 
@@ -186,7 +187,7 @@ def serve(
     """Run the gateway in front of an origin."""
     if origin is not None and config is not None:
         raise ConfigError("serve takes --origin or --config, not both")
-    if origin is None and config is None and _ORIGIN_VARIABLE not in os.environ:
+    if origin is None and config is None and os.environ.keys().isdisjoint(_ORIGIN_VARIABLES):
         raise ConfigError("serve needs --origin URL or --config FILE")
     flags = _flags(listen, admin)
     for key, value, name in (
@@ -226,6 +227,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     """Validate a configuration, and the plan that it names; print each value in effect and where it came from."""
     loaded = load_config(config, environ=os.environ)
     load_plan(loaded.config)
+    load_credentials(loaded.config, os.environ)
     _print_settings(loaded)
 
 
@@ -270,6 +272,7 @@ async def _serve(load: Callable[[], GatewayConfig]) -> None:
         gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
         _ready("gateway", gateway.gateway_url)
         _ready("admin", gateway.admin_url)
+        gateway.engine.health.greet()
         await departure.asked()
 
 

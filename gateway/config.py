@@ -8,10 +8,21 @@ may also be written `"256MiB"`.  A field's description is its documentation; `co
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 
+from gateway.config_model import MisfitError, Model
+from gateway.config_origins import (
+    HealthCheckConfig,
+    HostList,
+    OriginConfig,
+    OriginCredentialsConfig,
+    OriginList,
+    OriginsConfig,
+)
 from gateway.config_values import (
     GIB,
     KIB,
@@ -34,20 +45,10 @@ from gateway.config_values import (
     parse_address,
 )
 
-
-class MisfitError(ValueError):
-    """Values that are well-formed each but do not go together; `path` leads to the field to look at first."""
-
-    def __init__(self, text: str, *path: str | int) -> None:
-        super().__init__(text)
-        self.path = path
+_PORTS: Final = {"http": 80, "https": 443}
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
-
-
-class CorsConfig(_Model):
+class CorsConfig(Model):
     """CORS answered at the edge for one route, in place of the origin's own headers."""
 
     allow_origins: AllowedOrigins = Field(default=("*",), description='Web origins that may read replies; "*" is any.')
@@ -71,7 +72,7 @@ class CorsConfig(_Model):
         return self
 
 
-class RouteConfig(_Model):
+class RouteConfig(Model):
     """Which requests go to which origin, and how its streams are read, kept and followed."""
 
     name: RouteName = Field(
@@ -84,8 +85,25 @@ class RouteConfig(_Model):
     prefix: Prefix = Field(
         default="/", description="Path the request must start with, in whole segments; the longest prefix wins."
     )
-    origin: OriginUrl = Field(
-        description="http(s) URL of the Durable Streams server; its path goes before the request's. No default."
+    origin: OriginUrl | None = Field(
+        default=None,
+        description="http(s) URL of the Durable Streams server; its path goes before the request's. No default.",
+    )
+    origins: OriginList = Field(
+        default=(),
+        description="Several in place of one, of the same streams and the same path: a list of "
+        '{ url = "http://a", weight = 2 }.',
+    )
+    leaders: HostList = Field(
+        default=(),
+        description="Further hosts that an origin's 307 or 308 may lead to; it is followed inside, to hosts named here "
+        "alone.",
+    )
+    health_check: HealthCheckConfig | None = Field(
+        default=None, description="Active checks; absent: with several origins as by default, with one none."
+    )
+    origin_credentials: OriginCredentialsConfig | None = Field(
+        default=None, description="Credentials that the origins are shown; absent: those that clients send."
     )
     strip_prefix: bool = Field(default=False, description="Take the prefix off the path before asking the origin.")
     cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")
@@ -143,7 +161,7 @@ class RouteConfig(_Model):
         default=0.2,
         ge=0,
         le=1,
-        description="Most retries as a share of requests, so that a sick origin is not hit harder.",
+        description="Most retries as a share of requests, over all routes to the origin: a sick one is not hit harder.",
     )
     trust_s: float = Field(
         default=60,
@@ -212,6 +230,34 @@ class RouteConfig(_Model):
         return self
 
     @model_validator(mode="after")
+    def _origins_agree(self) -> Self:
+        if self.origin is None and not self.origins:
+            raise MisfitError("is required and has no default (or a list, origins)", "origin")
+        if self.origin is not None and self.origins:
+            raise MisfitError("is set beside origin: name one or the other", "origins")
+        seen: set[tuple[object, ...]] = set()
+        for index, one in enumerate(self.origins):
+            # With and without the scheme's own port it is one server.
+            parts = urlsplit(one.url)
+            server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
+            if server in seen:
+                raise MisfitError(f"{one.url} is there twice: give it a weight", "origins", index, "url")
+            seen.add(server)
+        path = urlsplit(self.members[0].url).path
+        lists = (("origins", [one.url for one in self.origins]), ("leaders", self.leaders))
+        for name, urls in lists:
+            for index, url in enumerate(urls):
+                if urlsplit(url).path != path:
+                    text = f"{url} has another path than {self.members[0].url}: a stream has one path at all of them"
+                    raise MisfitError(text, name, index, *(["url"] if name == "origins" else []))
+        return self
+
+    @property
+    def members(self) -> tuple[OriginConfig, ...]:
+        """The origins, be it one."""
+        return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
+
+    @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:
         if self.credentials == "partition" and not self.credential_headers:
             raise MisfitError('needs a name with credentials = "partition": else everyone shares', "credential_headers")
@@ -223,7 +269,7 @@ class RouteConfig(_Model):
         return self.name.upper().replace("-", "_")
 
 
-class LimitsConfig(_Model):
+class LimitsConfig(Model):
     """Bounds on memory, connections and patience with clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
@@ -264,7 +310,8 @@ class LimitsConfig(_Model):
         default=512,
         ge=1,
         le=65_535,
-        description="Most connections to all origins at once, beside one for each stream followed live.",
+        description="Most connections to all origins at once, three quarters to one of several; each stream followed "
+        "live has its own.",
     )
     followed_streams: int = Field(
         default=10_000,
@@ -289,7 +336,7 @@ class LimitsConfig(_Model):
     )
 
 
-class ServerConfig(_Model):
+class ServerConfig(Model):
     """Where the gateway listens, how it leaves, and what it calls itself."""
 
     listen: ListenAddress = Field(default="127.0.0.1:4437", description="Address for clients; port 0 picks a free one.")
@@ -328,7 +375,7 @@ class ServerConfig(_Model):
         return self
 
 
-class TracingConfig(_Model):
+class TracingConfig(Model):
     """Tracing by OpenTelemetry, which needs the extra `opentelemetry`; off, and free, without an endpoint."""
 
     endpoint: CollectorUrl = Field(
@@ -351,7 +398,7 @@ class TracingConfig(_Model):
     )
 
 
-class LogConfig(_Model):
+class LogConfig(Model):
     """The access log: a line of JSON for each request, off the path of every request."""
 
     sink: Literal["none", "stdout", "file", "stream"] = Field(
@@ -413,7 +460,7 @@ class LogConfig(_Model):
         return self
 
 
-class CachePlanConfig(_Model):
+class CachePlanConfig(Model):
     """The plan that the pipeline made of the traffic, and which of its wishes are granted."""
 
     file: str = Field(
@@ -447,17 +494,18 @@ class CachePlanConfig(_Model):
     )
 
 
-class CacheConfig(_Model):
+class CacheConfig(Model):
     """What is kept, beyond `limits.cache_bytes`."""
 
     plan: CachePlanConfig = CachePlanConfig()
 
 
-class GatewayConfig(_Model):
+class GatewayConfig(Model):
     """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
+    origins: OriginsConfig = OriginsConfig()
     cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
@@ -483,27 +531,28 @@ class GatewayConfig(_Model):
         return self
 
     @classmethod
-    def for_origin(cls, url: str, **overrides: Any) -> Self:
-        """One route to `url`; an override is any field of the route, the limits or the server, by its own name.
+    def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
+        """One route to `url`, or to several; an override is any field of the route, the limits, the server or another
+        section, by its own name.
 
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
         name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
         """
-        sections: dict[str, type[_Model]] = {
+        sections: dict[str, type[Model]] = {
             "server": ServerConfig,
             "limits": LimitsConfig,
+            "origins": OriginsConfig,
             "cache.plan": CachePlanConfig,
             "tracing": TracingConfig,
             "log": LogConfig,
             "route": RouteConfig,
         }
-        parts: dict[str, dict[str, Any]] = {name: {} for name in sections} | {"route": {"origin": url}}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
+        parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
             if section is None:
-                raise TypeError(
-                    f"{key!r} is no field of the server, the limits, the plan, the tracing, the log or a route"
-                )
+                raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
             parts[section][key] = value
         route, plan = parts.pop("route"), parts.pop("cache.plan")
         return cls.model_validate({**parts, "cache": {"plan": plan}, "routes": [route]})

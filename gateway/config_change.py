@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from gateway.config import GatewayConfig
+from gateway.config_origins import OriginsConfig
 
 TAKEN_LIVE: Final = frozenset(
     {
@@ -28,6 +29,7 @@ TAKEN_LIVE: Final = frozenset(
         "limits.client_write_timeout_s",
         "limits.keepalive_timeout_s",
         "limits.send_buffer_bytes",
+        *(f"origins.{name}" for name in OriginsConfig.model_fields),
     }
 )
 """Values outside routes that a running gateway takes; routes are taken whole."""

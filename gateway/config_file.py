@@ -32,27 +32,36 @@ from gateway.config import (
     GatewayConfig,
     LimitsConfig,
     LogConfig,
-    MisfitError,
     RouteConfig,
     ServerConfig,
     TracingConfig,
 )
+from gateway.config_model import MisfitError
+from gateway.config_origins import HealthCheckConfig, OriginConfig, OriginCredentialsConfig, OriginsConfig
 from gateway.config_values import format_bytes
 
 ENV_PREFIX: Final = "DURABLE_GATEWAY_"
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "server": ServerConfig,
     "limits": LimitsConfig,
+    "origins": OriginsConfig,
     "cache": CacheConfig,
     "tracing": TracingConfig,
     "log": LogConfig,
 }
 _TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (RouteConfig, "cors"): CorsConfig,
+    (RouteConfig, "health_check"): HealthCheckConfig,
+    (RouteConfig, "origin_credentials"): OriginCredentialsConfig,
     (CacheConfig, "plan"): CachePlanConfig,
 }
 """Tables inside of a section."""
-_FOR_EXAMPLE: Final = {CorsConfig: "MAX_AGE_S", CachePlanConfig: "FILE"}
+_FOR_EXAMPLE: Final[Mapping[type[BaseModel], str]] = {
+    CorsConfig: "MAX_AGE_S",
+    HealthCheckConfig: "INTERVAL_S",
+    OriginCredentialsConfig: "FILE",
+    CachePlanConfig: "FILE",
+}
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 _AT_LINE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -331,8 +340,10 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
             return _SECTIONS[section]
         case ("routes", int(), _):
             return RouteConfig
-        case ("routes", int(), "cors", _):
-            return CorsConfig
+        case ("routes", int(), str() as table, _):
+            return _TABLES.get((RouteConfig, table))
+        case ("routes", int(), "origins", int(), _):
+            return OriginConfig
         case ("cache", "plan", _):
             return CachePlanConfig
     return None
@@ -373,6 +384,9 @@ def _written(key: str, value: object) -> str:
             return "[" + ", ".join(_written(key, item) for item in value) + "]"
         case SecretStr():
             return f'"{value}"'
+        case BaseModel():
+            parts = (f"{name} = {_written(name, getattr(value, name))}" for name in type(value).model_fields)
+            return "{ " + ", ".join(parts) + " }"
         case str():
             return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)
@@ -380,11 +394,12 @@ def _written(key: str, value: object) -> str:
 
 def every_field() -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Section (`server`, `limits`, `route`, `route.cors`), field name and model of all there is to set."""
-    sections: dict[str, type[BaseModel]] = {**_SECTIONS, "route": RouteConfig, "route.cors": CorsConfig}
+    own_tables = {f"route.{name}": table for (model, name), table in _TABLES.items() if model is RouteConfig}
+    sections: dict[str, type[BaseModel]] = {**_SECTIONS, "route": RouteConfig, **own_tables}
     for section, model in sections.items():
         for field in model.model_fields:
             table = _TABLES.get((model, field))
             if table is None:
                 yield section, field, model
-            elif table is not CorsConfig:
+            elif model is not RouteConfig:
                 yield from ((f"{section}.{field}", name, table) for name in table.model_fields)

@@ -155,6 +155,12 @@ def _prefix(text: str) -> str:
     return text.rstrip("/") or "/"
 
 
+def _request_path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or not {" ", "#"}.isdisjoint(text):
+        raise ValueError(f"should be a path such as /healthz, got {text!r}")
+    return text
+
+
 def _route_name(text: str) -> str:
     if not _ROUTE_NAME.fullmatch(text) or len(text) > _MAX_ROUTE_NAME_CHARS:
         raise ValueError(f"a route's name is lower-case letters, digits, single - or _, got {text!r}")
@@ -210,5 +216,6 @@ LogStreamUrl = Annotated[str, AfterValidator(_log_stream_url)]
 PartitionKey = Annotated[SecretStr, AfterValidator(_partition_key)]
 RouteHost = Annotated[str, AfterValidator(_route_host)]
 Prefix = Annotated[str, AfterValidator(_prefix)]
+RequestPath = Annotated[str, AfterValidator(_request_path)]
 RouteName = Annotated[str, AfterValidator(_route_name)]
 NodeName = Annotated[str, AfterValidator(_node_name)]

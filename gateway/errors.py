@@ -7,6 +7,7 @@ client sent is ever echoed.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import ClassVar
 
@@ -26,8 +27,10 @@ class GatewayError(Exception):
     fault: ClassVar[Fault] = Fault.GATEWAY
     text: ClassVar[str] = "Gateway error"
 
-    def __init__(self, text: str | None = None) -> None:
+    def __init__(self, text: str | None = None, *, is_unsent: bool = False) -> None:
         super().__init__(text or self.text)
+        self.is_unsent = is_unsent
+        """Whether the origin has certainly not had the request: no byte of it was sent."""
 
     @property
     def retry_after_s(self) -> int | None:
@@ -135,6 +138,20 @@ class UpstreamUnavailable(GatewayError):
     status = 503
     fault = Fault.UPSTREAM
     text = "Origin unavailable"
+
+
+class CircuitOpen(UpstreamUnavailable):
+    """The origin's circuit breaker is open, or no connection to it may be added: nothing was sent, and an answer is to
+    be had at once."""
+
+    def __init__(self, retry_in_s: float = 0.0) -> None:
+        super().__init__(is_unsent=True)
+        self._retry_in_s = retry_in_s
+
+    @property
+    def retry_after_s(self) -> int:
+        """Until the next probe is due; a whole number of seconds (RFC 9110 §10.2.3)."""
+        return max(1, math.ceil(self._retry_in_s))
 
 
 class TailMovedBack(UpstreamBroken):

@@ -1,14 +1,8 @@
-"""Answers of `/api/origins`, what is said of them, and an admin port that gives one."""
+"""Answers of `/api/origins`, and what is said of them."""
 
 from __future__ import annotations
 
 from typing import Any, Final
-
-import pytest
-from aiohttp import web
-
-from gateway.ops.admin import admin_application
-from gateway.ops.admin.endpoint import json_response
 
 Row = dict[str, Any]
 
@@ -66,19 +60,3 @@ WORDS: Final[list[tuple[list[Row], str, str]]] = [
     ([], "no origin", "answering"),
 ]
 """What `/api/origins` lists, what is said of it, and the worst of it."""
-
-
-@pytest.fixture(autouse=True)
-def origins_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gateways of this process whose admin port has no `/api/origins` of its own are given one."""
-
-    async def origins(_: web.Request) -> web.Response:
-        return json_response({"origins": [origin_row()]})
-
-    def with_origins(*arguments: Any) -> web.Application:
-        application = admin_application(*arguments)
-        if not any(resource.canonical == "/api/origins" for resource in application.router.resources()):
-            application.router.add_get("/api/origins", origins)
-        return application
-
-    monkeypatch.setattr("gateway.app.admin_application", with_origins)

@@ -188,7 +188,10 @@ def test_check_prints_every_value_and_its_source(start: Start) -> None:
     status, out, err = command.finished()
     assert (status, err) == (0, "")
     said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
-    assert len(said) == len(list(every_field()))
+    # Tables that are not there are one line each.
+    absent = ("route.health_check", "route.origin_credentials")
+    assert len(said) == len([section for section, _, _ in every_field() if section not in absent]) + len(absent)
+    assert said["route.dev.health_check"] == ("none", "default")
     assert said["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
     assert said["server.admin"] == ('"127.0.0.1:9437"', "default")
     assert said["limits.cache_bytes"] == ('"64MiB"', "config/dev.toml:8")
@@ -292,6 +295,33 @@ def test_serve_takes_the_origin_from_the_environment_alone(start: Start, origin:
     command = serve(start, DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGIN=origin)
     assert httpx.put(f"{command.urls['gateway']}/demo", headers=JSON).status_code == 201
     assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_serve_takes_several_origins_from_the_environment_alone(start: Start, origin: str) -> None:
+    both = f"{origin}, http://localhost:{origin.rpartition(':')[2]}"
+    command = serve(start, DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGINS=both)
+    assert httpx.put(f"{command.urls['gateway']}/demo", headers=JSON).status_code == 201
+    shown = httpx.get(f"{command.urls['admin']}/api/origins").json()["origins"]
+    assert [one["state"] for one in shown] == ["closed", "closed"]
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_an_origin_that_does_not_answer_is_said_and_does_not_fail_the_start(start: Start) -> None:
+    command = serve(start, "--origin", "http://127.0.0.1:1")
+    assert command.process.stderr is not None
+    assert command.process.stderr.readline().endswith(
+        "WARNING gateway.origins: origin http://127.0.0.1:1 does not answer: connection refused\n"
+    )
+    assert httpx.get(f"{command.urls['admin']}/readyz").status_code == 200
+    assert command.told(signal.SIGTERM) == (0, "", "")
+
+
+def test_credentials_that_are_missing_fail_the_start_with_one_line(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[route]]\norigin = "http://127.0.0.1:1"\norigin_credentials = { environment = "NO_SUCH_KEY" }\n')
+    said = "durable-gateway: route.default.origin_credentials.environment: NO_SUCH_KEY: is not set\n"
+    for command in (["serve", "--config"], ["check"]):
+        assert start(*command, str(file)).finished() == (2, "", said)
 
 
 def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, origin: str) -> None:

@@ -22,6 +22,7 @@ from gateway.config import (
     TracingConfig,
 )
 from gateway.config_file import ConfigError, Flag, every_field, load_config
+from gateway.config_origins import HealthCheckConfig, OriginConfig, OriginCredentialsConfig, OriginsConfig
 from gateway.config_values import Address, format_bytes, parse_address, parse_bytes
 from gateway.toml_lines import key_lines
 
@@ -195,7 +196,7 @@ def test_a_configuration_for_tests_takes_any_field_by_its_own_name() -> None:
 
 def test_no_field_name_occurs_in_two_sections() -> None:
     """`for_origin` and the environment rely on it."""
-    names = [field for section, field, _ in every_field() if section != "route.cors"]
+    names = [field for section, field, _ in every_field() if not section.startswith("route.")]
     assert len(names) == len(set(names))
 
 
@@ -289,7 +290,48 @@ def test_the_environment_alone_can_name_the_origin(tmp_path: Path) -> None:
         ('[route]\norigin = "http://a"', "gateway.toml:1: route: should be a list of tables: write [[route]]"),
         ('[[routes]]\norigin = "http://a"', "gateway.toml:1: routes: unknown key (did you mean [[route]]?)"),
         ("server = 3\n[[route]]\norigin = 'http://a'", "gateway.toml:1: server: should be a table"),
-        ('\n[[route]]\nname = "a"', "gateway.toml:2: route.a.origin: is required and has no default"),
+        (
+            '\n[[route]]\nname = "a"',
+            "gateway.toml:2: route.a.origin: is required and has no default (or a list, origins)",
+        ),
+        (
+            '[[route]]\norigin = "http://a"\norigins = [{ url = "http://b" }]',
+            "gateway.toml:3: route.default.origins: is set beside origin: name one or the other",
+        ),
+        (
+            '[[route]]\norigins = [\n  { url = "http://a", wieght = 2 },\n]',
+            "gateway.toml:2: route.default.origins[0].wieght: unknown key (did you mean 'weight'?)",
+        ),
+        (
+            '[[route]]\norigins = ["http://a", "http://a:80"]',
+            "gateway.toml:2: route.default.origins[1].url: http://a:80 is there twice: give it a weight",
+        ),
+        (
+            '[[route]]\norigins = [{ url = "http://a/v1" }, { url = "http://b" }]',
+            (
+                "gateway.toml:2: route.default.origins[1].url: http://b has another path than http://a/v1: "
+                "a stream has one path at all of them"
+            ),
+        ),
+        (
+            '[[route]]\norigin = "http://a"\nleaders = ["http://b/x"]',
+            (
+                "gateway.toml:3: route.default.leaders[0]: http://b/x has another path than http://a: "
+                "a stream has one path at all of them"
+            ),
+        ),
+        (
+            '[[route]]\norigin = "http://a"\n[route.origin_credentials]\nfile = "x"\nenvironment = "X"',
+            "gateway.toml:5: route.default.origin_credentials.environment: is set beside file: name one place",
+        ),
+        (
+            '[[route]]\norigin = "http://a"\n[route.health_check]\npath = "health"',
+            ("gateway.toml:4: route.default.health_check.path: should be a path such as /healthz, got 'health'"),
+        ),
+        (
+            '[origins]\nbreaker_open_s = 5\nbreaker_longest_open_s = 2\n[[route]]\norigin = "http://a"',
+            "gateway.toml:3: origins.breaker_longest_open_s: is shorter than breaker_open_s, 5",
+        ),
         (
             '[[route]]\norigin = "http://a"\n# a comment\nsse_lifetime_s = 0',
             "gateway.toml:4: route.default.sse_lifetime_s: should be greater than or equal to 1, got 0",
@@ -349,6 +391,30 @@ def test_a_file_is_refused_with_one_line_that_names_the_place(tmp_path: Path, te
 def test_a_variable_is_refused_by_its_name(tmp_path: Path, variable: str, value: str, said: str) -> None:
     name = f"DURABLE_GATEWAY_{variable}"
     assert refusal(tmp_path, f'[[route]]\norigin = "{ORIGIN}"\n', **{name: value}) == f"env {name}: {said}"
+
+
+def test_several_origins_come_from_a_file_or_from_a_variable(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[route]]\norigins = [{ url = "http://a", weight = 2 }, { url = "http://b/" }]\n')
+    loaded = load_config(file)
+    a, b = OriginConfig(url="http://a", weight=2), OriginConfig(url="http://b")
+    assert loaded.config.routes[0].origins == loaded.config.routes[0].members == (a, b)
+    said = {setting.key: setting.text for setting in loaded.settings()}
+    assert said["route.default.origins"] == '[{ url = "http://a", weight = 2 }, { url = "http://b", weight = 1 }]'
+    assert said["route.default.origin"] == "none"
+    file.write_text("[server]\n")
+    environ = {
+        "DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGINS": "http://a, http://b",
+        "DURABLE_GATEWAY_ROUTE__DEFAULT__HEALTH_CHECK__INTERVAL_S": "0",
+        "DURABLE_GATEWAY_ROUTE__DEFAULT__ORIGIN_CREDENTIALS__ENVIRONMENT": "KEY",
+        "DURABLE_GATEWAY_ORIGINS__BREAKER_FAILURES": "9",
+    }
+    config = load_config(file, environ=environ).config
+    assert [one.url for one in config.routes[0].members] == ["http://a", "http://b"]
+    assert config.routes[0].health_check == HealthCheckConfig(interval_s=0)
+    assert config.routes[0].origin_credentials == OriginCredentialsConfig(environment="KEY")
+    assert config.origins.breaker_failures == 9
+    assert GatewayConfig.for_origin(["http://a", "http://b"], breaker_failures=9).origins == config.origins
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -430,8 +496,8 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
     tables = {section: table for section, table in uncommented.items() if section != "route"}
     shown = {
         **tables,
-        "route": {key: value for key, value in route.items() if key != "cors"},
-        "route.cors": route["cors"],
+        "route": {key: value for key, value in route.items() if not isinstance(value, dict)},
+        **{f"route.{key}": value for key, value in route.items() if isinstance(value, dict)},
     }
     shown["cache.plan"] = shown.pop("cache")["plan"]
     fields: dict[str, set[str]] = {}
@@ -442,10 +508,16 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
     config = GatewayConfig.model_validate({**tables, "routes": [route]})
     assert config.server == ServerConfig()
     assert config.limits == LimitsConfig()
+    assert config.origins == OriginsConfig()
     assert config.cache == CacheConfig()
     assert config.tracing == TracingConfig()
     assert config.log == LogConfig()
-    assert config.routes[0] == RouteConfig(origin=ORIGIN, cors=CorsConfig())
+    assert config.routes[0] == RouteConfig(
+        origin=ORIGIN,
+        cors=CorsConfig(),
+        health_check=HealthCheckConfig(),
+        origin_credentials=OriginCredentialsConfig(),
+    )
 
     prose = " ".join(re.sub(r"^# ?", "", text, flags=re.MULTILINE).split())
     for section, name, model in every_field():

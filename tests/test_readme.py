@@ -30,6 +30,8 @@ def configuration_table() -> str:
 
 
 def _spelled(name: str, value: object) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if name.endswith("_bytes") and isinstance(value, int):

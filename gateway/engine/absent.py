@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 
 from gateway.engine.route import Route
 from gateway.tape.stream import Group, StreamKey
-from gateway.upstream.flight import Refusal
+from gateway.upstream.flight import METADATA, Refusal
 
 _REMEMBERED: Final = 10_000
 _MOST_BODY_BYTES: Final = 1_024
@@ -63,10 +63,17 @@ class Absences:
         """Where something may be remembered, by what a write concerns."""
         self._writes: dict[Group, int] = {}
         """Writes under way."""
+        self.writes_begun = 0
+        """Writes of all groups: an answer to a request sent before the latest may be of before it, too."""
         self._buckets: dict[str, _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._remembered)
+
+    @property
+    def group_count(self) -> int:
+        """Groups in which something is or was remembered."""
+        return len(self._groups)
 
     def add(self, key: StreamKey, offset: str | None, refusal: Refusal, asker: CIMultiDict[str], route: Route) -> None:
         """The origin has refused the stream, or only what lies after `offset`, to a request with these headers."""
@@ -76,11 +83,19 @@ class Absences:
             return
         if key.group in self._writes:
             return
-        if len(self._groups) >= 2 * _REMEMBERED:
+        if len(self._groups) >= 2 * _REMEMBERED - 1:
             self._tidy()
         place = (key, offset)
         self._remembered[place] = _Remembered(refusal, asker, self._now() + route.absent_s)
         self._groups.setdefault(key.group, set()).add(place)
+
+    def add_relayed(
+        self, key: StreamKey, status: int, asker: CIMultiDict[str], route: Route, writes_begun: int
+    ) -> None:
+        """A HEAD of the stream, relayed when so many writes had begun, was answered with this status.  There is no body
+        to repeat, so that only other HEADs are answered by it."""
+        if writes_begun == self.writes_begun:
+            self.add(key, METADATA, Refusal.of_ended(status), asker, route)
 
     def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> Refusal | None:
         """What the origin answers to a read of the stream from `offset` with the headers `asker`, where that is
@@ -100,6 +115,7 @@ class Absences:
 
     def write_begins(self, group: Group) -> None:
         """Something is about to be written to the group's path; `write_ends` is owed."""
+        self.writes_begun += 1
         self._writes[group] = self._writes.get(group, 0) + 1
         for place in self._groups.pop(group, ()):
             self._remembered.pop(place, None)
@@ -124,6 +140,8 @@ class Absences:
         """Forget the groups of which nothing is remembered any more."""
         self._remembered.expire()
         for group, places in list(self._groups.items()):
-            places.intersection_update(self._remembered.keys())
-            if not places:
+            kept = {place for place in places if place in self._remembered}
+            if kept:
+                self._groups[group] = kept
+            else:
                 del self._groups[group]

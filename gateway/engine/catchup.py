@@ -22,9 +22,10 @@ from gateway.engine.replies import head_answer, not_modified, now_answer, refusa
 from gateway.engine.request import Read, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.registry import Live
+from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
-from gateway.protocol.offsets import NOW, is_before
+from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Stream
 from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Refusal, StreamHead, as_seen_by
 
@@ -217,21 +218,28 @@ class _Attempt:
         topic = self._live.confirmed_at(stream, self._at)
         if topic is None or stream.is_doubted:
             return None
-        outcome = Outcome.REVALIDATED
         tail = self._awaited_tail()
-        if tail is None:
-            head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
-            if isinstance(head, GatewayError) or (isinstance(head, Refusal) and head.status >= 500):
-                # Asking it for the bytes, too, would not make it any better.
-                return self._failed(head)
-            if not isinstance(head, StreamHead):
-                return None
-            tail = head.next_offset
-        deadline = self._clock.now() + _FOLLOWER_PATIENCE_S
+        if tail is not None and (answer := await self._until_brought(topic, tail, Outcome.FOLLOWED)) is not None:
+            return answer
+        head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+        if isinstance(head, GatewayError) or (isinstance(head, Refusal) and head.status >= 500):
+            # Asking it for the bytes, too, would not make it any better.
+            return self._failed(head)
+        if not isinstance(head, StreamHead):
+            return None
+        answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED)
+        if answer is None:
+            # It does not bring what is there: a live request that has stalled is begun anew.
+            self._live.doubt(stream)
+        return answer
+
+    async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:
+        """The answer once the follower has brought everything before `tail`; None where it takes too long."""
+        stream, deadline = self._stream, self._clock.now() + _FOLLOWER_PATIENCE_S
         while stream.ended is None:
             self._take_tape()
             if not is_before(self._at, tail):
-                # Beyond the tail that the HEAD saw there are bytes only if the follower has brought them since.
+                # Beyond the tail that was named there are bytes only if the follower has brought them since.
                 is_current = self._at == tail or self._live.confirmed_at(stream, self._at) is not None
                 return self._answer(outcome, up_to_date=is_current, is_closed=stream.tape.is_closed_at(self._at))
             if self._ends_here():
@@ -239,8 +247,6 @@ class _Attempt:
             outcome = Outcome.FOLLOWED
             left = deadline - self._clock.now()
             if left <= 0 or not await topic.changed.wait_within(self._clock, left):
-                # It does not bring what is there: a live request that has stalled is begun anew.
-                self._live.doubt(stream)
                 return None
         raise TailMovedBack
 
@@ -249,7 +255,8 @@ class _Attempt:
         stream, seen = self._stream, self._stream.sighting
         if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.is_doubted:
             return None
-        return stream.acked if stream.acked is not None and is_before(self._at, stream.acked) else None
+        is_own = stream.acked is not None and stream.acked_by == stream.key.query
+        return stream.acked if is_own and is_before(self._at, stream.acked or START) else None
 
     def _answer_stale(self) -> Answer | None:
         """Answer with the bytes up to a tail that the origin lets be given while it is asked again (RFC 5861 §3)."""

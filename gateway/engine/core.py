@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,6 +34,11 @@ from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
+from gateway.upstream.flight import METADATA
+from gateway.upstream.health import Health
+from gateway.upstream.pool import Credentials, Origins
+
+_log = logging.getLogger("gateway.origins")
 
 _INCARNATIONS = 3
 """How often a read begins again because its stream proved to be another one, before that is an error."""
@@ -51,13 +57,17 @@ class Engine:
         rng: random.Random,
         tracer: Tracer = NO_TRACER,
         journal: Journal = UNKEPT,
+        credentials: Credentials | None = None,
     ) -> None:
         limits = config.limits
         self.clock = clock
         self.tasks = Tasks()
         self.drain = Drain()
         self.tracer = tracer
-        self.client = Client(limits.upstream_connections, tracer)
+        self.origins = Origins(clock, rng, _log.warning)
+        self.client = Client(limits.upstream_connections, tracer, self.origins)
+        self.health = Health(self.client.exchanges, self.origins, clock, rng)
+        self.take(config, credentials or {})
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -114,7 +124,7 @@ class Engine:
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None where it has to be relayed.  Raises a GatewayError."""
-        if (refusal := self.absences.find(read.key, None, read.source.headers)) is not None:
+        if (refusal := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
             return refusal_answer(read.route, refusal, Outcome.HIT)
         stream = self.library.find(read.key)
         now = self.clock.now()
@@ -219,6 +229,14 @@ class Engine:
         self.coder.forget(stream)
         self.on_forget(stream)
 
+    def take(self, config: GatewayConfig, credentials: Credentials) -> tuple[str, ...]:
+        """Have the origins of this configuration from here on, with what its routes show them; the routes that show
+        another secret than before."""
+        anew = self.origins.take(config.routes, config.origins, credentials)
+        self.health.take(config.routes)
+        self.client.exchanges.leave_room(len(self.origins))
+        return anew
+
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Send live readers off, spread over `spread_s` seconds, the last of them within `within_s`."""
         self.drain.start(spread_s, within_s)
@@ -226,6 +244,7 @@ class Engine:
 
     async def close(self) -> None:
         self.live.close()
+        await self.health.close()
         await self.tasks.close()
         await self.client.close()
         self.coder.close()

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from gateway.clock import Clock, pause
 from gateway.engine.absent import Absences
 from gateway.engine.route import Route
 from gateway.engine.verdict import NO_HEAD, Judge, Known, is_overtaken
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
+from gateway.errors import CircuitOpen, GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.journal import UNKEPT, Journal, Place, note_fetch
 from gateway.metrics_seam import Recorder
 from gateway.protocol.freshness import freshness_from_headers
@@ -181,6 +182,8 @@ class FlightDeck:
 
     async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
         stale = await self.settle(stream, start, route)
+        if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
+            return refusal, stale
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
             # Its bytes are here: only what has come behind them since is still to be asked for.
             start = stale.head.next_offset
@@ -206,7 +209,7 @@ class FlightDeck:
             error = await self._attempt(stream, flight, route, source, is_last)
             if error is None:
                 return
-            if flight.head is not None or is_last:
+            if flight.head is not None or is_last or isinstance(error, CircuitOpen):
                 flight.fail(error)
                 return
             route.retries.retry()
@@ -224,11 +227,13 @@ class FlightDeck:
         flight.incarnation = stream.tape.incarnation
         known = Known.of(stream, flight.start)
         name = route.config.name
-        self._recorder.upstream_request(mode, name)
-        flight.requests += 1
         try:
             async with await self._client.send(
-                "HEAD" if is_metadata else "GET", url, source.headers, source.bounds
+                "HEAD" if is_metadata else "GET",
+                url,
+                source.headers,
+                source.bounds,
+                on_sent=lambda: self._sent(flight, mode, name),
             ) as reply:
                 self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
@@ -241,7 +246,8 @@ class FlightDeck:
                     raise TailMovedBack
                 is_same = stream.ended is None and (stream.acks, stream.doubts) == (known.acks, known.doubts)
                 if isinstance(head, Refusal) and is_current and is_same:
-                    is_whole = is_metadata or head.status == 404
+                    # Refused to a HEAD, it comes without the body that a GET would be given.
+                    is_whole = head.status == 404 and not is_metadata
                     self._absences.add(stream.key, None if is_whole else flight.start, head, source.headers, route)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
@@ -268,6 +274,8 @@ class FlightDeck:
                 self._on_end(stream, End.RECREATED)
             flight.fail(error)
             return None
+        except CircuitOpen as error:
+            return error
         except GatewayError as error:
             self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
@@ -285,14 +293,23 @@ class FlightDeck:
                 stream.saw_tail(Sighting(tail, asked_at, asked_at + fresh_s, stale_until))
         self._on_tail(stream, tail, asked_at)
 
+    def _sent(self, flight: Flight, mode: Mode, route: str) -> None:
+        """A request is being sent to an origin."""
+        self._recorder.upstream_request(mode, route)
+        flight.requests += 1
+
     async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
         """Whether the origin takes the source's requests at all, so that a refusal must be about the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
-            self._recorder.upstream_request(mode, route)
-            flight.requests += 1
             asked_at = self._clock.now()
             # Only the head is wanted: a body is dropped together with its connection.
-            async with await self._client.send(method, source.url(offset), source.headers, source.bounds) as reply:
+            async with await self._client.send(
+                method,
+                source.url(offset),
+                source.headers,
+                source.bounds,
+                on_sent=partial(self._sent, flight, mode, route),
+            ) as reply:
                 self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)

@@ -16,7 +16,7 @@ from yarl import URL
 from gateway.clock import Clock
 from gateway.engine.absent import Absences
 from gateway.engine.route import Route
-from gateway.errors import GatewayError
+from gateway.errors import CircuitOpen, GatewayError
 from gateway.journal import UNKEPT, Journal, Place, note_origin_request
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
@@ -42,8 +42,8 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 class Passed:
     """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
 
-    `group` is what a write to the path concerns; `own` is the tape that the writer itself would read from, None where
-    it would read past all tapes.
+    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
+    writer itself would read from, None where it would read past all tapes.
     """
 
     route: Route
@@ -52,6 +52,7 @@ class Passed:
     mode: Mode
     method: str
     path: str
+    query: str
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | None
@@ -107,9 +108,6 @@ class Relay:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         name, asked_at = route.config.name, self._clock.now()
-        self._recorder.upstream_request(passed.mode, name)
-        if not note_origin_request():
-            self._journal.unclaimed(passed.place, passed.mode, requests=1)
         is_write = passed.mode in WRITES
         is_known = False
         write = _Sent(self._library.find(passed.own) if passed.own is not None else None)
@@ -118,7 +116,13 @@ class Relay:
             self._absences.write_begins(passed.group)
         try:
             reply = await self._client.send(
-                passed.method, URL(url, encoded=True), passed.headers, bounds, passed.body, is_live=is_live
+                passed.method,
+                URL(url, encoded=True),
+                passed.headers,
+                bounds,
+                passed.body,
+                is_live=is_live,
+                on_sent=lambda: self._sent(passed),
             )
             self._recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, name)
             is_known = reply.status < 500
@@ -128,7 +132,9 @@ class Relay:
                 self._lost(write, reply.status)
             return reply
         except GatewayError as error:
-            if not passed.is_cut_short():
+            # What the origin never had cannot have changed anything there.
+            is_known = error.is_unsent
+            if not passed.is_cut_short() and not isinstance(error, CircuitOpen):
                 self._recorder.upstream_failure(passed.mode, type(error).__name__, name)
             raise
         finally:
@@ -139,6 +145,12 @@ class Relay:
             if is_write:
                 self._forget(passed.group, write)
                 self._absences.write_ends(passed.group)
+
+    def _sent(self, passed: Passed) -> None:
+        """The request is being sent to an origin."""
+        self._recorder.upstream_request(passed.mode, passed.route.config.name)
+        if not note_origin_request():
+            self._journal.unclaimed(passed.place, passed.mode, requests=1)
 
     def _forget(self, group: Group, write: _Sent) -> None:
         writes = self._writes[group]
@@ -197,7 +209,7 @@ class Relay:
                 stream.lost_tail()
                 self._live.restart(stream)
             else:
-                stream.acknowledged(tail, is_closed=is_closed)
+                stream.acknowledged(tail, is_closed=is_closed, query=passed.query)
                 self._live.expect(stream)
         # Other partitions may name another stream by this path: only the writer's own takes the facts.
         if write.own is not None and write.own.ended is None:

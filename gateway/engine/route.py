@@ -12,48 +12,44 @@ from yarl import URL
 
 from gateway.clock import Clock
 from gateway.config import RouteConfig
+from gateway.engine.retries import RetryBudget, RouteRetries
 from gateway.engine.unshared import Unshared
 from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target
 from gateway.tape.stream import Group, StreamKey
 from gateway.upstream.client import Bounds
+from gateway.upstream.pool import authority_of, route_url
 from gateway.upstream.source import Source
-
-_BUDGET_CAP = 10.0
-
-
-class RetryBudget:
-    """A token bucket: every request pays in `ratio`, every retry takes out one."""
-
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
-        self._tokens = _BUDGET_CAP if ratio else 0.0
-
-    def request(self) -> None:
-        self._tokens = min(_BUDGET_CAP, self._tokens + self._ratio)
-
-    @property
-    def has_retry(self) -> bool:
-        return self._tokens >= 1
-
-    def retry(self) -> None:
-        self._tokens -= 1
 
 
 class Route:
-    """One configured route and what it has learned."""
+    """One configured route and what it has learned.
 
-    def __init__(self, config: RouteConfig, node: str, clock: Clock, share: str | None = None) -> None:
+    `retries` is the budget of the streams' origin, which the routes to it have in common; `origin` names that origin in
+    the keys of tapes: of several it is one that stands for all, so that tapes and what writes concern are the same
+    whichever of them answers.
+    """
+
+    def __init__(
+        self,
+        config: RouteConfig,
+        node: str,
+        clock: Clock,
+        share: str | None = None,
+        retries: RetryBudget | None = None,
+        origin: str | None = None,
+    ) -> None:
         self.config = config
         self.node = node
         self.share = share or config.name
         """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common
         unless they may have tapes in common."""
-        self.retries = RetryBudget(config.retry_budget)
-        self._origin = URL(config.origin)
-        self._base_path = self._origin.raw_path.rstrip("/")
-        self.authority = str(self._origin.origin())
-        """Scheme, host and port of the origin: what a `Group` of its streams names."""
+        self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
+        self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
+        self._authorities = _authorities(config)
+        self.authority = origin or self._authorities[0]
+        """Scheme, host and port of the origin, or of that which stands for all: what a `Group` of its streams names."""
+        self._url = route_url(config.name)
         self._prefix = config.prefix.rstrip("/")
         self.unshared = Unshared(config.hit_for_miss_s, clock.now)
         is_asked = config.tail == "asked"
@@ -111,16 +107,19 @@ class Route:
         return self._base_path + path
 
     def upstream_base(self, path: str) -> str:
-        """Scheme, authority and path at the origin for a canonical request path."""
-        return self.authority + self.upstream_path(path)
+        """The route's URL for a canonical request path: `Client.send` sends it to one of the origins."""
+        return self._url + self.upstream_path(path)
 
     def public_location(self, location: str, public: str) -> str:
         """A Location of the origin's as clients reach it; `public` is scheme and authority as the client named them.
 
         What points elsewhere is left alone (compare nginx's `proxy_redirect default`).
         """
-        own = self.authority + self._base_path
-        if location != own and not location.startswith(own + "/"):
+        for authority in self._authorities:
+            own = authority + self._base_path
+            if location == own or location.startswith(own + "/"):
+                break
+        else:
             return location
         path = location[len(own) :]
         return public + (self._prefix + path if self.config.strip_prefix else path)
@@ -162,9 +161,36 @@ class Route:
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
 
 
-def _sharing(config: RouteConfig) -> tuple[object, ...]:
+def _authorities(config: RouteConfig) -> tuple[str, ...]:
+    """Scheme, host and port of all hosts that the route's requests may be sent to."""
+    return tuple(authority_of(url) for url in (*(one.url for one in config.members), *config.leaders))
+
+
+def origin_names(configs: Sequence[RouteConfig]) -> dict[str, str]:
+    """Which origin stands in the keys of tapes for those of each route, by the route's name.
+
+    Origins that one route lists serve the same streams, and so do those of two routes that have one in common: the
+    first of such a set, in the order of the configuration, stands for all of it.
+    """
+    stands: dict[str, str] = {}
+    for config in configs:
+        names = _authorities(config)
+        for other in names[1:]:
+            old, new = stands.get(other, other), stands.get(names[0], names[0])
+            first = min(old, new, key=lambda name: _rank(name, configs))
+            for name in (*stands, *names):
+                if stands.get(name, name) in (old, new):
+                    stands[name] = first
+    return {config.name: stands.get(names[0], names[0]) for config in configs if (names := _authorities(config))}
+
+
+def _rank(name: str, configs: Sequence[RouteConfig]) -> int:
+    return [one for config in configs for one in _authorities(config)].index(name)
+
+
+def _sharing(config: RouteConfig, origin: str) -> tuple[object, ...]:
     """What decides whose bytes a tape holds, and who may read it."""
-    whose = (config.origin, config.strip_prefix, config.cache)
+    whose = (origin, URL(config.members[0].url).raw_path, config.strip_prefix, config.cache)
     # Without CORS of the route's own, the origin's answer to one web origin is not for another.
     return (*whose, config.credentials, config.credential_headers, config.cors is None)
 
@@ -180,7 +206,18 @@ class RouteTable:
         self._node = node
         self._clock = clock
         self._begun = 0
-        self.routes: tuple[Route, ...] = tuple(Route(config, node, clock) for config in configs)
+        self._budgets: dict[str, RetryBudget] = {}
+        names = self._named(configs)
+        self.routes: tuple[Route, ...] = tuple(
+            Route(config, node, clock, None, self._budgets[names[config.name]], names[config.name])
+            for config in configs
+        )
+
+    def _named(self, configs: Sequence[RouteConfig]) -> dict[str, str]:
+        """The origins that stand for those of the routes; each has its budget from here on."""
+        names = origin_names(configs)
+        self._budgets = {name: self._budgets.get(name) or RetryBudget() for name in names.values()}
+        return names
 
     @property
     def shares(self) -> frozenset[str]:
@@ -193,13 +230,14 @@ class RouteTable:
             return False
         known = {route.config.name: route for route in self.routes}
         self._begun += 1
-        self.routes = tuple(self._successor(known.get(config.name), config) for config in configs)
+        names = self._named(configs)
+        self.routes = tuple(self._successor(known.get(config.name), config, names[config.name]) for config in configs)
         return True
 
-    def _successor(self, route: Route | None, config: RouteConfig) -> Route:
-        if route is None:
-            return Route(config, self._node, self._clock, f"{config.name} ~{self._begun}")
-        if route.config == config:
+    def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:
+        if route is not None and route.config == config and route.authority == origin:
             return route
-        share = route.share if _sharing(route.config) == _sharing(config) else f"{config.name} ~{self._begun}"
-        return Route(config, self._node, self._clock, share)
+        share = f"{config.name} ~{self._begun}"
+        if route is not None and _sharing(route.config, route.authority) == _sharing(config, origin):
+            share = route.share
+        return Route(config, self._node, self._clock, share, self._budgets[origin], origin)

@@ -144,7 +144,7 @@ class Judge:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
-            stream.saw_acknowledged(known.acks)
+            stream.saw_acknowledged(known.acks, offset)
         stream.headers = storable_headers(headers)
         self._library.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:

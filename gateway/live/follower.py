@@ -19,7 +19,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gateway.clock import Clock, pause
-from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken, UpstreamTimeout, UpstreamUnavailable
+from gateway.errors import (
+    CircuitOpen,
+    GatewayError,
+    TailMovedBack,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
 from gateway.journal import UNKEPT, Journal, Place, note_nothing
 from gateway.live.topic import Topic
 from gateway.metrics_seam import Recorder
@@ -105,6 +112,8 @@ class Follower:
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
+        self._tries_sse_again = False
+        """Whether SSE, given up because it failed, is to be tried again when a connection's lifetime has passed."""
         self._may_poll = True
         """Whether bulk may be long-polled: until an origin proves not to speak that."""
 
@@ -141,11 +150,13 @@ class Follower:
                 failures = 0
             if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
                 failures += 1
-                self._recorder.retry(self._route)
+                if not isinstance(trouble, CircuitOpen):
+                    self._recorder.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
-            if isinstance(trouble, UpstreamBroken) and failures > 1:
-                self._speaks_sse = False
+            if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
+                # Or its connections were cut, for a while.
+                self._speaks_sse, self._tries_sse_again = False, True
 
     @property
     def _place(self) -> str:
@@ -176,6 +187,9 @@ class Follower:
                 is_empty = await self._take_poll(at, reply)
             if self._is_bulk and (is_empty or self._clock.now() >= ends_at):
                 self._is_bulk = False
+                return
+            if self._tries_sse_again and self._clock.now() >= ends_at:
+                self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
                 # An origin that does not hold its long-polls is not to be asked in a tight loop.
@@ -297,17 +311,23 @@ class Follower:
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.ways.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
-        self._recorder.upstream_request(self._mode, self._route)
-        self._journal.unclaimed(self._asked, self._mode, requests=1)
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
-        asked_at = self._stream.contacted_at = self._clock.now()
-        reply = await self._client.send("GET", source.url(at, live, cursor), headers, bounds, is_live=True)
+        asked_at = self._clock.now()
+        reply = await self._client.send(
+            "GET", source.url(at, live, cursor), headers, bounds, is_live=True, on_sent=self._sent
+        )
         self._recorder.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
+
+    def _sent(self) -> None:
+        """A live request is being sent to an origin; one that an open breaker refused is no contact."""
+        self._stream.contacted_at = self._clock.now()
+        self._recorder.upstream_request(self._mode, self._route)
+        self._journal.unclaimed(self._asked, self._mode, requests=1)
 
     def _came(self, size: int, mode: Mode) -> None:
         """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""

@@ -83,9 +83,7 @@ class Live:
     def confirmed_at(self, stream: Stream, at: str) -> Topic | None:
         """The stream's topic, where its follower stands confirmed at `at`."""
         topic = self._topics.get(stream)
-        if topic is None or not topic.is_confirmed or topic.position is None:
-            return None
-        return topic if stream.tape.resolve(topic.position) == at else None
+        return topic if topic is not None and topic.is_confirmed and self._is_at(topic, at) else None
 
     def attach(self, stream: Stream, ways: Ways, terms: Terms) -> Topic:
         """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
@@ -177,6 +175,10 @@ class Live:
         self._stalls[topic] = self._clock.call_later(_FOLLOWER_PATIENCE_S, lambda: self._is_due(topic, acked))
 
     @staticmethod
+    def _is_at(topic: Topic, tail: str) -> bool:
+        return topic.position is not None and topic.stream.tape.resolve(topic.position) == tail
+
+    @staticmethod
     def _has_brought(topic: Topic, acked: str) -> bool:
         at = topic.position
         is_behind = at is None or is_before(topic.stream.tape.resolve(at), acked)
@@ -194,7 +196,8 @@ class Live:
         head = await topic.ways.look(tape.resolve(topic.position or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
-                self.restart(topic.stream)
+                if not self._is_at(topic, head.next_offset):
+                    self.restart(topic.stream)
                 topic.wake()
             self.expect(topic.stream)
 

@@ -138,7 +138,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     yield counter(
         "gateway_upstream_requests",
         "Requests sent to origins, by what was asked of them. Includes retries, tail probes and the gateway's own "
-        "HEADs; excludes connections opened and not used.",
+        "HEADs, and each origin that a request went on to; excludes health checks, probes and connections not used.",
         ("mode", "route"),
         (
             ((mode, route), count.value)

@@ -32,6 +32,7 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
@@ -266,6 +267,7 @@ class Metrics(Collector):
         yield from self._own()
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
+        yield from origin_families(state.origins)
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield build_family(self._version)

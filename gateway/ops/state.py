@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from gateway.engine.core import Engine
 from gateway.tape.library import Holding
 from gateway.upstream.client import Connections
+from gateway.upstream.origins import OriginState
 
 
 class Unsent(NamedTuple):
@@ -44,6 +45,7 @@ class State:
     upstream: dict[str, Connections] = field(default_factory=dict)
     """Connections to origins, by what they are for."""
     background_tasks: int = 0
+    origins: tuple[OriginState, ...] = ()
 
     def routes(self) -> set[str]:
         """Those that have something on tapes or in the air."""
@@ -70,4 +72,5 @@ def look_at(
         holdings=dict(engine.library.holdings),
         upstream=engine.client.connections(),
         background_tasks=len(engine.tasks),
+        origins=engine.origins.look(),
     )

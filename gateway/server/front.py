@@ -190,6 +190,7 @@ class Front:
         )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and not request.can_read_body and exchange.mode is not Mode.OTHER
+        read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
@@ -206,7 +207,7 @@ class Front:
             )
             if (response := await self._shared(exchange, read)) is not None:
                 return response
-        return await self._pass(exchange, route, target, key, shares=shares)
+        return await self._pass(exchange, route, target, key, read, shares=shares)
 
     def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
         request = exchange.request
@@ -309,7 +310,7 @@ class Front:
     # -- everything else
 
     async def _pass(
-        self, exchange: Exchange, route: Route, target: Target, key: StreamKey, *, shares: bool
+        self, exchange: Exchange, route: Route, target: Target, key: StreamKey, read: Read | None, *, shares: bool
     ) -> web.StreamResponse:
         request, delivery = exchange.request, exchange.delivery
         assert delivery is not None
@@ -338,12 +339,14 @@ class Front:
             exchange.mode,
             request.method,
             target.path,
+            target.query,
             _raw_query(request),
             headers,
             upload.chunks() if upload is not None else None,
             Place.of(route.config.name, target, key.partition),
             lambda: upload is not None and upload.error is not None,
         )
+        writes_begun = self._engine.absences.writes_begun
         try:
             reply = await self._send(passed)
         except GatewayError:
@@ -352,6 +355,8 @@ class Front:
             raise
         async with reply:
             exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
+            if read is not None and exchange.mode is Mode.HEAD and reply.status in (404, 410):
+                self._engine.absences.add_relayed(key, reply.status, read.source.headers, route, writes_begun)
             passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
             status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
             passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])

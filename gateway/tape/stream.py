@@ -21,6 +21,8 @@ from gateway.tape.tape import Tape
 ASKS_AT_ONCE = 3
 """So many reads in a row may ask for a tail before that counts as often."""
 
+MOST_STRANGERS = 16
+
 MOST_BEYOND = 16
 """Offsets behind its tail that are remembered of one stream."""
 
@@ -121,6 +123,11 @@ class Stream:
     """Whether a write acknowledged through this gateway has closed the stream."""
     acks: int = 0
     """How many writes were acknowledged through this gateway."""
+    acked_by: str = ""
+    """The query of the latest of them that went further, or closed the stream."""
+    strangers: set[str] = field(default_factory=set)
+    """Queries that have proved to name other streams at this path, `MOST_STRANGERS` at most: their writes say nothing
+    here."""
     sighting: Sighting | None = None
     """Where the origin last said that the tail is; None where nothing it said still holds."""
     tail_turns: int = 0
@@ -189,22 +196,28 @@ class Stream:
             return True
         return identity == self.identity
 
-    def acknowledged(self, tail: str, *, is_closed: bool) -> None:
-        """A write that ended at `tail` was acknowledged to a client."""
-        if self.acked is None or is_before(self.acked, tail):
-            self.acked = tail
+    def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
+        """A write to this path, with `query`, that ended at `tail` was acknowledged to a client."""
+        if query in self.strangers:
+            return
+        if self.acked is None or is_before(self.acked, tail) or is_closed:
+            self.acked, self.acked_by = max(self.acked or tail, tail), query
         self.is_close_acked |= is_closed
         self.acks += 1
         self.tail_turns += 1
 
-    def saw_acknowledged(self, acks: int) -> None:
+    def saw_acknowledged(self, acks: int, tail: str) -> None:
         """A request that was sent after so many acknowledgements has shown the stream up to its tail.
 
         Where that is short of what was acknowledged, the write was to another stream of the same path: what a path
-        names may depend on the credentials.
+        names may depend on the credentials and on the query.
         """
-        if acks == self.acks:
-            self.acked, self.is_close_acked = None, False
+        if acks != self.acks or self.acked is None:
+            return
+        is_short = is_before(tail, self.acked) or self.is_closing
+        if is_short and self.acked_by != self.key.query and len(self.strangers) < MOST_STRANGERS:
+            self.strangers.add(self.acked_by)
+        self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str) -> bool:
         """Whether everything acknowledged through this gateway lies before `token`."""

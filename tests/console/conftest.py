@@ -21,7 +21,6 @@ from gateway.config import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chromium import arguments, chromium
 from tests.console.visit import BOUND_S, Stage, Visit
-from tests.origins import origins_endpoint as origins_endpoint
 
 shared_loop = pytest_asyncio.fixture(loop_scope="session")
 

@@ -77,3 +77,78 @@ def test_a_route_that_comes_back_does_not_find_what_it_left() -> None:
     routes.replace([route(), route(name="b", prefix="/b")])
     assert partition(routes, 1) != before
     assert len(routes.shares) == 2
+
+
+# -- several origins ---------------------------------------------------------------------------------------------------
+
+
+def several(*urls: str, **fields: Any) -> RouteConfig:
+    return RouteConfig.model_validate({"origins": list(urls), **fields})
+
+
+def origin_of(routes: RouteTable, number: int = 0) -> str:
+    return routes.routes[number].key(TARGET, CIMultiDict()).group.origin
+
+
+def test_the_origins_of_a_route_have_one_name_in_the_keys_of_tapes() -> None:
+    routes = table(several("http://a", "http://b"), route(name="b", prefix="/b", origin="http://b"))
+    assert origin_of(routes) == origin_of(routes, 1) == "http://a"
+    # By way of a third: a and c serve the same streams because b is the same as each.
+    routes = table(
+        several("http://c", "http://b", name="one", prefix="/1"),
+        route(name="two", prefix="/2", origin="http://x"),
+        several("http://b:80", "http://a", name="three", prefix="/3"),
+        route(name="four", prefix="/4", origin="http://a"),
+        route(name="five", prefix="/5", origin="http://l"),
+        route(name="six", prefix="/6", origin="http://a", leaders=["http://l"]),
+    )
+    names = [origin_of(routes, number) for number in range(6)]
+    assert names == ["http://c", "http://x", "http://c", "http://c", "http://c", "http://c"]
+
+
+def test_an_origin_more_or_less_keeps_the_tapes_as_long_as_the_first_stays() -> None:
+    routes = table(several("http://a", "http://b"))
+    before = partition(routes), origin_of(routes)
+    for config in (several("http://a", "http://b", "http://c"), several("http://a"), route(origin="http://a")):
+        assert routes.replace([config])
+        assert (partition(routes), origin_of(routes)) == before
+    routes.replace([several("http://b", "http://a")])
+    assert (partition(routes), origin_of(routes)) != before
+
+
+def test_a_route_whose_origin_becomes_another_s_too_begins_anew() -> None:
+    own = route(name="own", prefix="/own", origin="http://b")
+    routes = table(own)
+    before = partition(routes)
+    routes.replace([several("http://a", "http://b"), own])
+    assert origin_of(routes, 1) == "http://a"
+    assert partition(routes, 1) != before
+
+
+def test_routes_to_one_origin_have_one_budget_of_retries() -> None:
+    routes = table(
+        route(retry_budget=0.5),
+        route(name="b", prefix="/b", retry_budget=0.5),
+        route(name="c", prefix="/c", retry_budget=0),
+        route(name="d", prefix="/d", origin="http://other"),
+    )
+    one, same, never, other = (each.retries for each in routes.routes)
+    while one.has_retry:
+        one.retry()
+    assert (same.has_retry, never.has_retry, other.has_retry) == (False, False, True)
+    for _ in range(2):
+        same.request()
+    assert (one.has_retry, same.has_retry, never.has_retry) == (True, True, False)
+    routes.replace([route(retry_budget=0.5, trust_s=1), route(name="b", prefix="/b", retry_budget=0.5)])
+    one.retry()
+    assert not routes.routes[0].retries.has_retry
+
+
+def test_a_location_at_any_of_the_origins_is_shown_as_clients_reach_it() -> None:
+    (own,) = table(
+        several("http://a/v1", "http://b/v1", prefix="/p", strip_prefix=True, leaders=["http://l/v1"])
+    ).routes
+    for host in ("a", "b", "l"):
+        assert own.public_location(f"http://{host}/v1/s?x", "https://edge") == "https://edge/p/s?x"
+    assert own.public_location("http://a/v2/s", "https://edge") == "http://a/v2/s"
+    assert own.upstream_base("/p/s") == "route://default/v1/s"

@@ -17,7 +17,6 @@ from gateway.config import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
-from tests.grafana.origins import with_origins
 from tests.grafana.prometheus import Prometheus, running_prometheus
 from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
 from tests.plans import PlanFile
@@ -112,7 +111,6 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
         assert await send(session, "PUT", f"{origin.url}{EARLY}", b'["early"]') == 201
         past_it = origin.origin.counters.total_requests
         gateway = await start_gateway(config)
-        with_origins(gateway.metrics.registry)
         admin = gateway.admin_url.removeprefix("http://")
         async with running_prometheus(tmp_path, admin, session) as prometheus:
             # Rates begin with the second sample: the zeros are to be seen first.

@@ -11,8 +11,10 @@ from multidict import CIMultiDict
 
 from gateway.protocol.freshness import (
     MAX_TTL_S,
+    Freshness,
     Lifetime,
     forbids_storing,
+    freshness_from_headers,
     lifetime_from_headers,
     parse_cache_control,
     parse_expires_at,
@@ -130,6 +132,38 @@ def test_a_lifetime_is_read_from_headers_in_any_case() -> None:
     headers = CIMultiDict([("stream-ttl", "60"), ("STREAM-EXPIRES-AT", "1970-01-01T00:01:00Z")])
     assert lifetime_from_headers(headers) == Lifetime(60, 60.0)
     assert lifetime_from_headers({"Stream-TTL": "06"}) == Lifetime(None, None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "fresh_s", "stale_s"),
+    [
+        ({}, 0, 0),
+        ({"Cache-Control": "public, max-age=60, stale-while-revalidate=300"}, 60, 300),
+        ({"Cache-Control": "public, max-age=60", "Age": "20"}, 40, 0),
+        ({"Cache-Control": "max-age=60, stale-while-revalidate=300", "Age": "100"}, 0, 260),
+        ({"Cache-Control": "max-age=60, s-maxage=5"}, 5, 0),
+        ({"Cache-Control": "s-maxage=5, stale-while-revalidate=9"}, 5, 0),
+        ({"Cache-Control": "max-age=60, must-revalidate, stale-while-revalidate=9"}, 60, 0),
+        ({"Cache-Control": "max-age=60, no-cache"}, 0, 0),
+        ({"Cache-Control": "max-age=60, no-store"}, 0, 0),
+        ({"Cache-Control": "max-age=60, private"}, 0, 0),
+        ({"Cache-Control": "max-age=-1"}, 0, 0),
+        ({"Cache-Control": "max-age=1e3"}, 0, 0),
+        ({"Cache-Control": "max-age=²"}, 0, 0),
+        ({"Cache-Control": 'max-age="60"'}, 60, 0),
+        ({"Cache-Control": "max-age=99999999999999"}, 31_536_000, 0),
+        ({"Cache-Control": "max-age=60", "Age": "x"}, 60, 0),
+        ({"Expires": "Thu, 01 Jan 2099 00:00:00 GMT", "Last-Modified": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0, 0),
+    ],
+)
+def test_how_long_a_reply_may_be_repeated(headers: dict[str, str], fresh_s: float, stale_s: float) -> None:
+    assert freshness_from_headers(CIMultiDict(headers)) == Freshness(fresh_s, stale_s)
+    assert freshness_from_headers(headers) == Freshness(fresh_s, stale_s)
+
+
+def test_lines_of_cache_control_are_one_list() -> None:
+    lines = CIMultiDict([("Cache-Control", "max-age=60"), ("Cache-Control", "no-cache")])
+    assert freshness_from_headers(lines) == Freshness()
 
 
 class TestVary:

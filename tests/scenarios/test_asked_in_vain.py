@@ -323,7 +323,7 @@ async def test_an_offset_behind_the_tail_that_the_tail_has_passed_is_asked_for(e
         assert (await edge.get(f"/s?offset={beyond}")).next_offset == tail
     acked = await edge.post("/s", b"x" * 20, "text/plain")
     answer = await edge.get(f"/s?offset={beyond}")
-    direct = await edge.send_to(edge.gateway.config.routes[0].origin, "GET", f"/s?offset={beyond}")
+    direct = await edge.send_to(edge.gateway.config.routes[0].members[0].url, "GET", f"/s?offset={beyond}")
     assert (answer.status, answer.body) == (direct.status, direct.body)
     assert acked.next_offset > beyond
 

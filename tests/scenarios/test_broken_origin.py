@@ -156,7 +156,7 @@ async def test_an_offset_that_goes_backwards_is_another_stream(edge: Edge, fault
     tail = (await edge.get("/s")).next_offset
     await edge.send("GET", f"/s?offset={tail}")
     # Behind the gateway's back: the stream is created anew, and shorter.
-    origin = edge.gateway.config.routes[0].origin
+    origin = edge.gateway.config.routes[0].members[0].url
     await edge.send_to(origin, "DELETE", "/s")
     await edge.send_to(origin, "PUT", "/s", {"Content-Type": "text/plain"}, b"abc")
     again = await edge.get("/s")
@@ -179,7 +179,9 @@ async def test_an_offset_that_goes_backwards_is_another_stream(edge: Edge, fault
 )
 @pytest.mark.parametrize("target", ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"])
 async def test_what_is_no_answer_is_a_502(edge: Edge, faults: Faults, raw: bytes, target: str) -> None:
-    await edge.send_to(edge.gateway.config.routes[0].origin, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789")
+    await edge.send_to(
+        edge.gateway.config.routes[0].members[0].url, "PUT", "/s", {"Content-Type": "text/plain"}, b"0123456789"
+    )
     faults.raw(raw, times=None)
     async with edge.time_passing():
         refused = await edge.get(target)
@@ -317,7 +319,7 @@ async def test_an_origin_that_knows_no_head_is_followed_once_for_all(
     edge: Edge, faults: Faults, counters: Counters
 ) -> None:
     """Also when the refusal of the HEAD comes after the first bytes did."""
-    url = edge.gateway.config.routes[0].origin
+    url = edge.gateway.config.routes[0].members[0].url
     await edge.send_to(url, "PUT", "/s", {"Content-Type": "application/octet-stream"}, b"0123456789")
     gate = faults.hold(kind=Kind.HEAD)
     faults.status(405, kind=Kind.HEAD, times=None)

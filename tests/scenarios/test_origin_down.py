@@ -18,7 +18,14 @@ TARGETS = ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&l
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    return {"first_byte_timeout_s": 0.3, "idle_timeout_s": 0.3, "connect_timeout_s": 0.3, "retry_attempts": 0}
+    """Each request asks the origin: what a circuit breaker makes of it stands in test_sick_origin."""
+    return {
+        "first_byte_timeout_s": 0.3,
+        "idle_timeout_s": 0.3,
+        "connect_timeout_s": 0.3,
+        "retry_attempts": 0,
+        "breaker_failures": 0,
+    }
 
 
 @pytest.mark.parametrize("target", TARGETS)

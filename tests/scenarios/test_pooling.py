@@ -20,7 +20,7 @@ async def test_an_unsolicited_reply_on_an_idle_connection_answers_nobody(hostile
 
     origin = await hostile(script)
     edge = await start(origin.url)
-    connector = edge.gateway.engine.client._brief.connector
+    connector = edge.gateway.engine.client.exchanges._brief.connector
     assert connector is not None
     for number in range(10):
         # Relayed ones first: a read has a HEAD beside it, which would swallow a false answer and show nothing.

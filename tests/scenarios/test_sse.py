@@ -187,7 +187,7 @@ async def test_every_data_event_has_its_control_event_and_offsets_only_grow(edge
             got += json.loads(data) if data else []
             offsets.append(json.loads(event.data)["streamNextOffset"])
             # What a control event names is never ahead of the bytes before it.
-            read = await edge.send_to(edge.gateway.config.routes[0].origin, "GET", f"/s?offset={offsets[-1]}")
+            read = await edge.send_to(edge.gateway.config.routes[0].members[0].url, "GET", f"/s?offset={offsets[-1]}")
             assert json.loads(read.body) == list(range(len(got), 30))
             if len(got) == 30:
                 break

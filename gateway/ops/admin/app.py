@@ -17,6 +17,7 @@ from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
+from gateway.ops.admin.origins import origins_endpoints, told
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
@@ -32,6 +33,9 @@ MOST_LINE_BYTES: Final = 32_768
 _QUESTIONS: Final = frozenset({"/api/tails"})
 """Asked with a body, and changing nothing."""
 
+_VERBOSE: Final = "verbose"
+"""`/readyz?verbose` says more than the probe needs, and asks for the token as everything else does."""
+
 _log = logging.getLogger("gateway.admin")
 _audit = logging.getLogger("gateway.admin.audit")
 # Whatever the level of everything else, this is told.
@@ -46,6 +50,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     endpoints: list[Endpoint] = [
         *overview_endpoints(subject),
         *history_endpoints(subject),
+        *origins_endpoints(subject),
         *streams_endpoints(subject, directory),
         *tails_endpoints(directory),
         *counts_endpoints(directory),
@@ -59,8 +64,12 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def readyz(_: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if subject.is_ready else web.Response(status=503, text="not ready\n")
+    async def readyz(request: web.Request) -> web.Response:
+        # A gateway is ready whatever its origins are: it answers from memory, and says at once what it cannot.
+        status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
+        if _VERBOSE in request.query:
+            text += told(subject.engine.origins.look())
+        return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:
         body, content_type = await subject.metrics.scrape(", ".join(request.headers.getall(hdrs.ACCEPT, [])))
@@ -72,7 +81,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            guard.check(request, is_open=is_open(request.path))
+            guard.check(request, is_open=is_open(request.path), is_verbose=_VERBOSE in request.query)
             if request.match_info.http_exception is None:
                 guard.check_change(request)
             response = await handler(request)

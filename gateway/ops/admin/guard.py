@@ -63,9 +63,10 @@ class Guard:
         self._is_loopback = is_loopback(address.host)
         self._token = token.encode() if token is not None else None
 
-    def check(self, request: web.BaseRequest, *, is_open: bool) -> None:
-        """Raise Refused unless the one who asks may; `is_open` says that it is for what everybody may have."""
-        if request.path in PROBES:
+    def check(self, request: web.BaseRequest, *, is_open: bool, is_verbose: bool = False) -> None:
+        """Raise Refused unless the one who asks may; `is_open` says that it is for what everybody may have, and
+        `is_verbose` that a probe is to name origins, which not everybody may know."""
+        if request.path in PROBES and not is_verbose:
             return
         if self._is_loopback and not self._is_known(request.headers.get(hdrs.HOST, "")):
             raise Refused(403, "the Host is not one of this port's")

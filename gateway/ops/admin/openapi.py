@@ -28,6 +28,14 @@ _BODY_REFUSALS: Final = {
     413: "The body is too large.",
     415: "The body is not application/json.",
 }
+_VERBOSE: Final = {
+    "name": "verbose",
+    "in": "query",
+    "required": False,
+    "description": "Name the origins as well, a line each; then the token is asked for. Any value.",
+    "allowEmptyValue": True,
+    "schema": {"type": "string"},
+}
 _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 
@@ -39,8 +47,9 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, number, schemas)
     paths["/healthz"] = {"get": _plain("Whether the process runs", {"200": "It does."})}
     paths["/readyz"] = {
-        "get": _plain("Whether it takes requests", {"200": "It does.", "503": "It is starting or draining."})
+        "get": _guarded(_plain("Whether it takes requests", {"200": "It does.", "503": "It is starting or draining."}))
     }
+    paths["/readyz"]["get"]["parameters"] = [_VERBOSE]
     paths["/metrics"] = {"get": _guarded(_plain("What it has counted, in the Prometheus text format", {"200": "It."}))}
     document = {"description": "This document", "content": {"application/json": {"schema": {"type": "object"}}}}
     paths["/openapi.json"] = {

@@ -28,6 +28,7 @@ from yarl import URL
 
 from gateway import __version__
 from gateway.config import GatewayConfig
+from gateway.engine.route import origin_names
 from gateway.protocol import names
 
 _TARGET: Final = r"/[!\"$-~]{0,8000}"
@@ -113,14 +114,16 @@ class Relay:
     async def about(self, _: web.Request) -> web.Response:
         """What the page has to know before it begins: how streams are reached, and whether it may write."""
         config = self._config()
+        origins = origin_names(config.routes)
         routes = [
             {
                 "name": route.name,
                 "host": route.host,
                 "prefix": route.prefix.rstrip("/"),
                 "strip_prefix": route.strip_prefix,
-                "origin": str(URL(route.origin).origin()),
-                "base": URL(route.origin).raw_path.rstrip("/"),
+                # As the list of streams names it.
+                "origin": origins[route.name],
+                "base": URL(route.members[0].url).raw_path.rstrip("/"),
             }
             for route in config.routes
         ]

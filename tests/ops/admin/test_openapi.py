@@ -25,6 +25,7 @@ EXAMPLES = "5"
 CONTRACT = {
     ("get", "/api/overview"),
     ("get", "/api/history"),
+    ("get", "/api/origins"),
     ("get", "/api/plan"),
     ("get", "/api/config"),
     ("get", "/api/streams"),

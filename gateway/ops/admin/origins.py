@@ -1,0 +1,95 @@
+"""The origins: where each stands, in JSON and in the words of the verbose readiness probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import with_config
+
+from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.subject import Subject
+from gateway.upstream.origins import OriginState
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class ShownOrigin:
+    """One origin."""
+
+    origin: str
+    """Scheme, host and port."""
+    routes: list[str]
+    """Routes that lead to it."""
+    weight: int
+    """Its share of a route's streams, beside the others' weights; 0 where it is only redirected to."""
+    state: Literal["closed", "open", "half_open"]
+    """Of its circuit breaker: requests pass, none does, or probes do."""
+    is_ejected: bool
+    """Whether health checks hold it to be away."""
+    reason: str | None
+    """What is wrong, where something is."""
+    since_s: float
+    """Seconds since it came to this state."""
+    retry_in_s: float | None
+    """Seconds until the next probe is due, while its breaker is not closed."""
+    requests: int
+    """Sent to it since the start."""
+    failures: int
+    """How many of these count as failures."""
+    refused: int
+    """Requests that were not sent because its breaker was open."""
+    in_flight: int
+    """Requests that are not over, live ones included."""
+    last_heard_s: float | None
+    """Seconds since something came from it; null where nothing has."""
+
+
+@with_config(SHOWN)
+@dataclass(frozen=True, slots=True)
+class ShownOrigins:
+    """All origins that routes lead to."""
+
+    origins: list[ShownOrigin]
+
+
+def origins_endpoints(subject: Subject) -> list[Endpoint]:
+    """`GET /api/origins`."""
+
+    async def origins(_: Asked[Nothing, Nothing]) -> ShownOrigins:
+        return ShownOrigins([_shown(origin) for origin in subject.engine.origins.look()])
+
+    return [Endpoint("GET", "/api/origins", "The origins, and whether they answer", origins, ShownOrigins)]
+
+
+def _shown(origin: OriginState) -> ShownOrigin:
+    return ShownOrigin(
+        origin=origin.origin,
+        routes=list(origin.routes),
+        weight=origin.weight,
+        state=origin.state.value,
+        is_ejected=origin.is_ejected,
+        reason=origin.reason,
+        since_s=round(origin.since_s, 3),
+        retry_in_s=None if origin.retry_in_s is None else round(origin.retry_in_s, 3),
+        requests=origin.requests,
+        failures=origin.failures,
+        refused=origin.refused,
+        in_flight=origin.in_flight,
+        last_heard_s=None if origin.last_heard_s is None else round(origin.last_heard_s, 3),
+    )
+
+
+def told(origins: Iterable[OriginState]) -> str:
+    """A line for each origin, for `/readyz?verbose`: `[+]` where it is well, `[-]` where it is not."""
+    return "".join(f"{_line(origin)}\n" for origin in origins)
+
+
+def _line(origin: OriginState) -> str:
+    if origin.is_up:
+        return f"[+] origin {origin.origin} closed"
+    words = [origin.state.value] + ["ejected"] * origin.is_ejected
+    why = f": {origin.reason}" if origin.reason else ""
+    retry = f", next probe in {origin.retry_in_s:.1f} s" if origin.retry_in_s is not None else ""
+    return f"[-] origin {origin.origin} {' and '.join(words)} for {origin.since_s:.0f} s{why}{retry}"

@@ -1,0 +1,168 @@
+"""Asking origins how they are, beside what requests show anyway.
+
+Active checks are for routes with several origins, or that ask for them.  Every interval, jittered, each origin is asked
+for one path; so many bad answers in a row eject it, so many good ones take it back.  The checks are no requests for
+streams: they pass the circuit breaker by, and are counted apart.
+
+An origin whose breaker is open is probed by the requests that come for it.  If none comes, a probe from here finds out
+that the origin is back, so that an idle gateway does not report an origin as down that has long been well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.clock import Clock, pause
+from gateway.config import RouteConfig
+from gateway.config_origins import HealthCheckConfig
+from gateway.errors import GatewayError
+from gateway.tasks import Tasks
+from gateway.upstream.breaker import State
+from gateway.upstream.exchange import Bounds, Exchanges, Reply, Sending
+from gateway.upstream.origins import FAILING, Origin
+from gateway.upstream.pool import Origins, authority_of
+from gateway.upstream.reasons import reason_of, reason_of_status
+
+_JITTER: Final = (0.8, 1.2)
+_WATCH_S: Final = 5.0
+"""How often origins in trouble are looked after, and how long a due probe is left to the requests of clients."""
+_PROBE_S: Final = 3.0
+"""Bound on a probe of its own, and on the question at start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One origin, and how it is checked: what two routes ask of it alike is asked once."""
+
+    authority: str
+    config: HealthCheckConfig
+
+
+def checks_of(routes: Sequence[RouteConfig]) -> frozenset[Check]:
+    """The active checks that routes ask for."""
+    found: set[Check] = set()
+    for route in routes:
+        config = route.health_check
+        if config is None:
+            config = HealthCheckConfig() if len(route.members) > 1 else None
+        if config is not None and config.interval_s:
+            found |= {Check(authority_of(one.url), config) for one in route.members}
+    return frozenset(found)
+
+
+class Health:
+    """The checks of all origins.  Owner of their tasks; `close` ends them."""
+
+    def __init__(self, exchanges: Exchanges, origins: Origins, clock: Clock, rng: random.Random) -> None:
+        self._exchanges = exchanges
+        self._origins = origins
+        self._clock = clock
+        self._rng = rng
+        self._tasks = Tasks()
+        self._running: dict[Check, asyncio.Task[None]] = {}
+        self._probing: dict[Origin, asyncio.Task[None]] = {}
+        origins.on_open = self._watch
+
+    def __repr__(self) -> str:
+        return f"<Health {len(self._running)} checks, {len(self._probing)} origins watched>"
+
+    def take(self, routes: Sequence[RouteConfig]) -> None:
+        """Make the checks of these routes from here on; an origin that is checked no more is ejected no more."""
+        wanted = checks_of(routes)
+        for check in self._running.keys() - wanted:
+            self._running.pop(check).cancel()
+            self._origins.readmit(check.authority, check)
+        # Sorted, so that a seed gives the same times again.
+        for check in sorted(wanted - self._running.keys(), key=lambda check: (check.authority, check.config.path)):
+            self._running[check] = self._tasks.start(self._check(check), f"check {check.authority}")
+
+    def greet(self) -> None:
+        """Ask each origin once, beside everything else, and say which does not answer: for the start."""
+        for origin in self._origins:
+            self._tasks.start(self._greet(origin), f"greet {origin.authority}")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # -- active checks
+
+    async def _check(self, check: Check) -> None:
+        config = check.config
+        bad = good = 0
+        await pause(self._clock, self._rng.uniform(0.0, config.interval_s))
+        while True:
+            wrong = await self._ask(check.authority + config.path, config.timeout_s)
+            origin = self._origins.find(check.authority)
+            if origin is not None:
+                origin.checks[wrong is None] += 1
+            if wrong is None:
+                bad, good = 0, good + 1
+                if good >= config.return_after:
+                    self._origins.readmit(check.authority, check)
+            else:
+                bad, good = bad + 1, 0
+                if bad >= config.eject_after:
+                    self._origins.eject(check.authority, check, wrong)
+            await pause(self._clock, config.interval_s * self._rng.uniform(*_JITTER))
+
+    async def _ask(self, url: str, timeout_s: float) -> str | None:
+        """What is wrong; None where the answer is below 500."""
+        try:
+            reply = await self._exchanges.send("GET", URL(url, encoded=True), _headers(), _bounds(timeout_s))
+        except GatewayError as error:
+            return reason_of(error.__cause__ or error)
+        reply.close()
+        return reason_of_status(reply.status) if reply.status >= 500 else None
+
+    # -- probes
+
+    def _watch(self, origin: Origin) -> None:
+        """Its breaker has opened: see to it that it is probed, until it closes."""
+        if origin not in self._probing:
+            task = self._probing[origin] = self._tasks.start(
+                self._probe_until_well(origin), f"watch {origin.authority}"
+            )
+            task.add_done_callback(lambda _: self._probing.pop(origin, None))
+
+    async def _probe_until_well(self, origin: Origin) -> None:
+        while True:
+            due_in_s = origin.breaker.retry_in_s(self._clock.now())
+            if due_in_s is None or self._origins.find(origin.authority) is not origin:
+                return
+            await pause(self._clock, due_in_s + _WATCH_S * self._rng.uniform(*_JITTER))
+            if origin.breaker.state is not State.CLOSED:
+                await self._probe(origin)
+
+    async def _probe(self, origin: Origin) -> str | None:
+        """Ask for nothing in particular, as one of the origin's own requests; what is wrong, None while nothing is."""
+        sent = origin.admit(self._clock.now(), is_live=True)
+        if sent is None:
+            return None
+        try:
+            reply: Reply = await self._exchanges.send(
+                "HEAD", URL(f"{origin.authority}/"), _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
+            )
+        except GatewayError as error:
+            return reason_of(error.__cause__ or error)
+        reply.close()
+        return reason_of_status(reply.status) if reply.status in FAILING else None
+
+    async def _greet(self, origin: Origin) -> None:
+        wrong = await self._probe(origin)
+        if wrong is not None and origin.breaker.state is State.CLOSED:
+            self._origins.say(f"origin {origin.authority} does not answer: {wrong}")
+
+
+def _headers() -> CIMultiDict[str]:
+    return CIMultiDict({"Accept-Encoding": "identity"})
+
+
+def _bounds(timeout_s: float) -> Bounds:
+    return Bounds(timeout_s, timeout_s, timeout_s, timeout_s)

@@ -1,0 +1,54 @@
+"""Requests that proved not to be for sharing: by their shape, for a time, and in bounds."""
+
+from __future__ import annotations
+
+from gateway.clock import ManualClock
+from gateway.engine.unshared import MOST_SHAPES, Shape, Unshared
+from gateway.tape.stream import Group, StreamKey
+
+KEY = StreamKey(Group("http://origin", "/s"), "", "route")
+OTHER = StreamKey(Group("http://origin", "/t"), "", "route")
+
+
+def shape(start: str, *, is_live: bool = False) -> Shape:
+    return Shape(is_live, start)
+
+
+def test_one_odd_reply_stops_one_shape_of_one_streams_reads() -> None:
+    unshared = Unshared(120, ManualClock().now)
+    unshared.add(KEY, shape("snapshot"), "status 307")
+    assert unshared.reason(KEY, shape("snapshot")) == "status 307"
+    assert unshared.reason(KEY, shape("-1")) is None
+    assert unshared.reason(KEY, shape("snapshot", is_live=True)) is None
+    assert unshared.reason(OTHER, shape("snapshot")) is None
+
+
+def test_several_shapes_stop_all_of_the_kind_and_no_others() -> None:
+    unshared = Unshared(120, ManualClock().now)
+    for number in range(MOST_SHAPES):
+        assert unshared.reason(KEY, shape("-1")) is None
+        # The same shape again says nothing new.
+        for _ in range(3):
+            unshared.add(KEY, shape(str(number)), "Vary")
+    assert unshared.reason(KEY, shape("-1")) == "Vary"
+    assert unshared.reason(KEY, shape("-1", is_live=True)) is None
+    assert unshared.reason(OTHER, shape("-1")) is None
+
+
+def test_it_is_forgotten_when_its_time_is_over() -> None:
+    clock = ManualClock()
+    unshared = Unshared(120, clock.now)
+    for number in range(MOST_SHAPES):
+        unshared.add(KEY, shape(str(number)), "cookie")
+    clock.advance(119.9)
+    assert unshared.reason(KEY, shape("0")) == "cookie"
+    clock.advance(0.2)
+    assert unshared.reason(KEY, shape("0")) is unshared.reason(KEY, shape("-1")) is None
+    assert len(unshared) == 0
+
+
+def test_what_one_party_can_make_grow_is_bounded() -> None:
+    unshared = Unshared(120, ManualClock().now)
+    for number in range(12_000):
+        unshared.add(KEY._replace(query=f"q={number}"), shape("-1"), "cookie")
+    assert len(unshared) == 10_000

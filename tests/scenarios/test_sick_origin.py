@@ -1,0 +1,259 @@
+"""An origin in trouble is asked by probes alone; clients are answered at once, and the operator is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.origin.counters import Counters
+from gateway.origin.faults import Faults
+from gateway.origin.requests import Kind
+from gateway.upstream.breaker import State
+from gateway.upstream.origins import OriginState
+from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.wire import Answer
+
+SECONDS, EACH_SECOND = 10, 500
+STEPS_A_SECOND = 50
+MOST_ATTEMPTS = 30
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return {"retry_attempts": 0, "long_poll_timeout_s": 300, "heartbeat_s": 300, "sse_lifetime_s": 3_600}
+
+
+def look(edge: Edge) -> OriginState:
+    (state,) = edge.gateway.engine.origins.look()
+    return state
+
+
+class Closing:
+    """Listens, takes connections and ends them at once; counts."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._take, "127.0.0.1", port)
+
+    async def _take(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        writer.close()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+
+@pytest.fixture
+async def closing() -> AsyncIterator[Closing]:
+    listener = Closing()
+    yield listener
+    await listener.stop()
+
+
+class Crowd:
+    """Clients on a few connections, and how they were answered."""
+
+    def __init__(self, edge: Edge, session: aiohttp.ClientSession) -> None:
+        self.edge = edge
+        self.session = session
+        self.statuses: Counter[int] = Counter()
+        self.bad: list[str] = []
+        self.unspecific = 0
+        """Answers 503 without Retry-After: the origin's own, passed on."""
+
+    async def ask(self, number: int) -> None:
+        """One of several kinds of request."""
+        method, path = [("GET", f"/unknown/{number}"), ("GET", "/known"), ("POST", "/known"), ("HEAD", "/known")][
+            number % 4
+        ]
+        body = b"more" if method == "POST" else None
+        headers = {"Content-Type": "text/plain"} if body else {}
+        async with self.session.request(method, self.edge.url + path, data=body, headers=headers) as answer:
+            text = await answer.read()
+            self.statuses[answer.status] += 1
+            if answer.status == 503 and int(answer.headers.get("Retry-After", "0")) < 1:
+                self.unspecific += 1
+            if answer.status == 200 and (text != b"hello" or "Stream-Up-To-Date" in answer.headers):
+                self.bad.append(f"{method} {path}: {text!r}")
+
+    async def press(self, seconds: int) -> None:
+        """So many seconds of requests, by the gateway's clock."""
+        each_step = EACH_SECOND // STEPS_A_SECOND
+        for step in range(seconds * STEPS_A_SECOND):
+            # All are answered before time goes on, however slow the machine.
+            await asyncio.gather(*(self.ask(step * each_step + number) for number in range(each_step)))
+            self.edge.clock.advance(1 / STEPS_A_SECOND)
+
+
+async def lost(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
+    """No such port any more; nothing of it is counted there."""
+    await origin.stop(grace_s=0)
+    return lambda: 0
+
+
+async def hung_up(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
+    """Something takes connections there and ends them."""
+    port = origin.port
+    await origin.stop(grace_s=0)
+    await closing.start(port)
+    return lambda: closing.accepted
+
+
+async def failing(origin: RunningOrigin, faults: Faults, closing: Closing) -> Callable[[], int]:
+    """It says 503 to everything."""
+    faults.status(503, times=None)
+    origin.origin.counters.reset()
+    return lambda: origin.origin.counters.total_requests
+
+
+SAID: dict[Callable[..., Any], set[str]] = {
+    lost: {"is unreachable: connection refused"},
+    hung_up: {"is unreachable: connection lost", "is unreachable: connection reset"},
+    failing: {"fails: answered 503"},
+}
+
+
+@pytest.mark.parametrize("trouble", [lost, hung_up, failing])
+async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
+    edge: Edge,
+    origin: RunningOrigin,
+    faults: Faults,
+    closing: Closing,
+    trouble: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await edge.put("/known", b"hello")
+    assert (await edge.get("/known")).is_up_to_date
+    for number in range(20):
+        await edge.put(f"/live/{number}", b"", "application/json")
+        live = await edge.begin(f"/live/{number}?offset=-1&live=sse")
+        await live.head()
+    await bounded(origin.origin.counters.parked_is(20))
+    seen_there = await trouble(origin, faults, closing)
+    before = look(edge).requests
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=100)) as session:
+        crowd = Crowd(edge, session)
+        await crowd.press(SECONDS)
+    assert sum(crowd.statuses.values()) == SECONDS * EACH_SECOND
+    assert crowd.bad == []
+    assert crowd.unspecific <= seen_there()
+    assert set(crowd.statuses) <= {200, 502, 503}
+    # What is known of the stream is given; all else is refused at once.
+    assert crowd.statuses[200] > SECONDS * EACH_SECOND / 5
+    assert look(edge).requests - before <= MOST_ATTEMPTS
+    assert seen_there() <= MOST_ATTEMPTS
+    assert look(edge).refused > SECONDS * EACH_SECOND / 2
+    (said,) = (record.message for record in caplog.records)
+    assert said.removeprefix(f"origin {origin.url} ") in SAID[trouble]
+
+
+async def test_when_it_is_back_a_probe_finds_out_and_all_goes_on(
+    edge: Edge, origin: RunningOrigin, counters: Counters, caplog: pytest.LogCaptureFixture
+) -> None:
+    await edge.put("/s", b"hello", "application/octet-stream")
+    events = await edge.begin("/s?offset=-1&live=sse")
+    await events.head()
+    await bounded(counters.parked_is(1))
+    port = origin.port
+    await origin.stop(grace_s=0)
+    async with edge.time_passing():
+        await eventually(lambda: look(edge).state is State.OPEN)
+        refused = await edge.post("/s", b"lost", "application/octet-stream")
+        assert (refused.status, refused.is_one_line_of_text) == (503, True)
+        again = await start_origin(OriginSettings(port=port), origin=origin.origin)
+        try:
+            await eventually(lambda: look(edge).state is State.CLOSED)
+            await bounded(counters.parked_is(1))
+            assert (await edge.post("/s", b" again", "application/octet-stream")).status == 204
+            assert (await edge.get("/s")).body == b"hello again"
+        finally:
+            await edge.leave()
+            await again.stop(grace_s=0)
+    down, up = (record.message for record in caplog.records)
+    assert down == f"origin {origin.url} is unreachable: connection refused"
+    assert up.startswith(f"origin {origin.url} answers again after ")
+
+
+async def test_an_idle_gateway_finds_out_by_itself_that_it_is_back(edge: Edge, origin: RunningOrigin) -> None:
+    port = origin.port
+    await origin.stop(grace_s=0)
+    for _ in range(5):
+        await edge.send("HEAD", "/s")
+    assert look(edge).state is State.OPEN
+    again = await start_origin(OriginSettings(port=port), origin=origin.origin)
+    try:
+        async with edge.time_passing():
+            await eventually(lambda: look(edge).state is State.CLOSED)
+    finally:
+        await again.stop(grace_s=0)
+
+
+async def test_a_write_that_is_refused_leaves_no_doubt(edge: Edge, origin: RunningOrigin) -> None:
+    """The origin never had it: what memory holds is as good as before."""
+    await edge.put("/s", b"hello", Stream_Closed="true")
+    assert (await edge.get("/s")).body == b"hello"
+    await origin.stop(grace_s=0)
+    for method in ("POST", "DELETE", "PUT", "POST", "DELETE", "PUT"):
+        refused = await edge.send(method, "/s", {"Content-Type": "text/plain"}, b"x")
+        assert refused.status in (502, 503)
+        answer = await edge.get("/s")
+        assert (answer.status, answer.body, answer.is_closed) == (200, b"hello", True)
+    assert look(edge).state is State.OPEN
+
+
+async def test_one_stream_that_an_origin_cannot_serve_does_not_cut_off_the_others(edge: Edge, faults: Faults) -> None:
+    await edge.put("/well", b"hello")
+    faults.status(500, path="/ill", times=None)
+    answers: list[Answer] = [await edge.get("/ill") for _ in range(30)]
+    assert {answer.status for answer in answers} == {500}
+    assert (await edge.get("/well")).body == b"hello"
+
+
+async def test_no_more_wait_for_a_silent_origin_than_are_allowed(
+    start: Start, origin: RunningOrigin, faults: Faults
+) -> None:
+    edge = await start(origin.url, waiting_requests=8, first_byte_timeout_s=60)
+    gate = faults.hold(kind=Kind.CREATE)
+    waiting = [asyncio.create_task(edge.put(f"/s{number}")) for number in range(8)]
+    await bounded(gate.waiting(8))
+    refused = await edge.put("/one-more")
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    assert look(edge).overflows == 1
+    gate.release()
+    assert {answer.status for answer in await bounded(asyncio.gather(*waiting))} == {201}
+    assert (await edge.put("/one-more")).status == 201
+
+
+async def test_clients_that_leave_do_not_open_it(edge: Edge, faults: Faults, counters: Counters) -> None:
+    gate = faults.hold(kind=Kind.CATCHUP)
+    for number in range(10):
+        wire = await edge.begin(f"/s{number}")
+        await bounded(gate.waiting(1))
+        await wire.closed()
+        await eventually(lambda: not look(edge).in_flight)
+    assert (look(edge).state, look(edge).failures) == (State.CLOSED, 0)
+    gate.release()
+
+
+async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge, counters: Counters) -> None:
+    for _ in range(6):
+        wire = await edge.wire()
+        await wire.send(
+            b"PUT /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+        )
+        await eventually(lambda: look(edge).in_flight == 1)
+        await wire.closed()
+        await eventually(lambda: not look(edge).in_flight)
+    assert (look(edge).state, look(edge).failures) == (State.CLOSED, 0)

@@ -1,0 +1,247 @@
+"""A circuit breaker's whole life under a manual clock, and what holds in any life."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.clock import ManualClock
+from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Pass, Policy, State
+
+POLICY = Policy(
+    failures=3, ratio=0.5, window_s=10.0, least_requests=8, open_s=1.0, longest_open_s=4.0, probes=2
+)  # fmt: skip
+
+
+class Longest(random.Random):
+    """Draws the longest open time."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens, after so many seconds; where the breaker stands then, and when it may be probed."""
+
+    after_s: float
+    does: str
+    state: State
+    retry_in_s: float | None = None
+
+
+CLOSED, OPEN, HALF_OPEN = State.CLOSED, State.OPEN, State.HALF_OPEN
+
+LIFE = [
+    # Single failures among successes do nothing.
+    Step(0, "ask a", CLOSED),
+    Step(0, "a fails", CLOSED),
+    Step(0, "ask b", CLOSED),
+    Step(0, "b fails", CLOSED),
+    Step(0, "ask c", CLOSED),
+    Step(0, "c succeeds", CLOSED),
+    # Three in a row open it; what was on its way before tells nothing any more.
+    Step(1, "ask early", CLOSED),
+    Step(0, "ask oldest", CLOSED),
+    Step(0, "ask late", CLOSED),
+    Step(0, "ask d", CLOSED),
+    Step(0, "ask e", CLOSED),
+    Step(0, "ask f", CLOSED),
+    Step(0, "d fails", CLOSED),
+    Step(0, "e fails", CLOSED),
+    Step(0, "f fails", OPEN, 1.0),
+    Step(0, "early succeeds", OPEN, 1.0),
+    Step(0, "refuses", OPEN, 1.0),
+    Step(0.9, "refuses", OPEN, 0.1),
+    # Two probes pass, and no third; one fails, and it is open for twice as long, whatever the other brings.
+    Step(0.1, "ask g", HALF_OPEN, 0.0),
+    Step(0, "ask h", HALF_OPEN, 0.0),
+    Step(0, "refuses", HALF_OPEN, 0.0),
+    Step(0, "late fails", HALF_OPEN, 0.0),
+    Step(0.5, "g fails", OPEN, 2.0),
+    # The client of a probe that leaves gives its place to the next.
+    Step(2, "ask i", HALF_OPEN, 0.0),
+    Step(0, "ask j", HALF_OPEN, 0.0),
+    Step(0, "refuses", HALF_OPEN, 0.0),
+    Step(0, "h fails", HALF_OPEN, 0.0),
+    Step(0, "i is abandoned", HALF_OPEN, 0.0),
+    Step(0, "ask k", HALF_OPEN, 0.0),
+    Step(0, "k fails", OPEN, 4.0),
+    # The open time is bounded.
+    Step(4, "ask l", HALF_OPEN, 0.0),
+    Step(0, "l fails", OPEN, 4.0),
+    # A success closes it.
+    Step(5, "ask m", HALF_OPEN, 0.0),
+    Step(0, "m succeeds", CLOSED),
+    Step(0, "j succeeds", CLOSED),
+    # It trips again at once: the open time goes on from where it was.
+    Step(1, "ask n", CLOSED),
+    Step(0, "n fails", CLOSED),
+    Step(0, "oldest fails", CLOSED),
+    Step(0, "ask o", CLOSED),
+    Step(0, "o fails", CLOSED),
+    # Each of those two counts, and what is left from before the trouble does not.
+    Step(0, "ask p", CLOSED),
+    Step(0, "p fails", OPEN, 4.0),
+    Step(4, "ask q", HALF_OPEN, 0.0),
+    Step(0, "q succeeds", CLOSED),
+    # After it was closed for the longest open time, it begins anew.
+    Step(4, "ask r", CLOSED),
+    Step(0, "r fails", CLOSED),
+    Step(0, "ask s", CLOSED),
+    Step(0, "s fails", CLOSED),
+    Step(0, "ask t", CLOSED),
+    Step(0, "t fails", OPEN, 1.0),
+]
+
+
+def test_its_whole_life() -> None:
+    clock = ManualClock()
+    breaker = Breaker(POLICY, Longest(), clock.now())
+    out: dict[str, Pass] = {}
+    for number, step in enumerate(LIFE):
+        clock.advance(step.after_s)
+        match step.does.split():
+            case ["ask", name]:
+                taken = breaker.admit(clock.now())
+                assert taken is not None, f"step {number}: {step.does}"
+                assert taken.is_probe is (step.state is HALF_OPEN)
+                out[name] = taken
+            case ["refuses"]:
+                assert not breaker.would_admit(clock.now())
+                assert breaker.admit(clock.now()) is None, f"step {number}"
+            case [name, "succeeds"]:
+                breaker.succeeded(out.pop(name), clock.now())
+            case [name, "fails"]:
+                breaker.failed(out.pop(name), clock.now())
+            case [name, "is", "abandoned"]:
+                breaker.abandoned(out.pop(name))
+            case other:
+                raise AssertionError(other)
+        assert breaker.state is step.state, f"step {number}: {step}"
+        retry_in_s = breaker.retry_in_s(clock.now())
+        assert retry_in_s == pytest.approx(step.retry_in_s), f"step {number}: {step}"
+    assert not out
+    assert breaker.transitions == {OPEN: 6, HALF_OPEN: 5, CLOSED: 2}
+
+
+def closed(**policy: Any) -> tuple[Breaker, ManualClock]:
+    clock = ManualClock()
+    return Breaker(Policy(**policy), Longest(), clock.now()), clock
+
+
+def ask(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
+    taken = breaker.admit(clock.now())
+    assert taken is not None
+    (breaker.succeeded if is_good else breaker.failed)(taken, clock.now())
+
+
+def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
+    breaker, clock = closed(failures=100, ratio=0.5, least_requests=8, window_s=10)
+    for _ in range(3):
+        ask(breaker, clock, is_good=True)
+        ask(breaker, clock, is_good=False)
+    ask(breaker, clock, is_good=True)
+    assert breaker.state is CLOSED
+    ask(breaker, clock, is_good=False)
+    assert breaker.state is OPEN
+
+
+def test_one_that_is_switched_off_never_opens() -> None:
+    breaker, clock = closed(failures=0, least_requests=1)
+    for _ in range(100):
+        ask(breaker, clock, is_good=False)
+    assert breaker.state is CLOSED
+
+
+def test_failures_older_than_the_window_are_forgotten() -> None:
+    breaker, clock = closed(failures=100, ratio=0.5, least_requests=8, window_s=10)
+    for _ in range(7):
+        ask(breaker, clock, is_good=False)
+    clock.advance(11)
+    for is_good in (True, True, True, True, True, False, False, False):
+        ask(breaker, clock, is_good=is_good)
+    assert breaker.state is CLOSED
+    ask(breaker, clock, is_good=False)
+    ask(breaker, clock, is_good=False)
+    assert breaker.state is OPEN
+
+
+def test_open_times_are_jittered() -> None:
+    until = set()
+    for seed in range(20):
+        breaker = Breaker(Policy(failures=1, open_s=8, longest_open_s=8), random.Random(seed), 0.0)
+        taken = breaker.admit(0.0)
+        assert taken is not None
+        breaker.failed(taken, 0.0)
+        retry_in_s = breaker.retry_in_s(0.0)
+        assert retry_in_s is not None
+        assert 4 <= retry_in_s <= 8
+        until.add(retry_in_s)
+    assert len(until) > 10
+
+
+def test_it_counts_how_long_it_has_been_in_trouble_over_failed_probes() -> None:
+    breaker, clock = closed(failures=1, open_s=1, longest_open_s=1)
+    clock.advance(5)
+    ask(breaker, clock, is_good=False)
+    since = breaker.since
+    assert since == clock.now()
+    for _ in range(3):
+        clock.advance(2)
+        ask(breaker, clock, is_good=False)
+        assert breaker.since == since
+    clock.advance(2)
+    ask(breaker, clock, is_good=True)
+    assert breaker.since == clock.now()
+
+
+def test_every_state_has_a_way_out_and_moves_only_by_the_table() -> None:
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert set(TRANSITIONS.values()) == set(State)
+    assert {event for _, event in TRANSITIONS} == set(Event)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.sampled_from(["ask", "succeed", "fail", "abandon"]), st.integers(0, 9))),
+    st.integers(0, 1 << 30),
+)
+def test_in_any_life_probes_are_bounded_and_it_can_always_come_back(
+    life: list[tuple[float, str, int]], seed: int
+) -> None:
+    clock = ManualClock()
+    breaker = Breaker(POLICY, random.Random(seed), clock.now())
+    out: list[Pass] = []
+    probes: list[Pass] = []
+    for after_s, does, which in life:
+        clock.advance(after_s)
+        if does == "ask":
+            could = breaker.would_admit(clock.now())
+            taken = breaker.admit(clock.now())
+            assert could is (taken is not None)
+            if taken is not None:
+                out.append(taken)
+                probes += [taken] * taken.is_probe
+        elif out:
+            taken = out.pop(which % len(out))
+            match does:
+                case "succeed":
+                    breaker.succeeded(taken, clock.now())
+                case "fail":
+                    breaker.failed(taken, clock.now())
+                case _:
+                    breaker.abandoned(taken)
+        terms = [taken.term for taken in out if taken.is_probe]
+        assert all(terms.count(term) <= POLICY.probes for term in terms)
+    for taken in out:
+        breaker.abandoned(taken)
+    clock.advance(POLICY.longest_open_s)
+    taken = breaker.admit(clock.now())
+    assert taken is not None
+    breaker.succeeded(taken, clock.now())
+    assert breaker.state is CLOSED
