@@ -182,7 +182,7 @@ async def growing(
         for body in messages[:first]:
             await on.append("/s", content_type, body)
         written = asyncio.Condition()
-        appended, is_closed, tail = first, False, ""
+        appended, is_closed, end, tail = first, False, "", ""
 
         async def read(client: Client) -> None:
             nonlocal tail
@@ -198,13 +198,15 @@ async def growing(
                     async with written:
                         tail = max(tail, at)
                         written.notify_all()
-                        while not is_live and seen == (appended, is_closed):
+                        while not is_live and seen == (appended, is_closed) and at >= end and not is_closed:
                             await written.wait()
+                    if not is_live:
+                        # What a live request tells of the tail may be a moment late.
+                        await on.brought("/s", end, is_closed=is_closed)
             assert checker.position == len(log)
 
         async def write() -> None:
-            nonlocal appended, is_closed
-            end = ""
+            nonlocal appended, is_closed, end
             for body in messages[first:]:
                 async with written:
                     while tail < end:

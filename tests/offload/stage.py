@@ -120,6 +120,17 @@ class Stage:
         await eventually(all_wait)
         await bounded(self.counters.until(lambda counters: counters.parked >= 1))
 
+    async def brought(self, path: str, end: str, *, is_closed: bool) -> None:
+        """Wait until a followed stream's live request has brought what lies before `end`, and its closure."""
+
+        def has_come() -> bool:
+            topic = self.topic(path)
+            if topic is None or topic.position is None:
+                return True
+            return topic.position >= end and (not is_closed or topic.stream.tape.closed_at is not None)
+
+        await eventually(has_come)
+
     def figure(self, case: str, stream_bytes: int) -> Figure:
         """What has been counted so far."""
         counted = self.counters
