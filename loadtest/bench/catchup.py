@@ -2,10 +2,16 @@
 
 A cached read is one that needs no origin: the stream is closed and its answer was given before.  That the origins
 stayed idle is checked in every round, by their processor time.
+
+A read that ends at the tail of an open stream needs none either while the stream's live request is open.  It stands
+beside a read of as many bytes that ends inside the same gateway's tape, and beside nginx's hit, in requests and in the
+processor time of the server's process.
 """
 
 from __future__ import annotations
 
+import http.client
+import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
@@ -14,10 +20,17 @@ from loadtest.bench import wrk
 from loadtest.bench.fetch import fetch_raw, header, status
 from loadtest.bench.figures import GATEWAY, Relation, Row, Sample, Target
 from loadtest.bench.machine import BenchError
-from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, STRICT
+from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, STRICT, TAIL, TAIL_CHUNK_BYTES
 from loadtest.bench.stage import Benchmark, Stage, Watch
 
+INSIDE: Final = "inside the tape"
+"""The gateway itself: a hit of as many bytes that ends before the tail."""
+
 _WARM_UPS: Final = 3
+_FOLLOWING_READS: Final = 50
+"""Reads of a tail after which it is surely followed."""
+
+_numbers = itertools.count(1)
 
 
 def _at_least(times: float, *references: str) -> tuple[Target, ...]:
@@ -49,6 +62,37 @@ def _relayed(name: str, load: wrk.Load, stage: Stage, peer: str) -> Mapping[str,
     watch = Watch(stage, server)
     report = wrk.run(stage.tools.wrk, server.port, load, stage.seconds, stage.cores.load)
     return {name: watch.sample(report.requests_per_s)}
+
+
+def _tail(stage: Stage, peer: str) -> Mapping[str, Sample]:
+    """A stream of one reply, or the first of the two replies of another; nginx has a closed one."""
+    server = stage.peers.servers["nginx" if peer == "nginx" else GATEWAY]
+    path = "/1k/tail"
+    if peer != "nginx":
+        path = f"/tail/{next(_numbers)}"
+        _create(stage.peers.origins[TAIL].port, path, TAIL_CHUNK_BYTES * (2 if peer == INSIDE else 1))
+    load = wrk.Load(f"{path}?offset=-1")
+    answers = [fetch_raw(server.port, load.path) for _ in range(_FOLLOWING_READS)]
+    if (header(answers[-1], "Stream-Up-To-Date") == "true") is (peer == INSIDE):
+        raise BenchError(f"{peer} does not end where it should")
+    watch = Watch(stage, server)
+    report = wrk.run(stage.tools.wrk, server.port, load, stage.seconds, stage.cores.load)
+    sample = watch.sample(report.requests_per_s)
+    watch.expect_no_origin()
+    if sample.busy is None:
+        raise BenchError(f"{peer}: no processor time was read")
+    return {"tail": sample, "tail-cpu": Sample(sample.busy / sample.value * 1_000_000)}
+
+
+def _create(port: int, path: str, size: int) -> None:
+    """An open stream of so many bytes, at its origin."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("PUT", path, bytes(size), {"Content-Type": "application/octet-stream"})
+    reply = connection.getresponse()
+    reply.read()
+    connection.close()
+    if reply.status != 201:
+        raise BenchError(f"the origin answers {reply.status} to PUT {path}")
 
 
 _Work = Callable[[Stage, str], Mapping[str, Sample]]
@@ -87,6 +131,22 @@ def benchmarks() -> list[Benchmark]:
             three,
             _at_least(1.5, "nginx"),
             partial(_conditional, "304", "/1k/conditional"),
+        ),
+        Benchmark(
+            "tail",
+            (
+                Row("tail", "catch-up at a followed tail, 1 KB", "requests/s"),
+                Row(
+                    "tail-cpu",
+                    "catch-up at a followed tail, 1 KB: processor time",
+                    "µs a request",
+                    (Target(Relation.AT_MOST_TIMES, 1.3, INSIDE),),
+                    digits=2,
+                    is_rate=False,
+                ),
+            ),
+            (GATEWAY, INSIDE, "nginx"),
+            _tail,
         ),
         _benchmark(
             "head",

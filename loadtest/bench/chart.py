@@ -18,6 +18,7 @@ COLOURS: Final = {
     GATEWAY: "#d9480f",
     "fast path off": "#f4a27a",
     "none stalled": "#f4a27a",
+    "inside the tape": "#f4a27a",
     "nginx": "#2b8a3e",
     "varnish": "#1971c2",
     "nchan": "#5c940d",

@@ -12,7 +12,8 @@ answers say `public, max-age=3600` and are small enough to stay in memory.
 | bare    | a C epoll loop that writes the gateway's own answer to whatever is asked: the upper bound                 |
 
 `/1k`, `/64k` and `/1m` are closed streams of that size; `/pass` is relayed by the gateway and by nginx; `/live` is the
-load client's own stream.
+load client's own stream.  `/tail` is the project's in-memory origin, which knows live requests and answers no more than
+1 KB at once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from loadtest.bench.tools import Tools
 _Running = AbstractContextManager[Child]
 
 SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
+TAIL: Final = "tail"
+TAIL_CHUNK_BYTES: Final = 1 << 10
 BUFFERED_MESSAGES: Final = 1_000
 MAX_CONNECTIONS: Final = 16_384
 
@@ -208,6 +211,7 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
             name: stack.enter_context(_responder(tools, f"origin-{name}", answer, cores.origin, folder))
             for name, answer in answers.items()
         }
+        origins[TAIL] = stack.enter_context(_in_memory_origin(cores.origin, folder))
         ports = {name: child.port for name, child in origins.items()}
         [live] = free_ports(1)
         servers = {
@@ -249,6 +253,13 @@ def _gateway(
     config.write_text(gateway_config(listen, admin, origins, live, fast_path=fast_path), encoding="utf-8")
     argv: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--config", config]
     return running(name, argv, listen, core, folder / f"{name}.log")
+
+
+def _in_memory_origin(core: int, folder: Path) -> _Running:
+    [listen] = free_ports(1)
+    argv: list[str | Path] = [sys.executable, "-m", "gateway", "origin", "--listen", f"127.0.0.1:{listen}"]
+    argv += ["--max-chunk-bytes", str(TAIL_CHUNK_BYTES), "--sse-lifetime", "3600"]
+    return running("origin-tail", argv, listen, core, folder / "origin-tail.log")
 
 
 def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:

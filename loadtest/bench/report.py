@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadtest.bench.figures import GATEWAY, Growth, Row
 
-PEERS: Final = ("fast path off", "none stalled", "nginx", "varnish", "nchan", "bare", "direct")
+PEERS: Final = ("fast path off", "none stalled", "inside the tape", "nginx", "varnish", "nchan", "bare", "direct")
 """Those beside the gateway, in the order of the table."""
 
 
@@ -85,7 +85,7 @@ def table(result: Result) -> str:
 
 
 def _line(peer: str, value: str, ratio: str, busy_ratio: str, must: str, reached: str) -> str:
-    return f"  {peer:<14}{value:>13}{ratio:>11}{busy_ratio:>11}   {must:<22} {reached}"
+    return f"  {peer:<16}{value:>13}{ratio:>11}{busy_ratio:>11}   {must:<22} {reached}"
 
 
 def _cells(row: Row, peer: str) -> list[tuple[str, str, str, str, str, str]]:
