@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 import uvloop
 
-from tests.offload import cases, mixed, spared
+from tests.offload import cases, mixed, outage, spared
 from tests.offload.stage import BINARY, JSON, TEXT, Figure
 
 CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
@@ -29,6 +29,7 @@ CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
     "mixed": lambda: mixed.mixed(),
     "unknown": lambda: spared.unknown_names(),
     "cold": lambda: spared.cold_streams(),
+    "outage": lambda: outage.outage(),
     "long-polls": lambda: cases.long_polls(JSON),
     "long-polls-text": lambda: cases.long_polls(TEXT),
     "sse": lambda: cases.subscribers(JSON),
@@ -54,6 +55,7 @@ README_CASES: Final = {
     "mixed": "180 live readers of 12 streams, who come and go, and writers, for a minute",
     "unknown": "1,000 reads of 100 streams that do not exist",
     "cold": "1,000 streams, each read once",
+    "outage": "500 requests a second for 10 s, origin down: what it saw are connections tried",
     "long-polls": "1,000 long-polls with 50 cursors, woken by one append",
     "sse": "1,000 SSE subscribers from 20 offsets, then live",
     "both": "500 SSE + 500 long-poll on one stream",

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gateway.app import RunningGateway, start_gateway
 from gateway.clock import Clock, SystemClock
@@ -60,6 +60,9 @@ class Figure:
     stream_bytes: int
     """Bytes of the streams that were read, each counted once."""
 
+    attempts: int = 0
+    """Connections that were tried while nobody answered at the origin's address."""
+
     @property
     def reads(self) -> int:
         """All reads at the origin."""
@@ -74,8 +77,10 @@ class Stage:
         self.gateway = gateway
         self.counters = origin.origin.counters
         self.tally = Tally()
+        self.attempts = 0
         self._writer = writer
         self._author = author
+        self._crashed: asyncio.Server | None = None
         self._clients: list[Client] = []
 
     async def create(self, path: str, content_type: str) -> None:
@@ -98,6 +103,27 @@ class Stage:
     async def close_stream(self, path: str) -> None:
         reply = await self._writer.send("POST", path, {"Stream-Closed": "true"})
         assert reply.status == 204, reply
+
+    async def crash(self) -> None:
+        """End the origin as a crash would; whatever is connected to its address from now on is counted and reset."""
+        await self.origin.stop(grace_s=0)
+
+        def counted() -> asyncio.Protocol:
+            self.attempts += 1
+            return _Reset()
+
+        loop = asyncio.get_running_loop()
+        self._crashed = await loop.create_server(counted, self.origin.host, self.origin.port, reuse_address=True)
+
+    async def recover(self) -> None:
+        """Start the origin again where it was, with the streams that it had."""
+        assert self._crashed is not None
+        self._crashed.close()
+        await self._crashed.wait_closed()
+        self._crashed = None
+        self.origin = await start_origin(OriginSettings(port=self.origin.port), origin=self.origin.origin)
+        self._writer.close()
+        self._writer = await Client.open(self.origin.url, Tally())
 
     async def clients(self, count: int) -> list[Client]:
         """So many new clients of the gateway."""
@@ -145,13 +171,26 @@ class Stage:
             counted.connections,
             sum(counted.body_bytes[kind] for kind in READS),
             stream_bytes,
+            self.attempts,
         )
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
+        """End the crowd, the gateway and the origin, in this order."""
+        if self._crashed is not None:
+            self._crashed.close()
         self._writer.close()
         self._author.close()
         for client in self._clients:
             client.close()
+        await self.gateway.stop()
+        await self.origin.stop(grace_s=0)
+
+
+class _Reset(asyncio.Protocol):
+    """A connection that ends as it begins."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.WriteTransport, transport).abort()
 
 
 async def bounded(work: Awaitable[T]) -> T:
@@ -202,6 +241,4 @@ async def stage(
     try:
         yield set_up
     finally:
-        set_up.leave()
-        await gateway.stop()
-        await origin.stop(grace_s=0)
+        await set_up.leave()

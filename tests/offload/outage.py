@@ -1,0 +1,121 @@
+"""An origin that is down for a while under steady load: what it would have seen, and what clients are told meanwhile.
+
+The origin's address accepts connections, counts and resets them.  The gateway's clock moves by a fixed step for each
+request, so that the rate is that of the named time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.clock import ManualClock
+from tests.offload.cases import log_of, message
+from tests.offload.crowd import Checker, Client
+from tests.offload.spared import catch_up
+from tests.offload.stage import JSON, Figure, bounded, stage
+
+_POOL = 400
+_TURNS = 8
+"""Turns of the loop that each request has before the clock moves on."""
+_STEP_S = 0.1
+_PATIENCE_S = 60.0
+"""After the outage everything is as before within this."""
+
+
+async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> Figure:
+    """Catch-up reads of what is in memory and of what is not, HEADs and writes, for as long as nobody answers at the
+    origin; a client that follows one stream by SSE through all of it."""
+    clock = ManualClock()
+    messages = [message(JSON, number) for number in range(4)]
+    known, log = log_of(JSON, messages[:3]), log_of(JSON, messages)
+    async with stage(clock=clock) as on, asyncio.TaskGroup() as group:
+        crowd = await on.clients(_POOL)
+        for number in range(streams):
+            await on.create(f"/s/{number}", JSON)
+            for body in messages[:3]:
+                await on.append(f"/s/{number}", JSON, body)
+            await catch_up(crowd[0], f"/s/{number}", Checker(known, is_json=True))
+        await on.create("/cold", JSON)
+        await on.append("/cold", JSON, messages[0])
+        follower = group.create_task(_follow((await on.clients(1))[0], log))
+        await on.waiting("/s/0", 1)
+
+        await on.crash()
+        before = on.figure("", 0)
+        free: asyncio.Queue[Client] = asyncio.Queue()
+        for client in crowd:
+            free.put_nowait(client)
+
+        async def ask(client: Client, number: int) -> None:
+            path = f"/s/{number % streams}"
+            match number // streams % 5:
+                case 0 | 1:
+                    body = bytearray()
+                    reply = await client.send("GET", f"{path}?offset=-1", take=body.extend)
+                    assert reply.status >= 500 or body == b"[%b]" % known, reply
+                case 2:
+                    reply = await client.send("GET", f"/cold/{number}?offset=-1")
+                    assert reply.status != 200, reply
+                case 3:
+                    reply = await client.send("HEAD", path)
+                case _:
+                    reply = await client.send("POST", path, {"Content-Type": JSON}, messages[0])
+                    assert reply.status != 200, reply
+            assert reply.status in (200, 502, 503, 504), reply
+            free.put_nowait(client)
+
+        asks = []
+        for number in range(round(per_s * seconds)):
+            asks.append(group.create_task(ask(await bounded(free.get()), number)))
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            clock.advance(1 / per_s)
+        during = on.figure(f"{per_s} requests a second for {seconds:g} s, origin down", 0)
+        await _until(clock, lambda: all(task.done() for task in asks))
+        await on.recover()
+        back = group.create_task(_until_back(crowd[0], messages[0]))
+        await _until(clock, back.done)
+        await on.append("/s/0", JSON, messages[3])
+        await on.close_stream("/s/0")
+        await _until(clock, follower.done)
+    return replace(
+        during,
+        asked=during.asked - before.asked,
+        given_bytes=during.given_bytes - before.given_bytes,
+        fetches=during.attempts,
+        live_requests=0,
+        live_peak=0,
+        connections=during.attempts,
+        origin_bytes=0,
+    )
+
+
+async def _follow(client: Client, log: bytes) -> None:
+    """Follow by SSE to the end, coming back whenever the connection ends before."""
+    checker, at, is_closed = Checker(log, is_json=True), "-1", False
+    while not is_closed:
+        subscription = await client.subscribe(f"/s/0?offset={at}&live=sse")
+        async for control in subscription.follow(checker):
+            at, is_closed = control["streamNextOffset"], control.get("streamClosed", False)
+    assert checker.position == len(log)
+
+
+async def _until_back(client: Client, body: bytes) -> None:
+    """Ask for what is not in memory until it is given."""
+    given, status = bytearray(), 0
+    while status != 200:
+        given.clear()
+        status = (await client.send("GET", "/cold?offset=-1", take=given.extend)).status
+    assert given == b"[%b]" % body
+
+
+async def _until(clock: ManualClock, condition: Callable[[], bool]) -> None:
+    """Let time go by until the condition holds."""
+    for _ in range(round(_PATIENCE_S / _STEP_S)):
+        if condition():
+            return
+        clock.advance(_STEP_S)
+        await asyncio.sleep(_STEP_S / 100)
+    raise AssertionError(f"not within {_PATIENCE_S:g} s")
