@@ -42,8 +42,8 @@ test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, c
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance
 
-offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it
-	@$(BIN)/python -m tests.offload.figures
+offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it (ARGS="--only …")
+	@$(BIN)/python -m tests.offload.figures $(ARGS)
 
 bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look
 	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(BENCH_ARGS)

@@ -14,6 +14,7 @@ from gateway.config_file import every_field
 from gateway.config_values import format_bytes
 from loadtest.bench.readme import tables
 from loadtest.plan_demo.result import table
+from tests.offload import readme as offload
 
 HOME = Path(__file__).parent.parent
 README = (HOME / "README.md").read_text()
@@ -55,6 +56,11 @@ def test_the_readme_shows_the_lines_that_dev_prints() -> None:
 def test_the_readme_shows_the_figures_of_the_run_that_is_kept() -> None:
     figures = tables(orjson.loads((HOME / "docs" / "bench.json").read_bytes()))
     assert f"<!-- bench -->\n{figures}<!-- /bench -->" in README
+
+
+def test_the_readme_shows_the_origins_counters_as_they_were_kept() -> None:
+    figures = offload.table(orjson.loads((HOME / "docs" / "offload.json").read_bytes()))
+    assert f"<!-- offload -->\n{figures}\n" in README
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/pipeline.md"])

@@ -3,7 +3,7 @@
 The figures are the origin's own counters.  Requests are reads (GET and HEAD), bytes are those of bodies; for SSE that
 includes event names and control events.  "Live at once" is the most live requests that were ever open at the origin.
 
-`--keep FILE` leaves them as JSON, too; the README shows some of the kept ones: `readme_table` makes its lines.
+`--keep FILE` leaves them as JSON, too: the README shows some of those in `docs/offload.json` (`tests.offload.readme`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 import uvloop
@@ -49,24 +49,6 @@ CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
 }
 """By the names under which their figures are kept."""
 
-README_CASES: Final = {
-    "newcomers": "1,000 clients, one after the other: all from the start, then live",
-    "hot-tail": "10,000 reads of one tail in 10 s, nobody live",
-    "mixed": "180 live readers of 12 streams, who come and go, and writers, for a minute",
-    "unknown": "1,000 reads of 100 streams that do not exist",
-    "cold": "1,000 streams, each read once",
-    "outage": "500 requests a second for 10 s, origin down: what it saw are connections tried",
-    "long-polls": "1,000 long-polls with 50 cursors, woken by one append",
-    "sse": "1,000 SSE subscribers from 20 offsets, then live",
-    "both": "500 SSE + 500 long-poll on one stream",
-    "growing": "100 readers of a 10 MiB stream while it grows",
-    "growing-live": "the same, origin answers always to the tail, then long-poll",
-    "returning": "100 long-poll clients, 20 rounds",
-    "closed": "20 clients that loop at the end of a closed stream",
-    "streams": "100 streams with 10 live readers each",
-}
-"""What the README shows, and what it says of each."""
-
 HEAD = (
     "| case | clients | requests asked | bytes given | requests at the origin | live at once | connections "
     "| bytes from the origin | requests, asked : origin | bytes, given : origin |\n"
@@ -89,33 +71,6 @@ def row(figure: Figure) -> str:
         f"{figure.given_bytes / max(1, figure.origin_bytes):,.1f} : 1",
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def readme_table(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """The README's lines, from figures that were kept."""
-    lines = [
-        "| what the clients did | clients | they asked | the origin saw | live at once | they got | the origin sent |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, title in README_CASES.items():
-        kept = document[name]
-        cells = [
-            title,
-            f"{kept['clients']:,}",
-            f"{kept['asked']:,}",
-            f"**{kept['fetches'] + kept['live_requests']:,}**",
-            f"{kept['live_peak']:,}",
-            _size(kept["given_bytes"]),
-            _size(kept["origin_bytes"]),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _size(count: int) -> str:
-    if count < 1_000_000:
-        return f"{count / 1_000:,.{1 if count < 100_000 else 0}f} kB" if count else "0"
-    return f"{count / 1_000_000:,.{1 if count < 100_000_000 else 0}f} MB"
 
 
 async def main(argv: Sequence[str]) -> None:
