@@ -32,7 +32,7 @@ from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
 from gateway.tasks import Tasks
-from gateway.upstream.flight import METADATA, Beyond, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.flight import METADATA, Beyond, Foreign, Head, Refusal, StreamHead, as_seen_by
 from gateway.upstream.source import Source
 from gateway.wheel import Wheel
 
@@ -83,6 +83,11 @@ class Tail:
         """
         fresh, tape, start = self._deck.fresh_head, stream.tape, read.start
         head: Head | None = None
+        if stream.content_type is None and (stale := await self._deck.settle(stream, start, read.route)) is not None:
+            # Another's fetch of it tells what there is to know as well; where the tail is now is the follower's to say.
+            if isinstance(stale.head, Refusal) and as_seen_by(stale.head, read.source.headers) is stale.head:
+                raise Ended(stale.head)
+            self._check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
             head = await fresh(stream, start, read.route, read.source)
