@@ -38,7 +38,8 @@ from gateway.wheel import Wheel
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
-_TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
+TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
+"""Why a live reader's replay is relayed: no tape can hold it."""
 
 
 class Tail:
@@ -83,17 +84,23 @@ class Tail:
         """
         fresh, tape, start = self._deck.fresh_head, stream.tape, read.start
         head: Head | None = None
-        if stream.content_type is None and (stale := await self._deck.settle(stream, start, read.route)) is not None:
+        # The metadata name the tail, which is where most offsets lie: then there is no need for what comes after it.
+        place = start if start in (START, NOW) else METADATA
+        if stream.content_type is None and (stale := await self._deck.settle(stream, place, read.route)) is not None:
             # Another's fetch of it tells what there is to know as well; where the tail is now is the follower's to say.
             if isinstance(stale.head, Refusal) and as_seen_by(stale.head, read.source.headers) is stale.head:
                 raise Ended(stale.head)
             self._check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
-            head = await fresh(stream, start, read.route, read.source)
+            head = await fresh(stream, place, read.route, read.source)
+            if place == METADATA and isinstance(head, Foreign | StreamHead) and stream.content_type is None:
+                # An origin without HEAD is no reason to share nothing: its reads tell what there is to know.
+                place, head = start, await fresh(stream, start, read.route, read.source)
             if stream.content_type is None:
                 self._expect_stream(head)
-            self._check_laid(stream, start, head)
+            self._check_laid(stream, start, head if place == start else None)
+            head = head if place == start else None
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
             tail = tape.tail or start
             look = await fresh(stream, tail, read.route, read.source)
@@ -137,7 +144,7 @@ class Tail:
         if not isinstance(head, StreamHead) or start == NOW or head.next_offset == start or stream.ended is not None:
             return
         if not tape.knows_after(start) and tape.resolve(start) == start:
-            raise Uncacheable(_TOO_LARGE)
+            raise Uncacheable(TOO_LARGE)
 
     def _expect_stream(self, head: Head | None) -> StreamHead:
         match head:
@@ -336,7 +343,7 @@ class Tail:
             async for piece in answer.parts.stream(answer.is_json):
                 body.append(piece)
                 if sum(map(len, body)) > self._max_reply_bytes:
-                    raise Uncacheable(_TOO_LARGE)
+                    raise Uncacheable(TOO_LARGE)
             answer.headers[STREAM_CURSOR] = next_cursor(self.clock.wall(), read.cursor, self._rng)
             return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
         finally:
@@ -364,7 +371,7 @@ class Tail:
             return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=is_current)
         assert isinstance(head, StreamHead)
         if head.next_offset != at:
-            raise Uncacheable(_TOO_LARGE)
+            raise Uncacheable(TOO_LARGE)
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
     # -- SSE (section 5.8)

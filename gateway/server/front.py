@@ -19,7 +19,7 @@ from gateway.engine.relay import Passed
 from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import Subscription, Waiting
+from gateway.engine.tail import TOO_LARGE, Subscription, Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
 from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder
@@ -40,6 +40,7 @@ from gateway.server.connection import ClientConnection
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
+from gateway.server.replay import until_up_to_date
 from gateway.server.upload import Upload
 from gateway.tape.stream import StreamKey
 from gateway.tracing import current
@@ -64,6 +65,8 @@ class Exchange:
     began: float = 0.0
     saved_bytes: int = 0
     """What coding spared the client of an answer that was sent whole."""
+    is_replay: bool = False
+    """Whether a live read is relayed for what comes before the tail, and for no longer."""
     is_parked: bool = False
     """Whether the answer has left the strict protocol, and is counted when it ends."""
 
@@ -235,7 +238,8 @@ class Front:
             return None
         try:
             return await self._read(exchange, read)
-        except Uncacheable:
+        except Uncacheable as error:
+            exchange.is_replay = exchange.mode is Mode.SSE and error.why is TOO_LARGE
             return None
 
     async def _read(self, exchange: Exchange, read: Read) -> web.StreamResponse:
@@ -364,7 +368,8 @@ class Front:
                 passed_on[hdrs.LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
             self._finish(exchange, passed_on)
             response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=passed_on)
-            return await delivery.stream(response, self._counted(exchange, reply))
+            body = self._counted(exchange, reply)
+            return await delivery.stream(response, until_up_to_date(body) if exchange.is_replay else body)
 
     async def _counted(self, exchange: Exchange, reply: Reply) -> AsyncIterator[bytes]:
         async for chunk in reply.chunks():

@@ -374,3 +374,30 @@ async def test_an_origin_that_is_down_is_not_asked_twice_for_one_read(
     assert (answer.body, answer.is_up_to_date) == (b'["a"]', False)
     # One request, and one retry.
     assert counters.requests[Kind.HEAD] + counters.requests[Kind.CATCHUP] <= 2
+
+
+# -- what no tape can hold
+
+
+@pytest.mark.parametrize("content_type", [JSON, "application/octet-stream"])
+async def test_a_replay_that_no_tape_can_hold_costs_no_live_connection_each(
+    start: Start, origin: RunningOrigin, counters: Counters, content_type: str
+) -> None:
+    edge = await start(origin.url, max_flight_bytes="1KiB", sse_lifetime_s=60)
+    body = b'["' + b"x" * 5_000 + b'"]' if content_type == JSON else b"x" * 5_000
+    tail = (await edge.put("/s", body, content_type)).next_offset
+    wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(5)]
+    for wire in wires:
+        assert (await wire.head()).status == 200
+        last = ""
+        while (event := await wire.event()) is not None:
+            last = event.data
+        assert f'"streamNextOffset":"{tail}"' in last
+        assert '"upToDate":true' in last
+    # What is left is the stream's own, which lingers.
+    await bounded(counters.live_is(1))
+    # They come back to the tail, where they share.
+    wires = [await edge.begin(f"/s?offset={tail}&live=sse") for _ in range(5)]
+    for wire in wires:
+        assert (await wire.head()).status == 200
+    assert counters.live_open == 1

@@ -249,9 +249,8 @@ class Tagged:
         path = asked.target.partition("?")[0]
         reply = part_of_stream(b"bytes", "0001", **{"Stream-Closed": "true", **self.keys[path]})
         if asked.method == "HEAD":
-            reply = answer(
-                "200 OK", {"Content-Type": "text/plain", "Stream-Next-Offset": "0001", "Content-Length": "5"}
-            )
+            closed = {"Stream-Next-Offset": "0001", "Stream-Closed": "true"}
+            reply = answer("200 OK", {"Content-Type": "text/plain", "Content-Length": "5", **closed})
         writer.write(reply)
 
 

@@ -65,7 +65,7 @@ async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothi
     bench.clock.advance(1)
     for kind in ("head", "catchup"):
         origin.origin.faults.status(401, times=None, kind=kind)
-    held = origin.origin.faults.hold(kind="head")
+    held = origin.origin.faults.hold(kind="catchup")
     refused = asyncio.create_task(bench.read("/open?offset=-1", Authorization="Bearer x"))
     await held.waiting(1)
     assert len((await bench.get("/api/streams"))["streams"]) == 2

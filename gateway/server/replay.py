@@ -1,0 +1,40 @@
+"""A relayed SSE replay, up to where its reader has caught up.
+
+A stream whose bytes no tape can hold is replayed by the origin itself, to each reader alone.  Once the reader is up to
+date its connection ends in order, so that it comes back to the tail and shares the stream's one live request there: an
+origin would otherwise hold one live connection for each such reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from gateway.protocol.names import EVENT_CONTROL
+from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
+
+_KEPT_BYTES: Final = 1 << 13
+"""A control event is shorter than this; what comes before it may be of any size."""
+
+
+async def until_up_to_date(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks of an SSE body (section 5.8) to the first that ends with a control event that says up to date."""
+    kept = b""
+    async for chunk in body:
+        yield chunk
+        kept = (kept + chunk)[-_KEPT_BYTES:]
+        if _is_up_to_date(kept):
+            return
+
+
+def _is_up_to_date(end: bytes) -> bool:
+    lines = end.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if not lines.endswith(b"\n\n"):
+        return False
+    start = lines.rfind(b"\n\n", 0, -2)
+    try:
+        events = SseParser(_KEPT_BYTES).feed(lines[start + 2 if start >= 0 else 0 :])
+        return any(event.name == EVENT_CONTROL and parse_control(event.data).up_to_date for event in events)
+    except (SseTooLarge, ValueError):
+        # Not for this place to judge: the reader goes on, relayed.
+        return False

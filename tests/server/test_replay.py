@@ -1,0 +1,50 @@
+"""A relayed replay ends where its reader has caught up, wherever the chunks are cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.origin.sse import control_event, event
+from gateway.server.replay import until_up_to_date
+
+DATA = event("data", "[" + "1," * 9_000 + "1]")
+SHORT = control_event("0001", "7", up_to_date=False, is_closed=False)
+THERE = control_event("0002", "7", up_to_date=True, is_closed=False)
+CLOSED = control_event("0002", "7", up_to_date=True, is_closed=True)
+BEAT = b": still here\n\n"
+
+
+async def taken(chunks: list[bytes]) -> bytes:
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    return b"".join([chunk async for chunk in until_up_to_date(body())])
+
+
+async def test_it_ends_behind_the_event_that_says_up_to_date() -> None:
+    assert await taken([DATA, SHORT, BEAT, DATA, THERE, DATA, THERE]) == DATA + SHORT + BEAT + DATA + THERE
+    assert await taken([DATA, CLOSED, DATA]) == DATA + CLOSED
+
+
+async def test_it_goes_on_where_nothing_says_so() -> None:
+    chunks = [DATA, SHORT, BEAT, event("control", "no JSON"), event("data", '{"upToDate":true}')]
+    assert await taken(chunks) == b"".join(chunks)
+
+
+async def test_line_ends_of_any_kind_are_read() -> None:
+    for line_end in (b"\r\n", b"\r"):
+        there = THERE.replace(b"\n", line_end)
+        assert await taken([DATA, there, DATA]) == DATA + there
+
+
+@given(st.lists(st.integers(0, len(DATA + THERE) - 1), max_size=6))
+async def test_an_event_in_pieces_is_never_ended_in_the_middle(cuts: list[int]) -> None:
+    whole = DATA + THERE
+    places = sorted({0, *cuts, len(whole)})
+    pieces = [whole[start:end] for start, end in pairwise(places)]
+    assert await taken([*pieces, DATA]) == whole
