@@ -86,8 +86,11 @@ class Tail:
         head: Head | None = None
         # The metadata name the tail, which is where most offsets lie: then there is no need for what comes after it.
         place = start if start in (START, NOW) else METADATA
-        if stream.content_type is None and (stale := await self._deck.settle(stream, place, read.route)) is not None:
+        for other in {place, START} if stream.content_type is None else ():
             # Another's fetch of it tells what there is to know as well; where the tail is now is the follower's to say.
+            stale = await self._deck.settle(stream, other, read.route)
+            if stale is None:
+                continue
             if isinstance(stale.head, Refusal) and as_seen_by(stale.head, read.source.headers) is stale.head:
                 raise Ended(stale.head)
             self._check_ended(stream)
@@ -117,6 +120,10 @@ class Tail:
                 if topic.is_current(at):
                     return at, None
             return self._expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
+        if start != START and head is None and not tape.has_seen(start):
+            # Bytes are wanted, not news of the tail: another's fetch of them will do.
+            await self._deck.settle(stream, start, read.route)
+            self._check_ended(stream)
         if start != START and not tape.has_seen(start):
             # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
             if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
