@@ -61,19 +61,21 @@ class Absences:
         )
         self._groups: dict[Group, set[Place]] = {}
         """Where something may be remembered, by what a write concerns."""
+        self._place_count = 0
+        """How many places these are, those included of which nothing is remembered any more."""
         self._writes: dict[Group, int] = {}
         """Writes under way."""
-        self.writes_begun = 0
-        """Writes of all groups: an answer to a request sent before the latest may be of before it, too."""
+        self.write_turns = 0
+        """Beginnings and ends of writes of all groups: an answer across one of them may be of before the write."""
         self._buckets: dict[str, _Bucket] = {}
 
     def __len__(self) -> int:
         return len(self._remembered)
 
     @property
-    def group_count(self) -> int:
-        """Groups in which something is or was remembered."""
-        return len(self._groups)
+    def place_count(self) -> int:
+        """Places of which something is remembered, or was until lately."""
+        return self._place_count
 
     def add(self, key: StreamKey, offset: str | None, refusal: Refusal, asker: CIMultiDict[str], route: Route) -> None:
         """The origin has refused the stream, or only what lies after `offset`, to a request with these headers."""
@@ -83,18 +85,18 @@ class Absences:
             return
         if key.group in self._writes:
             return
-        if len(self._groups) >= 2 * _REMEMBERED - 1:
+        if self._place_count >= 2 * _REMEMBERED:
             self._tidy()
         place = (key, offset)
         self._remembered[place] = _Remembered(refusal, asker, self._now() + route.absent_s)
-        self._groups.setdefault(key.group, set()).add(place)
+        places = self._groups.setdefault(key.group, set())
+        self._place_count += place not in places
+        places.add(place)
 
-    def add_relayed(
-        self, key: StreamKey, status: int, asker: CIMultiDict[str], route: Route, writes_begun: int
-    ) -> None:
-        """A HEAD of the stream, relayed when so many writes had begun, was answered with this status.  There is no body
-        to repeat, so that only other HEADs are answered by it."""
-        if writes_begun == self.writes_begun:
+    def add_relayed(self, key: StreamKey, status: int, asker: CIMultiDict[str], route: Route, write_turns: int) -> None:
+        """A HEAD of the stream, relayed at this turn of writes, was answered with this status.  There is no body to
+        repeat, so that only other HEADs are answered by it."""
+        if write_turns == self.write_turns:
             self.add(key, METADATA, Refusal.of_ended(status), asker, route)
 
     def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> Refusal | None:
@@ -115,13 +117,16 @@ class Absences:
 
     def write_begins(self, group: Group) -> None:
         """Something is about to be written to the group's path; `write_ends` is owed."""
-        self.writes_begun += 1
+        self.write_turns += 1
         self._writes[group] = self._writes.get(group, 0) + 1
-        for place in self._groups.pop(group, ()):
+        places = self._groups.pop(group, set())
+        self._place_count -= len(places)
+        for place in places:
             self._remembered.pop(place, None)
 
     def write_ends(self, group: Group) -> None:
         """What was written has been answered, or never will be."""
+        self.write_turns += 1
         self._writes[group] -= 1
         if not self._writes[group]:
             del self._writes[group]
@@ -145,3 +150,4 @@ class Absences:
                 self._groups[group] = kept
             else:
                 del self._groups[group]
+            self._place_count -= len(places) - len(kept)

@@ -138,15 +138,16 @@ class Engine:
             stream.reads += 1
             stream.hits += answer is not None and answer.outcome is Outcome.HIT
             return answer
-        except TailMovedBack:
-            # It is another stream by now, or none.
+        except (TailMovedBack, Uncacheable):
+            # It is another stream by now, or none, or not for sharing.
             return None
         finally:
             self.library.release(stream)
 
     def _follow(self, read: Read, stream: Stream) -> None:
         """The stream's tail is asked for too often for each read to cost the origin a request."""
-        if self.drain.is_set:
+        known = self.live.find(stream)
+        if self.drain.is_set or (known is not None and known.foreign is not None):
             return
         topic = self._tail.attach(read, stream)
         try:

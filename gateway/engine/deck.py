@@ -254,7 +254,7 @@ class FlightDeck:
                         self._judge.settle(stream, flight, head, known)
                     flight.announce(head)
                     return None
-                if is_current:
+                if is_current and stream.acks == known.acks:
                     self._saw_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
                     flight.announce(head)

@@ -206,7 +206,7 @@ class Relay:
         for stream in self._library.group(passed.group):
             stream.contacted_at = self._clock.now()
             if tail is None:
-                stream.lost_tail()
+                stream.acknowledged_somewhere()
                 self._live.restart(stream)
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=passed.query)

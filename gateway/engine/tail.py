@@ -86,11 +86,10 @@ class Tail:
         head: Head | None = None
         # The metadata name the tail, which is where most offsets lie: then there is no need for what comes after it.
         place = start if start in (START, NOW) else METADATA
-        for other in {place, START} if stream.content_type is None else ():
-            # Another's fetch of it tells what there is to know as well; where the tail is now is the follower's to say.
-            stale = await self._deck.settle(stream, other, read.route)
-            if stale is None:
-                continue
+        if place == METADATA and self._deck.pending(stream, START) is not None:
+            # Another's fetch tells what there is to know as well; where the tail is now is the follower's to say.
+            place = START
+        if stream.content_type is None and (stale := await self._deck.settle(stream, place, read.route)) is not None:
             if isinstance(stale.head, Refusal) and as_seen_by(stale.head, read.source.headers) is stale.head:
                 raise Ended(stale.head)
             self._check_ended(stream)

@@ -129,7 +129,8 @@ class Live:
         reads = topic.stream.reads
 
         def cool() -> None:
-            if topic.stream.reads - reads >= least_reads:
+            is_of_use = topic in self._runs and topic.stream.tape.closed_at is None
+            if is_of_use and topic.stream.reads - reads >= least_reads:
                 self._cool_later(topic, least_reads)
             else:
                 del self._coolings[topic]

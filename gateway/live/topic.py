@@ -213,8 +213,9 @@ class Topic:
 
     def lost(self, now: float, trouble: GatewayError | None) -> None:
         """The live request is closed, as planned or by `trouble`: nothing is known of the tail from here on."""
+        if self.is_confirmed:
+            self.stream.lost_tail()
         self.is_confirmed = False
-        self.stream.lost_tail()
         if self.stream.is_followed:
             self.stream.is_followed = False
             self.stream.contacted_at = now
@@ -278,10 +279,13 @@ class Topic:
 
     def is_current(self, at: str) -> bool:
         """Whether a reader that has everything before `at` may be told that it is up to date."""
+        tape = self.stream.tape
         return (
             self.is_confirmed
             and self.position is not None
-            and self.stream.tape.resolve(self.position) == at
+            and tape.resolve(self.position) == at
+            # A look or a write may have named a tail that the follower has not come to.
+            and (tape.tail is None or not is_before(at, tape.resolve(tape.tail)))
             and self.stream.holds_acknowledged(at)
         )
 

@@ -350,7 +350,7 @@ class Front:
             Place.of(route.config.name, target, key.partition),
             lambda: upload is not None and upload.error is not None,
         )
-        writes_begun = self._engine.absences.writes_begun
+        write_turns = self._engine.absences.write_turns
         try:
             reply = await self._send(passed)
         except GatewayError:
@@ -360,7 +360,7 @@ class Front:
         async with reply:
             exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
             if read is not None and exchange.mode is Mode.HEAD and reply.status in (404, 410):
-                self._engine.absences.add_relayed(key, reply.status, read.source.headers, route, writes_begun)
+                self._engine.absences.add_relayed(key, reply.status, read.source.headers, route, write_turns)
             passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
             status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
             passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])

@@ -206,6 +206,11 @@ class Stream:
         self.acks += 1
         self.tail_turns += 1
 
+    def acknowledged_somewhere(self) -> None:
+        """A write was acknowledged to a client, in an answer that names no offset."""
+        self.acks += 1
+        self.lost_tail()
+
     def saw_acknowledged(self, acks: int, tail: str) -> None:
         """A request that was sent after so many acknowledgements has shown the stream up to its tail.
 
