@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.pipeline.session import open_session
+from gateway.pipeline.session import open_session, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER: Final = "local[2]"
+_BOUND_S: Final = 120
 # One compiler and one collector less: half the time to start, and short jobs end sooner.  With one compiler Java keeps
 # room for 48 MB of code only; a minute of queries fills that, and what is thrown away is compiled again.
 JAVA_FLAGS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Xss4m"
@@ -52,3 +54,35 @@ def local_spark(folder: Path, java_flags: str | None = None) -> Iterator[SparkSe
         yield session
     finally:
         session.stop()
+
+
+
+class SharedJava:
+    """A Java for one program after the other, which they are led to by `environ`, as `spark-submit` does it.
+
+    Each program has a Spark of its own in it.  This Java knows Spark's classes already and has compiled what is called
+    often, which is most of what a short program costs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        prepare(os.environ, is_local=True)
+        from pyspark import SparkConf
+        from pyspark.java_gateway import launch_gateway
+
+        conf = SparkConf(loadDefaults=False).setAll(list(settings(folder).items()))
+        self._gateway = launch_gateway(conf)
+        java = self._gateway.java_parameters
+        self.environ = {"PYSPARK_GATEWAY_PORT": str(java.port), "PYSPARK_GATEWAY_SECRET": java.auth_token}
+
+    def end_spark(self) -> None:
+        """Take away the Spark of a program that was killed; a Java of its own would go with it."""
+        spark = self._gateway.jvm.org.apache.spark
+        spark.SparkContext.getOrCreate().stop()
+        spark.sql.classic.SparkSession.clearDefaultSession()
+        spark.sql.classic.SparkSession.clearActiveSession()
+
+    def end(self) -> None:
+        """Wait until it is gone."""
+        self._gateway.shutdown()
+        self._gateway.proc.stdin.close()
+        self._gateway.proc.wait(_BOUND_S)

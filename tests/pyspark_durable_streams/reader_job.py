@@ -14,12 +14,12 @@ from tests.spark import settings
 
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER: Final = "local[2,4]"
-ROWS_A_BATCH: Final = 120_000
+ROWS_A_BATCH: Final = 40_000
 
 
 def main(url: str, streams: str, output: str, checkpoint: str, scratch: str, spool: str) -> None:
     # Where tasks read the streams themselves, workers are not used again: those which are there are at work.
-    conf = {**settings(Path(scratch)), "spark.python.worker.reuse": "true" if int(spool) else "false"}
+    conf = {**settings(Path(scratch), compiles=False), "spark.python.worker.reuse": "true" if int(spool) else "false"}
     spark = open_session(MASTER, conf)
     query = (
         spark.readStream.format("durable_streams")

@@ -42,7 +42,7 @@ def write(spark: SparkSession, url: str, source: str, checkpoint: str, tasks: in
 
 
 def main(url: str, source: str, checkpoint: str, scratch: str, tasks: str) -> None:
-    spark = open_session(MASTER, settings(Path(scratch)))
+    spark = open_session(MASTER, settings(Path(scratch), compiles=False))
     write(spark, url, source, checkpoint, int(tasks))
     spark.stop()
 
