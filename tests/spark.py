@@ -91,7 +91,7 @@ class SharedJava:
 
         conf = SparkConf(loadDefaults=False).setAll(list(settings(folder).items()))
         with _quick_python():
-            self._gateway = launch_gateway(conf)
+            self._gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
         java = self._gateway.java_parameters
         self.environ = {"PYSPARK_GATEWAY_PORT": str(java.port), "PYSPARK_GATEWAY_SECRET": java.auth_token}
 
