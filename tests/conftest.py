@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.spark import SharedJava
+
 # The machine that runs the tests may be slow or busy: how long an example takes says nothing about the code.
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
@@ -59,3 +61,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     with local_spark(tmp_path_factory.mktemp("spark")) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def shared_java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJava]:
+    """A Java for programs that tests start one after the other, and that are not about its start."""
+    from tests.spark import SharedJava
+
+    java = SharedJava(tmp_path_factory.mktemp("java"))
+    yield java
+    java.end()

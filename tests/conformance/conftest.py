@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conformance.suite import LONG_POLL_TIMEOUT_S
+from tests.conformance.suite import LONG_POLL_TIMEOUT_S, run_conformance
 from tests.node_tools import node_packages, node_tools
 from tests.served import durable_gateway, served
+
+AT_ONCE = 2
+"""Runs beside each other.  The suite gives half a second of grace to streams that expire, which more would use up."""
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +65,17 @@ allow_origins = ["*"]
     )
     with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
         yield urls["gateway"]
+
+
+@pytest.fixture(scope="session")
+def results(
+    memory_origin: str,
+    gateway_before_memory_origin: str,
+    reference_server: str,
+    gateway_before_reference_server: str,
+) -> Iterator[Callable[[str], dict[str, bool]]]:
+    """Gives the results of one server's URL.  A run sleeps for two thirds of its time."""
+    urls = (gateway_before_reference_server, reference_server, gateway_before_memory_origin, memory_origin)
+    with ThreadPoolExecutor(AT_ONCE) as runs:
+        running = {url: runs.submit(run_conformance, url) for url in urls}
+        yield lambda url: running[url].result()

@@ -18,7 +18,7 @@ from gateway.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.session import prepare
 from tests.served import durable_gateway, served
-from tests.spark import MASTER, settings
+from tests.spark import MASTER, SharedJava, settings
 
 HOME = Path(__file__).parents[2]
 BOUND_S = 240
@@ -26,7 +26,7 @@ NOON = 1_795_262_400
 
 
 def told(*arguments: str | Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The command's end, with what it said."""
+    """The command's end, with what it said; it starts a Java of its own unless `environ` leads it to another."""
     return subprocess.run(
         [sys.executable, "-m", "gateway", "pipeline", *map(str, arguments)],
         cwd=HOME, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,
@@ -70,7 +70,7 @@ def lines(count: int) -> str:
     return "\n".join(written) + "\n"
 
 
-def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
+def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path, shared_java: SharedJava) -> None:
     log, lake, plan, report = (tmp_path / name for name in ("access.log", "lake", "plan.json", "report.html"))
     log.write_text(lines(400) + "no line at all\n")
     flags: list[str | Path] = [log, "--lake", lake, "--plan", plan, "--report", report]
@@ -83,7 +83,7 @@ def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
     assert parse_plan(plan).made_from.lines == 400
     assert "<html" in report.read_text()
     first = plan.read_bytes(), sorted(path for path in (lake / "gold").rglob("*.parquet"))
-    again = told("run", *flags, *quick(tmp_path))
+    again = told("run", *flags, *quick(tmp_path), environ={**os.environ, **shared_java.environ})
     assert again.returncode == 0, again.stderr
     assert "nothing has changed" in again.stdout
     assert sorted(path for path in (lake / "gold").rglob("*.parquet")) == first[1]
@@ -91,11 +91,11 @@ def test_run_does_all_of_it_and_may_be_repeated(tmp_path: Path) -> None:
     assert made | {"made_at": ""} == remade | {"made_at": ""}
 
 
-def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path) -> None:
+def test_run_reports_traffic_that_nothing_can_be_planned_by(tmp_path: Path, shared_java: SharedJava) -> None:
     log, plan, report = (tmp_path / name for name in ("access.log", "plan.json", "report.html"))
     log.write_text("no line at all\n")
     flags: list[str | Path] = ["--lake", tmp_path / "lake", "--plan", plan, "--report", report, *quick(tmp_path)]
-    done = told("run", log, *flags)
+    done = told("run", log, *flags, environ={**os.environ, **shared_java.environ})
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "ingest", "gold", "curve", "plan", "report"
@@ -119,7 +119,7 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
     environ |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
     prepare(environ, is_local=True)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    conf = [part for key, value in settings(tmp_path).items() for part in ("--conf", f"{key}={value}")]
+    conf = [part for key, value in settings(tmp_path, compiles=False).items() for part in ("--conf", f"{key}={value}")]
     done = subprocess.run(
         [submit, "--master", MASTER, *conf, "--py-files", code, job, "ingest", str(log), "--lake", str(lake)],
         cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=BOUND_S,

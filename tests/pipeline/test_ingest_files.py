@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines,
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.spark import SharedJava
 
 ROOT = Path(__file__).parents[2]
 CHILD_S = 240.0
@@ -237,7 +240,7 @@ def test_files_are_followed_until_told_to_stop(spark: SparkSession, lake: Lake, 
 
 
 def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_an_undisturbed_one(
-    spark: SparkSession, tmp_path: Path, log: Path
+    spark: SparkSession, shared_java: SharedJava, tmp_path: Path, log: Path
 ) -> None:
     log.write_bytes(lines(1, 2, 2) + line(3, at=NOON + DAY_S) + lines(4, 4, id=None) + b"torn\n")
     more = log.with_name("more")
@@ -246,10 +249,12 @@ def test_an_ingest_that_is_killed_in_any_step_and_run_again_makes_the_tables_of_
         killed = subprocess.run(
             [sys.executable, "-m", "tests.pipeline.dying_ingest", hurt.url, step, str(tmp_path / step), str(log)],
             cwd=ROOT,
+            env={**os.environ, **shared_java.environ},
             capture_output=True,
             timeout=CHILD_S,
             check=False,
         )
+        shared_java.end_spark()
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     # What had been taken stays taken, though the file grows and is set aside meanwhile.
     with log.open("ab") as file:

@@ -141,7 +141,7 @@ def door(*, lets_in: bool = False) -> Iterator[tuple[str, list[str | None]]]:
             """Nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.005,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", shown

@@ -95,7 +95,7 @@ def test_spark_runs_on_the_java_from_pypi(tmp_path: Path) -> None:
 from gateway.pipeline.session import open_session
 from tests.spark import settings
 from pathlib import Path
-spark = open_session("local[1]", settings(Path(__import__("sys").argv[1])))
+spark = open_session("local[1]", settings(Path(__import__("sys").argv[1]), compiles=False))
 print(spark._jvm.java.lang.System.getProperty("java.home"), spark.range(7).selectExpr("sum(id)").first()[0])
 spark.stop()
 """

@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from gateway.pipeline.session import open_session
-from tests.spark import settings
+from tests.spark import settings, started
 
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER: Final = "local[2,4]"
-ROWS_A_BATCH: Final = 120_000
+ROWS_A_BATCH: Final = 40_000
 
 
 def main(url: str, streams: str, output: str, checkpoint: str, scratch: str, spool: str) -> None:
     # Where tasks read the streams themselves, workers are not used again: those which are there are at work.
-    conf = {**settings(Path(scratch)), "spark.python.worker.reuse": "true" if int(spool) else "false"}
-    spark = open_session(MASTER, conf)
+    conf = {**settings(Path(scratch), compiles=False), "spark.python.worker.reuse": "true" if int(spool) else "false"}
+    spark = started(MASTER, conf)
     query = (
         spark.readStream.format("durable_streams")
         .options(url=url, streams=streams, startingOffsets="earliest", spoolBytes=spool)

@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.pipeline.session import open_session
 from pyspark_durable_streams import by_stream
-from tests.spark import settings
+from tests.spark import settings, started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +41,7 @@ def write(spark: SparkSession, url: str, source: str, checkpoint: str, tasks: in
 
 
 def main(url: str, source: str, checkpoint: str, scratch: str, tasks: str) -> None:
-    spark = open_session(MASTER, settings(Path(scratch)))
+    spark = started(MASTER, settings(Path(scratch), compiles=False))
     write(spark, url, source, checkpoint, int(tasks))
     spark.stop()
 

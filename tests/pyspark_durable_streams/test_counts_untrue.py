@@ -67,7 +67,8 @@ def admin_port(answer: Callable[[str], Answer]) -> Iterator[tuple[str, list[str]
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # How often it looks whether it shall end: each test waits for that.
+    thread = threading.Thread(target=server.serve_forever, args=(0.005,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", asked

@@ -1,4 +1,4 @@
-"""Exactly once, in: 540,000 messages in three streams that grow meanwhile, with workers and drivers killed.
+"""Exactly once, in: 180,000 messages in three streams that grow meanwhile, with workers and drivers killed.
 
 Where things are killed is known by what they have done, never by time: a gate at the origin holds their reads.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS: Final = ("in/0", "in/1", "in/2")
-A_ROUND: Final = 45_000
+A_ROUND: Final = 15_000
 ROUNDS: Final = 4
 
 
