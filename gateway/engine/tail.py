@@ -266,7 +266,7 @@ class Tail:
         if reading.size:
             if not self._is_settled(stream, topic, reading.end):
                 return Poll.LOOK
-            is_current = topic.is_current(reading.end)
+            is_current = self._is_tail(stream, topic, reading.end)
             return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
@@ -305,11 +305,15 @@ class Tail:
         is_current = is_current or topic.is_current(reading.end)
         return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
 
-    @staticmethod
-    def _is_settled(stream: Stream, topic: Topic, end: str) -> bool:
-        """Whether it is known if `end` is the tail: it is and the follower vouches for it, or there is more."""
+    def _is_tail(self, stream: Stream, topic: Topic, end: str) -> bool:
+        """Whether `end` may be called the tail without asking the origin."""
+        return topic.is_current(end) or stream.tail_until(end) > self.clock.now()
+
+    def _is_settled(self, stream: Stream, topic: Topic, end: str) -> bool:
+        """Whether it is known if `end` is the tail: it may be called that, or there is more."""
         tape = stream.tape
-        return tape.is_closed_at(end) or topic.is_current(end) or tape.knows_after(end) or tape.is_short(end)
+        is_over = tape.is_closed_at(end) or tape.knows_after(end) or tape.is_short(end)
+        return is_over or self._is_tail(stream, topic, end)
 
     def _polled(
         self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, edition: Edition, *, is_current: bool

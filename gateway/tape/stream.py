@@ -247,8 +247,11 @@ class Stream:
     def tail_until(self, at: str) -> float:
         """Until when a reader that has everything before `at` may be told that it is up to date, without asking the
         origin (monotonic seconds); in the past where that may not be said."""
-        known = self.sighting
-        if known is None or self.tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.is_doubted:
+        known, tape = self.sighting, self.tape
+        if known is None or tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.is_doubted:
+            return -math.inf
+        if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
+            # A look or a write has named a tail further on.
             return -math.inf
         return known.fresh_until
 

@@ -162,6 +162,7 @@ class TailAgainstModel(RuleBasedStateMachine):
         self.now = 0.0
         self.seen: tuple[int, float, float] | None = None
         self.acked = 0
+        self.reached = 0
 
     @rule(seconds=st.floats(0, 20))
     def time_passes(self, seconds: float) -> None:
@@ -171,6 +172,7 @@ class TailAgainstModel(RuleBasedStateMachine):
     def see(self, tail: int, ago: float, fresh_s: float) -> None:
         seen_at = self.now - ago
         self.stream.tape.reached(str(tail))
+        self.reached = max(self.reached, tail)
         self.stream.saw_tail(Sighting(str(tail), seen_at, seen_at + fresh_s))
         if self.seen is None or (tail >= self.seen[0] and seen_at >= self.seen[1]):
             self.seen = (tail, seen_at, seen_at + fresh_s)
@@ -201,7 +203,7 @@ class TailAgainstModel(RuleBasedStateMachine):
                 self.seen is not None
                 and self.seen[0] == place
                 and self.now < self.seen[2]
-                and place >= self.acked
+                and place >= max(self.acked, self.reached)
                 and not self.stream.is_doubted
             )
             assert may_say == holds

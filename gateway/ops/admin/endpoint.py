@@ -115,7 +115,7 @@ class Endpoint:
 
 @cache
 def _adapter(shape: Any) -> TypeAdapter[Any]:
-    """What reads a type.  Made once in a process: pydantic parses source files for the docstrings, 3 ms for each type."""
+    """What reads a type.  Made once in a process: pydantic parses source files for docstrings, 3 ms for each type."""
     return TypeAdapter(shape)
 
 
