@@ -14,41 +14,16 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from gateway.pipeline.aggregate import aggregate
-from gateway.pipeline.lake import Lake
-from pyspark_durable_streams import by_stream
-from tests.pipeline.access_lines import lines, take
-from tests.pyspark_durable_streams.beside import JSON, beside
 from tests.spark import ARCHIVE, INTERPRETED, JAVA_FLAGS, local_spark
 
 _BOUND_S: Final = 120
 
 
 def _work(spark: SparkSession, folder: Path) -> None:
-    """What tests have a Spark do: plain queries, the pipeline, and streams in and out by the data source."""
     spark.range(1_000).selectExpr("id", "id % 7 as k", "cast(id as string) as s").write.parquet(f"{folder}/a")
     rows = spark.read.parquet(f"{folder}/a")
     rows.groupBy("k").count().orderBy("k").collect()
     rows.mapInArrow(lambda batches: batches, rows.schema).groupBy("k").agg({"id": "max"}).write.parquet(f"{folder}/b")
-
-    log = folder / "access.log"
-    log.write_bytes(lines(1, 2, 3))
-    lake = Lake(str(folder / "lake"))
-    take(spark, lake, log)
-    aggregate(spark, lake, progress=lambda _: None)
-    with beside() as origin:
-        origin.create("in")
-        origin.append("in", 1, 2, 3)
-        name = "durable_streams"
-        source = spark.readStream.format(name).options(url=origin.url, stream="in", startingOffsets="earliest").load()
-        for number, writer in enumerate(
-            (
-                source.writeStream.format("parquet").option("path", f"{folder}/out"),
-                by_stream(source).writeStream.format(name).options(url=origin.url, create=JSON, stream="out"),
-            )
-        ):
-            query = writer.option("checkpointLocation", f"{folder}/checkpoint-{number}").trigger(availableNow=True)
-            query.start().awaitTermination(_BOUND_S)
 
 
 def main() -> None:
