@@ -137,9 +137,9 @@ class _Attempt:
         return self._stream.tape.knows_after(self._at) and self.parts.size < self._limit
 
     def _is_at_tail(self) -> bool:
-        """Whether the walk has come to the furthest place known."""
+        """Whether the walk has come to the furthest place known, and more is not known to follow."""
         tape = self._stream.tape
-        return tape.tail is not None and tape.resolve(tape.tail) == self._at
+        return tape.tail is not None and tape.resolve(tape.tail) == self._at and not tape.is_short(self._at)
 
     def _tail_now(self) -> str | None:
         """Where the tail is, if that may be said without asking the origin; the stream's life is not looked at."""

@@ -12,7 +12,7 @@ from tests.clients.conftest import Edge
 from tests.clients.program import Program
 
 WORDS = [f"{number:<1000}" for number in range(24)]
-BOUND_READS = 8
+BOUND_READS = 12
 """What the origin is asked for the five reads of one answer: its one live request, and some where its tail is."""
 
 

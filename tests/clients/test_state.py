@@ -10,7 +10,7 @@ from tests.clients.conftest import Edge
 from tests.clients.program import Program
 
 JSON = "application/json"
-BOUND_READS = 10
+BOUND_READS = 24
 """What the origin is asked for eleven databases, each of which begins with a read of what there is."""
 
 
