@@ -1,9 +1,9 @@
 """What the origin says is not there: remembered for a moment, and asked for at a bounded rate.
 
-A 404 or 410 is repeated for `absent_s` to readers who would have asked the same: of a stream as a whole, or of one
-offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its offset one.  A write to
-the path through this gateway ends that before it is sent, and nothing is remembered until it is answered, so that a
-stream is there for all as soon as its PUT is done.
+A 404 or 410 is repeated, until `absent_s` after it was asked for, to readers who would have asked the same: of a stream
+as a whole, or of one offset of it, which is how a trimmed one is refused.  A 400 is not: the next append may make its
+offset one.  A write to the path through this gateway ends that before it is sent, and nothing is remembered until it is
+answered, so that a stream is there for all as soon as its PUT is done.
 
 Names that are never the same would find nothing remembered.  Each 404 therefore takes a token out of its origin's
 bucket, which fills at `absent_per_s`; while that is empty, streams that are not in memory are not asked for.
@@ -77,27 +77,45 @@ class Absences:
         """Places of which something is remembered, or was until lately."""
         return self._place_count
 
-    def add(self, key: StreamKey, offset: str | None, refusal: Refusal, asker: CIMultiDict[str], route: Route) -> None:
-        """The origin has refused the stream, or only what lies after `offset`, to a request with these headers."""
+    def add(
+        self,
+        key: StreamKey,
+        offset: str | None,
+        refusal: Refusal,
+        asker: CIMultiDict[str],
+        route: Route,
+        asked_at: float,
+    ) -> None:
+        """The origin has refused the stream, or only what lies after `offset`, to a request with these headers, sent
+        at `asked_at`.  A refusal that was long on its way is that much older."""
         if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
         if not route.absent_s or refusal.status not in _ABSENT or len(refusal.body) > _MOST_BODY_BYTES:
             return
-        if key.group in self._writes:
+        until = asked_at + route.absent_s
+        if key.group in self._writes or until <= self._now():
             return
         if self._place_count >= 2 * _REMEMBERED:
             self._tidy()
         place = (key, offset)
-        self._remembered[place] = _Remembered(refusal, asker, self._now() + route.absent_s)
+        self._remembered[place] = _Remembered(refusal, asker, until)
         places = self._groups.setdefault(key.group, set())
         self._place_count += place not in places
         places.add(place)
 
-    def add_relayed(self, key: StreamKey, status: int, asker: CIMultiDict[str], route: Route, write_turns: int) -> None:
-        """A HEAD of the stream, relayed at this turn of writes, was answered with this status.  There is no body to
-        repeat, so that only other HEADs are answered by it."""
+    def add_relayed(
+        self,
+        key: StreamKey,
+        status: int,
+        asker: CIMultiDict[str],
+        route: Route,
+        asked_at: float,
+        write_turns: int,
+    ) -> None:
+        """A HEAD of the stream, relayed at this time and turn of writes, was answered with this status.  There is no
+        body to repeat, so that only other HEADs are answered by it."""
         if write_turns == self.write_turns:
-            self.add(key, METADATA, Refusal.of_ended(status), asker, route)
+            self.add(key, METADATA, Refusal.of_ended(status), asker, route, asked_at)
 
     def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> Refusal | None:
         """What the origin answers to a read of the stream from `offset` with the headers `asker`, where that is

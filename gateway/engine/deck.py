@@ -248,7 +248,8 @@ class FlightDeck:
                 if isinstance(head, Refusal) and is_current and is_same:
                     # Refused to a HEAD, it comes without the body that a GET would be given.
                     is_whole = head.status == 404 and not is_metadata
-                    self._absences.add(stream.key, None if is_whole else flight.start, head, source.headers, route)
+                    place = None if is_whole else flight.start
+                    self._absences.add(stream.key, place, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
                         self._judge.settle(stream, flight, head, known)

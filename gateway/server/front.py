@@ -360,7 +360,9 @@ class Front:
         async with reply:
             exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
             if read is not None and exchange.mode is Mode.HEAD and reply.status in (404, 410):
-                self._engine.absences.add_relayed(key, reply.status, read.source.headers, route, write_turns)
+                self._engine.absences.add_relayed(
+                    key, reply.status, read.source.headers, route, exchange.began, write_turns
+                )
             passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
             status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
             passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])

@@ -26,8 +26,16 @@ class Bench:
         self.route = Route(RouteConfig(origin="http://origin", **settings), "node", self.clock)
         self.absences = Absences(self.clock.now)
 
-    def add(self, key: StreamKey = KEY, offset: str | None = None, status: int = 404, body: bytes = b"") -> None:
-        self.absences.add(key, offset, Refusal(status, CIMultiDict(), body), ALICE, self.route)
+    def add(
+        self,
+        key: StreamKey = KEY,
+        offset: str | None = None,
+        status: int = 404,
+        body: bytes = b"",
+        asked_s_ago: float = 0.0,
+    ) -> None:
+        refusal = Refusal(status, CIMultiDict(), body)
+        self.absences.add(key, offset, refusal, ALICE, self.route, self.clock.now() - asked_s_ago)
 
 
 def test_a_stream_that_is_absent_is_so_at_every_offset_and_an_offset_that_has_gone_at_that_one() -> None:
@@ -53,6 +61,17 @@ def test_what_says_nothing_of_the_stream_is_not_repeated(status: int) -> None:
     bench = Bench()
     bench.add(offset="5", status=status)
     assert bench.absences.find(KEY, "5", ALICE) is None
+
+
+def test_a_refusal_that_was_long_on_its_way_is_that_much_older() -> None:
+    bench = Bench(absent_s=2)
+    bench.add(asked_s_ago=1.5)
+    bench.clock.advance(0.4)
+    assert bench.absences.find(KEY, "-1", ALICE) is not None
+    bench.clock.advance(0.2)
+    assert bench.absences.find(KEY, "-1", ALICE) is None
+    bench.add(asked_s_ago=2.0)
+    assert (bench.absences.find(KEY, "-1", ALICE), len(bench.absences)) == (None, 0)
 
 
 @pytest.mark.parametrize("settings", [{"absent_s": 0}, {"tail": "asked"}])

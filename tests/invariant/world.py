@@ -90,6 +90,8 @@ class World:
     """Whether the stream was deleted behind the gateway's back since the gateway last saw it end."""
     made_unseen_at: float = -math.inf
     """When the stream was last created behind the gateway's back."""
+    held_until: float = -math.inf
+    """When the last of the origin's replies that were held up was let go."""
 
     def __post_init__(self) -> None:
         self.count = 0
@@ -306,10 +308,23 @@ class World:
             # Where the follower is believed, it may be late to tell of what happens behind the gateway's back.
             is_late = self.was_out_of_band and (is_live or self.tail == "followed")
             absent_s = self.gateway.config.routes[0].absent_s if self.tail == "followed" else -1.0
-            is_late |= since.at <= self.made_unseen_at + absent_s
+            # A 404 of before it was made is repeated for a while, and given to all who wait for it when it is held up.
+            is_late |= math.isfinite(self.made_unseen_at) and (
+                since.at <= max(self.made_unseen_at, self.was_held_at) + absent_s
+            )
             assert not was_here or is_late, "404 for a stream that was there all the time"
             return True
         return False
+
+    @property
+    def was_held_at(self) -> float:
+        """When a reply of the origin's was last held up; now, where one is."""
+        return self.log.now() if self.holds else self.held_until
+
+    def release(self, pick: int) -> None:
+        """Let go of one reply that is held up."""
+        self.holds.pop(pick % len(self.holds)).release()
+        self.held_until = self.log.now()
 
     def least(self, since: Moment) -> dict[Incarnation, Position]:
         """How far an answer about the tail has to reach that was not given on a live read."""
@@ -417,6 +432,10 @@ class World:
                 await asyncio.wait(others)
                 self.raise_failures()
             await self.until(lambda: all(reader.has_arrived for reader in self.readers))
+            # The gateway asks nobody while it takes the origin for unreachable, and only requests make it look again.
+            while any(origin.retry_in_s is not None for origin in self.gateway.engine.origins.look()):
+                await self._exchange("HEAD", self.url(False), {})
+                await self.rest()
         self.has_trouble = False
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -470,7 +489,7 @@ class World:
         """No fault is left, and nobody is held."""
         self.origin.faults.clear()
         while self.holds:
-            self.holds.pop().release()
+            self.release(-1)
 
     async def _stop(self) -> None:
         self.release_all()
