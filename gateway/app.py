@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -72,10 +71,9 @@ class RunningGateway:
         """Where requests are noted."""
         self._log = log
         self.routes = entrance.routes
-        self.doors = entrance.doors
+        self.clients = entrance.clients
         self.started_at = engine.clock.now()
         self._entrance = entrance
-        self._server = entrance.server
         self._reader = ConfigReader(partial(_loaded, load, environ), engine.clock) if load is not None else None
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
@@ -97,12 +95,7 @@ class RunningGateway:
     @property
     def connections(self) -> int:
         """Client connections open now."""
-        return len(self.doors)
-
-    @property
-    def strict_connections(self) -> int:
-        """Client connections for which an aiohttp protocol exists."""
-        return len(self._server.connections)
+        return len(self.clients)
 
     def sample(self) -> Sample:
         """The counters as they stand."""
@@ -130,7 +123,7 @@ class RunningGateway:
             await site.start()
             self.admin_url = _url(private, self._admin.addresses[0][1])
             self._listener = await loop.create_server(
-                self.doors, public.host, public.port, backlog=_BACKLOG, reuse_address=True
+                self._entrance.connect, public.host, public.port, backlog=_BACKLOG, reuse_address=True
             )
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
@@ -194,15 +187,9 @@ class RunningGateway:
         if self._listener is not None:
             self._listener.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
-        self.doors.leave_in_order()
-        self._server.pre_shutdown()
-        ends_at = asyncio.get_running_loop().time() + timeout_s * 0.9
-        # aiohttp would wait its own time twice: once for what is in flight, and again after it has asked it to stop.
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(ends_at):
-                await self._server.shutdown(timeout_s)
-        await self.doors.emptied(max(0.0, ends_at - asyncio.get_running_loop().time()))
-        await self.doors.abort()
+        self.clients.leave_in_order()
+        await self.clients.emptied(timeout_s * 0.9)
+        await self.clients.abort()
         if self._listener is not None:
             await self._listener.wait_closed()
             self._listener = None
@@ -250,11 +237,13 @@ async def start_gateway(
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials)
     entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
-    doors = entrance.doors
-    metrics.before_collect = doors.count
+    clients = entrance.clients
+    metrics.before_collect = clients.count
     gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ)
     metrics.plan = gateway.plan_figures.look
-    metrics.look = partial(look_at, engine, doors.__len__, lambda: Unsent(*doors.unsent()), lambda: gateway.is_ready)
+    metrics.look = partial(
+        look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
+    )
     application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))

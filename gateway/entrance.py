@@ -1,15 +1,13 @@
 """The entrance: how requests come in, as one piece that a new configuration replaces between two of them.
 
-It makes the front, the doors and the ready answers.  `take` has all later requests go by another configuration: what is
-under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because what a
-request's bytes mean, and which of its lines are credentials, is the routes' to say.
+It makes the front, the connections and the ready answers.  `take` has all later requests go by another configuration:
+what is under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because
+what a request's bytes mean, and which of its lines are credentials, is the routes' to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-
-from aiohttp import web
 
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
@@ -18,17 +16,18 @@ from gateway.journal import Journal, Record
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.server.connection import ClientServer
-from gateway.server.doorkeeper import Doorkeeper
+from gateway.server.clients import Clients, Handler
+from gateway.server.connection import Connection
 from gateway.server.front import Front
 from gateway.server.noted import NotedFront
 from gateway.server.ready import Ready, ReadyAnswers
-from gateway.server.traced import Handler, TracedFront
+from gateway.server.request import Answered, Request
+from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
 
 
 class Entrance:
-    """The way into one engine.  Owner of the route table, the client server and the doors."""
+    """The way into one engine.  Owner of the route table and of the clients' connections."""
 
     def __init__(
         self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer, journal: Journal
@@ -40,12 +39,16 @@ class Entrance:
         self._journal = journal
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._front = self._make_front()
-        self.server = ClientServer(self._answer, config.limits, self._note_bad)
-        self.doors = Doorkeeper(self.server, config.limits, self._make_ready(), engine.clock, recorder)
+        ready = self._make_ready()
+        self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad)
         if journal.is_kept or tracer is not NO_TRACER:
-            self.doors.on_hit = self._note_hit
+            self.clients.on_hit = self._note_hit
 
-    def _answer(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+    def connect(self) -> Connection:
+        """A protocol for a connection that has been accepted."""
+        return Connection(self.clients)
+
+    def _answer(self, request: Request) -> Awaitable[Answered | None]:
         return self._front(request)
 
     def _make_front(self) -> Handler:
@@ -83,9 +86,9 @@ class Entrance:
     def take(self, config: GatewayConfig) -> None:
         """Have every request from here on go by `config`."""
         self._config = config
-        self.server.limits = self.doors.limits = config.limits
+        self.clients.limits = config.limits
         if self.routes.replace(config.routes):
-            if self.doors.ready is not None:
-                self.doors.ready.take(self._credentials())
+            if self.clients.ready is not None:
+                self.clients.ready.take(self._credentials())
             self._engine.purge.drop_others(self.routes.shares)
         self._front = self._make_front()

@@ -1,142 +1,374 @@
-"""Client connections: aiohttp's protocol with the bounds it lacks.
+"""One client's connection over HTTP/1.1: what comes is parsed, each request answered in its turn.
 
-aiohttp does not bound a connection that sends a request's head a byte at a time, and its error texts echo what the
-parser saw.  Both are mended here.  The transport, its buffers and the time it may be idle belong to the door.
+A request whose bytes are remembered (`ready`) is answered at once, without being parsed: those very bytes were parsed
+before.  Any other goes to the handler in a task of its own.  Live answers have no task: a reader of the stream writes
+to the connection (`gateway.server.live`).
+
+Requests that come before the one in front of them is answered wait here, already parsed, and nothing more is read
+meanwhile.  A parser is held only from the first byte of a message to its last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import logging
+import socket
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Final, cast
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from multidict import CIMultiDict
 
-from gateway.config import LimitsConfig
+from gateway.errors import BadRequest
+from gateway.http.request import Event, Mark, RequestHead, RequestParser
+from gateway.http.state import State
+from gateway.server.body import RequestBody
+from gateway.server.clients import Clients
+from gateway.server.head import response_head
+from gateway.server.ready import MAX_REQUEST_BYTES, Ready
+from gateway.server.request import Request
+from gateway.server.timed import NOT_SEEN, Phase
+from gateway.server.writing import WritingConnection
 
-if TYPE_CHECKING:
-    from gateway.server.door import Door
+_log = logging.getLogger("gateway.server")
 
-_TEXTS = {400: "Bad request", 408: "Request timeout", 413: "Request body too large", 504: "Gateway timeout"}
+_LINGER_S: Final = 1.0
+_UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
+_BAD_REQUEST: Final = b"Bad request\n"
+_NOTHING: Final[deque[Event]] = deque()
 
 
-class ClientConnection(RequestHandler):
-    """The strict side of one client's connection; created by `ClientServer` only."""
+class Connection(WritingConnection):
+    """One client's connection.  Owner of its transport."""
 
-    __slots__ = ("_head_timer", "_limits", "_server", "door")
+    __slots__ = (
+        "_body",
+        "_candidate",
+        "_candidate_era",
+        "_client",
+        "_exact",
+        "_is_busy",
+        "_parser",
+        "_pending",
+        "_request",
+        "_task",
+    )
 
-    def __init__(self, server: ClientServer, door: Door, **settings: Any) -> None:
-        super().__init__(server, **settings)
-        self.door = door
-        self._server = server
-        self._limits = server.limits
-        self._head_timer: asyncio.TimerHandle | None = None
+    scheme: str = "http"
+
+    def __init__(self, clients: Clients) -> None:
+        super().__init__(clients)
+        clients.expect()
+        self._exact = clients.exact
+        self._parser: RequestParser | None = None
+        """The parser that holds a part of a message, or has read the last one."""
+        self._pending: deque[Event] = _NOTHING
+        """What has been parsed and not been taken."""
+        self._is_busy = False
+        """Whether a request may find something before it here: a look is due before it is answered from memory."""
+        self._body: RequestBody | None = None
+        """The body that is being read."""
+        self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        """The one that the task answers."""
+        self._candidate: bytes | None = None
+        """The request that is being answered, where its bytes may be remembered."""
+        self._candidate_era = 0
+        """That of the ready answers when the candidate was read."""
+        self._client: str | None = None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether a new request would be the only one: none is waiting, being read or being answered."""
-        waiter = self._waiter
-        return waiter is not None and not waiter.done() and not self._messages and not self._request_in_progress
+    def client(self) -> str | None:
+        """The client's address, without its port."""
+        if self._client is None and self.transport is not None:
+            peer = self.transport.get_extra_info("peername")
+            self._client = peer[0] if isinstance(peer, tuple) else None
+        return self._client
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether the last response is out and only this protocol's own task has not come round to waiting again."""
-        will_wait = self._task_handler is not None and not self._close and not self._force_close
-        return will_wait and not self._request_in_progress and not self._messages and not self.is_idle
+    # -- asyncio's side
 
-    @property
-    def is_reading_paused(self) -> bool:
-        """Whether it has read more than it can take."""
-        return bool(self._reading_paused)
-
-    def _process_keepalive(self) -> None:
-        """The door closes idle connections; it alone sees the requests that it answers itself."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclass of asyncio's.
+        self.transport = transport = cast("asyncio.Transport", transport)
+        clients = self._clients
+        if not clients.admit(self):
+            transport.abort()
+            return
+        # Unsent bytes are to be seen here, not in the kernel: half the bound there, half in the transport.
+        half = clients.limits.send_buffer_bytes // 2
+        transport.set_write_buffer_limits(high=half)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
+        self._watch(clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._notice_broken_body()
-        if self._messages or self._request_in_progress or self._current_request is not None:
-            self._head_is_here()
-        elif self._head_timer is None:
-            self._await_head()
-
-    def _notice_broken_body(self) -> None:
-        """Fail the body that is being read when its framing is broken: aiohttp queues a 400 behind the request, which
-        would wait for the rest of its body until the idle bound."""
-        request = self._current_request
-        if request is None or not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+        # The one place where every attribute counts: a hit that nothing stands before.
+        answer = self._exact.get(data)
+        if (
+            answer is None
+            or self._is_busy
+            or self._now() >= answer.until
+            or answer.doubts != answer.stream.doubts
+            or ((tail := answer.tail) is not None and tail.turn != answer.stream.tail_turns)
+            or self.transport is None
+        ):
+            self._receive(data)
             return
-        content = request.content
-        if not content.is_eof():
-            content.set_exception(web.RequestPayloadError("Malformed request body"))
-            content.feed_eof()
-            # The answer to this request is the last one on this connection.
-            self.close()
+        self._is_active = True
+        answer.hits += 1
+        if answer.joined is not None:
+            self.transport.write(answer.joined)
+        else:
+            self.transport.writelines(answer.pieces)
+        if self._clients.on_hit is not None:
+            self._clients.on_hit(answer, self.client, data)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._head_is_here()
-        super().connection_lost(exc)
+    def _receive(self, data: bytes) -> None:
+        clients = self._clients
+        self._is_active = True
+        if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
+            return
+        is_first = not self._is_busy
+        ready = clients.ready
+        if is_first and ready is not None and (answer := ready.find(data)) is not None:
+            self._serve(answer, data)
+            return
+        parser = self._parser or clients.parser()
+        events = parser.feed(data)
+        if parser.state is State.IDLE:
+            self._parser = None
+            clients.spare(parser)
+        else:
+            self._parser = parser
+        if is_first and _is_one_plain_get(events, data):
+            self._candidate = data
+            self._candidate_era = ready.era if ready is not None else 0
+        elif is_first:
+            self._candidate = None
+        if self._pending:
+            self._pending.extend(events)
+        else:
+            self._pending = deque(events)
+        self._go_on()
 
-    def _await_head(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._head_timer = loop.call_later(self._limits.client_header_timeout_s, self._give_up)
+    def eof_received(self) -> None:
+        """The client has said its last word: with None the transport closes."""
 
-    def _head_is_here(self) -> None:
-        timer, self._head_timer = self._head_timer, None
-        if timer is not None:
-            timer.cancel()
+    def pause_writing(self) -> None:
+        self.is_full = self._is_busy = True
+        if self.phase is Phase.LIVE:
+            # It is sent no more until it has read: moved back to reading the tape.
+            self._clients.recorder.slow_consumer(is_closed=False)
+        if self.phase is not Phase.ANSWERING:
+            # An answer that the client does not take: nobody awaits it, so its deadline is kept here.
+            self._unsent = NOT_SEEN
+            self._expect_progress()
 
-    def _give_up(self) -> None:
-        self._head_timer = None
-        if self.transport is not None and not self._messages and not self._request_in_progress:
-            self.transport.abort()
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self._has_room()
+        if self.phase is Phase.ANSWERING:
+            return
+        self._unwatch()
+        if self._live is not None:
+            self._live.pump()
+        elif self.phase is Phase.IDLE:
+            self._watch_idle()
+            self._go_on()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """A fixed one-line text; what was wrong in detail goes to the log, where it is this side's fault."""
-        if request.writer.output_size > 0:
-            # A second head in the middle of a body would be taken for a part of it.
-            if self.transport is not None:
-                self.transport.abort()
-            raise ConnectionError("the response has begun")
-        if status >= 500:
-            self.log_exception("unhandled error", exc_info=exc)
-        text = _TEXTS.get(status, "Internal error") + "\n"
-        if status < 500:
-            self._server.on_bad_request(status, len(text), request.remote)
-        response = web.Response(status=status, text=text)
-        response.headers["Cache-Control"] = "no-store"
-        response.force_close()
-        return response
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        self.transport = None
+        self._pending = _NOTHING
+        self._parser = None
+        body, self._body = self._body, None
+        if body is not None:
+            body.fail(BadRequest("Request body ended early"))
+        self._has_room(ConnectionResetError("the client has gone"))
+        live, self._live = self._live, None
+        if live is not None:
+            live.gone()
+        if self._task is None:
+            self._clients.leave(self)
+        elif self._request is None or not self._request.is_detached:
+            self._task.cancel()
+
+    # -- requests, one after the other
+
+    def _go_on(self) -> None:
+        """Take of what has been parsed as much as can be taken now."""
+        pending = self._pending
+        while pending and self.transport is not None:
+            event = pending[0]
+            if isinstance(event, bytes):
+                if self._body is not None:
+                    self._body.feed(event)
+            elif event is Mark.END:
+                if self._body is not None:
+                    self._body.end()
+                    self._body = None
+            elif self._body is not None:
+                # Broken: nobody can tell where it would end, so that this answer is the last one.
+                self._body.fail(BadRequest("Malformed request body"))
+                self._body = None
+            elif self.phase is not Phase.IDLE or self.is_full:
+                break
+            elif isinstance(event, RequestHead):
+                pending.popleft()
+                self._begin_request(event)
+                continue
+            else:
+                self._refuse()
+                return
+            pending.popleft()
+        self._regard()
+
+    def _regard(self) -> None:
+        """See what is to be waited for next."""
+        transport, parser = self.transport, self._parser
+        if transport is None or transport.is_closing():
+            return
+        self._is_busy = self.phase is not Phase.IDLE or parser is not None or bool(self._pending) or self.is_full
+        if self.phase is Phase.IDLE and parser is not None and parser.state is State.HEAD:
+            self._watch_head()
+        elif self.has_part:
+            self.has_part = False
+            self._watch_idle()
+        if self._pending:
+            transport.pause_reading()
+
+    def _begin_request(self, head: RequestHead) -> None:
+        pending = self._pending
+        if pending and pending[0] is Mark.END:
+            pending.popleft()
+            body = None
+        else:
+            body = RequestBody(self, head)
+        self._body = body
+        self.phase = Phase.ANSWERING
+        self._request = request = Request(self, head, body)
+        self._task = self._clients.loop.create_task(self._answer(request))
+
+    async def _answer(self, request: Request) -> None:
+        """Have the request answered, whatever comes of that."""
+        try:
+            answered = await self._clients.handler(request)
+        except ConnectionError:
+            self.abort()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        except Exception:
+            _log.exception("unhandled error")
+            self._fail(request)
+        else:
+            if answered is not None:
+                self._answered(request)
+        finally:
+            self._task = self._request = None
+            if self.transport is None:
+                self._clients.leave(self)
+
+    def _fail(self, request: Request) -> None:
+        """What went wrong in detail is in the log."""
+        if request.has_begun:
+            self.abort()
+            return
+        request.keeps_alive = False
+        self.respond(request, 500, _plain(), b"Internal error\n")
+        self._answered(request)
+
+    def _answered(self, request: Request) -> None:
+        """The answer is out: the connection is free for the next request, or goes."""
+        self.phase = Phase.IDLE
+        if self.transport is None:
+            return
+        is_whole = request.body is None or request.body.is_whole
+        self._body = None
+        if not is_whole:
+            self._linger()
+        elif not request.keeps_alive or self._clients.is_leaving:
+            self._close()
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Take the next request."""
+        self._candidate = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        self._is_active = True
+        if self.is_full:
+            self._unsent = NOT_SEEN
+            self._expect_progress()
+        elif self._tick < 0:
+            self._watch_idle()
+        self._go_on()
+        if not self._pending and not transport.is_closing():
+            transport.resume_reading()
+
+    def _refuse(self) -> None:
+        """What came is no request, and the connection goes."""
+        self._clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
+        assert self.transport is not None
+        headers = _plain()
+        headers["Content-Length"] = str(len(_BAD_REQUEST))
+        self.transport.write(response_head(400, headers, self._clients.wall(), keeps=False) + _BAD_REQUEST)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say that this was all, and let the client read it: a close with bytes unread would take it back."""
+        transport = self.transport
+        self._pending = _NOTHING
+        if transport is None or transport.is_closing():
+            return
+        self.phase = Phase.LINGERING
+        self._is_busy = True
+        if transport.can_write_eof():
+            transport.write_eof()
+        transport.resume_reading()
+        self._watch(_LINGER_S)
+
+    # -- answers from memory
+
+    def _serve(self, answer: Ready, request: bytes) -> None:
+        assert self.transport is not None
+        answer.hits += 1
+        if answer.joined is not None:
+            self.transport.write(answer.joined)
+        else:
+            self.transport.writelines(answer.pieces)
+        if self._clients.on_hit is not None:
+            self._clients.on_hit(answer, self.client, request)
+
+    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
+        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
+        candidate, ready = self._candidate, self._clients.ready
+        if candidate is not None and ready is not None and ready.era == self._candidate_era:
+            ready.remember(candidate, answer, credential_headers)
+
+    # -- a body's side
+
+    def hold(self) -> None:
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        if self.transport is not None and not self._pending:
+            self.transport.resume_reading()
 
 
-class ClientServer(web.Server):
-    """Makes a `ClientConnection` for every client; `on_bad_request` is called for what no handler saw, with the status
-    and the body bytes of the answer, and the client's address."""
+def _plain() -> CIMultiDict[str]:
+    return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
 
-    def __init__(
-        self, handler: Any, limits: LimitsConfig, on_bad_request: Callable[[int, int, str | None], None]
-    ) -> None:
-        super().__init__(handler, handler_cancellation=True)
-        self.limits = limits
-        self.on_bad_request = on_bad_request
 
-    def connect(self, door: Door) -> ClientConnection:
-        """The strict protocol for a door's connection."""
-        return ClientConnection(
-            self,
-            door,
-            loop=self._loop,
-            access_log=None,
-            lingering_time=1.0,
-            max_line_size=8_190,
-            max_headers=128,
-            max_field_size=8_190,
-            auto_decompress=False,
-        )
+def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
+    """Whether `data` is one whole HTTP/1.1 GET without a body that keeps its connection, and nothing more."""
+    if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
+        return False
+    head, end = events
+    if end is not Mark.END or not isinstance(head, RequestHead) or head.method != "GET" or not head.keeps_alive:
+        return False
+    return not any(name in head.headers for name in _UNPLAIN)

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion10, HttpVersion11
 from multidict import CIMultiDict
 
 from gateway.config import GatewayConfig
 from gateway.engine.answer import Answer, Shown
 from gateway.engine.core import Engine, route_for
-from gateway.engine.relay import Passed
+from gateway.engine.relay import WRITES, Passed
 from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
@@ -36,12 +34,11 @@ from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
-from gateway.server.connection import ClientConnection
-from gateway.server.delivery import Aborted, Delivery
+from gateway.server.delivery import Delivery
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.replay import until_up_to_date
-from gateway.server.upload import Upload
+from gateway.server.request import Answered, Request
 from gateway.tape.stream import StreamKey
 from gateway.tracing import current
 from gateway.upstream.client import Reply
@@ -51,24 +48,26 @@ _log = logging.getLogger("gateway.front")
 _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED = "/__ds"
 """Subscriptions live below this; they are nobody's stream."""
+_VERSIONS = frozenset({"1.0", "1.1"})
+"""A response says the version that it is written in (RFC 9112 section 2.5); these two can be answered in that."""
 
 
 @dataclass(slots=True)
 class Exchange:
     """One request on its way: what is known of it for the answer and for the record."""
 
-    request: web.BaseRequest
+    request: Request
+    delivery: Delivery
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
-    delivery: Delivery | None = None
     began: float = 0.0
     saved_bytes: int = 0
     """What coding spared the client of an answer that was sent whole."""
     is_replay: bool = False
     """Whether a live read is relayed for what comes before the tail, and for no longer."""
     is_parked: bool = False
-    """Whether the answer has left the strict protocol, and is counted when it ends."""
+    """Whether the answer is live, and counted when it ends."""
 
     @property
     def route_name(self) -> str:
@@ -94,14 +93,11 @@ class Front:
         self._recorder = recorder
         self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, journal)
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: Request) -> Answered | None:
         began = self._engine.clock.now()
-        exchange = Exchange(request, began=began)
+        exchange = Exchange(request, Delivery(request, self._recorder, self._engine.clock.now), began=began)
         try:
             return await self._answer(exchange)
-        except Aborted as error:
-            exchange.outcome = Outcome.ABORTED
-            raise ConnectionError from error
         except (asyncio.CancelledError, ConnectionError):
             exchange.outcome = Outcome.ABORTED
             raise
@@ -116,11 +112,8 @@ class Front:
         """What became of the request, for those who count, log and trace."""
         mode, outcome, delivery, span = exchange.mode, exchange.outcome, exchange.delivery, current()
         route = exchange.route.config.name if exchange.route is not None else None
-        first_byte_s, sent_bytes = None, 0
-        if delivery is not None:
-            sent_bytes = delivery.sent_bytes
-            if delivery.first_byte_at is not None:
-                first_byte_s = delivery.first_byte_at - exchange.began
+        sent_bytes = delivery.sent_bytes
+        first_byte_s = delivery.first_byte_at - exchange.began if delivery.first_byte_at is not None else None
         self._recorder.request(
             mode,
             outcome,
@@ -133,47 +126,38 @@ class Front:
         span.tell(mode, outcome, route)
         note_answered(mode, outcome, first_byte_s, sent_bytes, exchange.saved_bytes)
 
-    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
-        exchange.delivery = Delivery(
-            exchange.request, self._recorder, self._limits.client_write_timeout_s, self._engine.clock.now
-        )
+    async def _answer(self, exchange: Exchange) -> Answered | None:
         try:
             return await self._dispatch(exchange)
         except BadTarget as error:
-            return await self._refuse(exchange, BadRequest(str(error)))
+            return self._refuse(exchange, BadRequest(str(error)))
         except GatewayError as error:
-            return await self._refuse(exchange, error)
+            return self._refuse(exchange, error)
 
-    async def _refuse(self, exchange: Exchange, error: GatewayError) -> web.StreamResponse:
+    def _refuse(self, exchange: Exchange, error: GatewayError) -> Answered:
         """The one place where an error becomes a response: a status and one line."""
         answer = failure_answer(self._node, error)
         exchange.outcome, headers = answer.outcome, answer.headers
         self._finish(exchange, headers)
-        assert exchange.delivery is not None
-        if not exchange.request.content.is_eof():
-            # What is left of the body is not worth reading: the connection goes with this answer.
-            headers["Connection"] = "close"
-        return await exchange.delivery.text(answer.status, headers, answer.body)
+        return exchange.delivery.text(answer.status, headers, answer.body)
 
     def _finish(self, exchange: Exchange, headers: CIMultiDict[str]) -> None:
-        self._dress(exchange.route, exchange.request.headers.get(hdrs.ORIGIN), headers)
+        self._dress(exchange.route, exchange.request.headers.get("Origin"), headers)
 
     def _dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
         """What every response carries."""
         config = route.config.cors if route is not None else None
         if config is not None:
             cors.apply(config, origin, headers)
-        if hdrs.VIA not in headers:
-            headers[hdrs.VIA] = f"1.1 {self._node}"
-        headers.setdefault(hdrs.SERVER, self._node)
+        if "Via" not in headers:
+            headers["Via"] = f"1.1 {self._node}"
+        headers.setdefault("Server", self._node)
 
-    async def _dispatch(self, exchange: Exchange) -> web.StreamResponse:
+    async def _dispatch(self, exchange: Exchange) -> Answered | None:
         request = exchange.request
-        if request._message.version > HttpVersion11:
-            # A response says the version that it is written in (RFC 9112 §2.5), aiohttp's that of the request.
-            request._version = HttpVersion11
+        if request.version not in _VERSIONS:
             raise VersionNotSupported
-        target = parse_target(request._message.path)
+        target = parse_target(request.target)
         exchange.mode = _mode(request.method, target)
         route = exchange.route = route_for(self._routes, _host(request, target), target.path)
         if route is None:
@@ -182,7 +166,7 @@ class Front:
             raise LoopDetected
         nodes = passed_nodes(request.headers)
         if (preflight := self._preflight(exchange, route)) is not None:
-            return await preflight
+            return preflight
         credentials = route.credentials(request.headers)
         key = route.key(target, credentials, nodes)
         name = route.config.name
@@ -192,7 +176,7 @@ class Front:
             target.offset,
         )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
-        is_read = request.method in ("GET", "HEAD") and not request.can_read_body and exchange.mode is not Mode.OTHER
+        is_read = request.method in ("GET", "HEAD") and request.body is None and exchange.mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
@@ -201,27 +185,25 @@ class Front:
                 route.source(target, credentials, nodes),
                 _start(target, exchange.mode),
                 target.cursor,
-                _joined(request, hdrs.IF_NONE_MATCH),
+                request.joined("If-None-Match"),
                 is_private=bool(credentials) and route.config.credentials != "shared",
-                wish=negotiate(
-                    _joined(request, hdrs.ACCEPT_ENCODING), _joined(request, hdrs.CACHE_CONTROL), route.codings
-                ),
+                wish=negotiate(request.joined("Accept-Encoding"), request.joined("Cache-Control"), route.codings),
                 is_live=exchange.mode in (Mode.LONGPOLL, Mode.SSE),
             )
-            if (response := await self._shared(exchange, read)) is not None:
-                return response
+            answered = await self._shared(exchange, read)
+            if answered is not None or exchange.is_parked:
+                return answered
         return await self._pass(exchange, route, target, key, read, shares=shares)
 
-    def _preflight(self, exchange: Exchange, route: Route) -> Awaitable[web.StreamResponse] | None:
+    def _preflight(self, exchange: Exchange, route: Route) -> Answered | None:
         request = exchange.request
-        origin = request.headers.get(hdrs.ORIGIN)
-        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+        origin = request.headers.get("Origin")
+        wanted = request.headers.get("Access-Control-Request-Method")
         if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
             return None
         answer = cors.preflight_headers(
-            route.config.cors, origin, wanted, request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS)
+            route.config.cors, origin, wanted, request.headers.get("Access-Control-Request-Headers")
         )
-        assert exchange.delivery is not None
         exchange.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
         headers["Cache-Status"] = cache_status(self._node, exchange.outcome)
@@ -229,8 +211,8 @@ class Front:
 
     # -- reads
 
-    async def _shared(self, exchange: Exchange, read: Read) -> web.StreamResponse | None:
-        """Answer as one of many; None where the request has to go to the origin by itself."""
+    async def _shared(self, exchange: Exchange, read: Read) -> Answered | None:
+        """Answer as one of many; None where the request has to go to the origin by itself, or the answer is live."""
         if exchange.mode is Mode.HEAD:
             answer = await self._engine.head(read)
             return await self._deliver(exchange, read, answer) if answer is not None else None
@@ -242,50 +224,48 @@ class Front:
             exchange.is_replay = exchange.mode is Mode.SSE and error.why is TOO_LARGE
             return None
 
-    async def _read(self, exchange: Exchange, read: Read) -> web.StreamResponse:
+    async def _read(self, exchange: Exchange, read: Read) -> Answered | None:
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
-                parked = self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
+                self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
                 exchange.is_parked = True
-                return parked
+                return None
             answer: Answer = opened
         elif exchange.mode is Mode.LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
-                parked = self._live.wait(exchange.request, polled, exchange.route, exchange.began)
+                self._live.wait(exchange.request, polled, exchange.route, exchange.began)
                 exchange.is_parked = True
-                return parked
+                return None
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
         return await self._deliver(exchange, read, answer)
 
-    async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> web.StreamResponse:
-        assert exchange.delivery is not None
+    async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> Answered:
         exchange.outcome = answer.outcome
         self._finish(exchange, answer.headers)
         if answer.stream is not None and answer.shown is not None:
             self._teach(exchange, read, answer, answer.shown)
         try:
-            response = await exchange.delivery.answer(answer)
+            answered = await exchange.delivery.answer(answer)
         finally:
             answer.close()
         exchange.saved_bytes = answer.saved_bytes
-        return response
+        return answered
 
     def _teach(self, exchange: Exchange, read: Read, answer: Answer, shown: Shown) -> None:
-        """Let the door remember a plain hit, so that the next such request need not come here."""
-        connection = exchange.request.protocol
+        """Have a plain hit remembered, so that the next such request need not come here."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
-        if body is None or not isinstance(connection, ClientConnection):
+        if body is None:
             return
         headers = answer.headers.copy()
         if answer.status == 200:
             headers["Content-Length"] = str(sum(map(len, body)))
         age = headers.get("Age")
         laid_at = self._engine.clock.now() - int(age) if age is not None else None
-        connection.door.learn(
+        exchange.request.channel.learn(
             Ready(
                 shown,
                 read.route.config.trust_s,
@@ -303,7 +283,7 @@ class Front:
                     answer.outcome,
                     answer.status,
                     headers.get(STREAM_NEXT_OFFSET),
-                    applied(headers.get(hdrs.CONTENT_ENCODING)),
+                    applied(headers.get("Content-Encoding")),
                     sum(map(len, body)),
                     answer.saved_bytes,
                 ),
@@ -315,23 +295,20 @@ class Front:
 
     async def _pass(
         self, exchange: Exchange, route: Route, target: Target, key: StreamKey, read: Read | None, *, shares: bool
-    ) -> web.StreamResponse:
-        request, delivery = exchange.request, exchange.delivery
-        assert delivery is not None
-        # Before the client is told to go on: a body that is announced as too large need not be sent.
-        upload = Upload(request, self._limits) if request.can_read_body else None
-        expects = request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
-        if expects and request.can_read_body and request.version != HttpVersion10:
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # That was no part of the response: an error may still be answered properly.
-            request.writer.output_size = 0
+    ) -> Answered:
+        request, body = exchange.request, exchange.request.body
+        if body is not None:
+            # Before the client is told to go on: a body that is announced as too large need not be sent.
+            body.check(request.head, self._limits)
+            if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
+                request.channel.proceed()
         headers = request_headers_for_origin(
             request.headers,
             node=self._node,
-            client=request.remote,
+            client=request.client,
             host=request.host,
             scheme=request.scheme,
-            http_version=f"{request.version.major}.{request.version.minor}",
+            http_version=request.version,
         )
         if request.method in ("GET", "HEAD") and exchange.mode is not Mode.OTHER:
             # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
@@ -346,16 +323,16 @@ class Front:
             target.query,
             _raw_query(request),
             headers,
-            upload.chunks() if upload is not None else None,
+            body.chunks(self._limits) if body is not None else None,
             Place.of(route.config.name, target, key.partition),
-            lambda: upload is not None and upload.error is not None,
+            lambda: body is not None and body.error is not None,
         )
         write_turns = self._engine.absences.write_turns
         try:
-            reply = await self._send(passed)
+            reply = await self._send(request, passed)
         except GatewayError:
-            if upload is not None and upload.error is not None:
-                raise upload.error from None
+            if body is not None and body.error is not None:
+                raise body.error from None
             raise
         async with reply:
             exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
@@ -366,12 +343,17 @@ class Front:
             passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
             status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
             passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])
-            if (location := passed_on.get(hdrs.LOCATION)) is not None:
-                passed_on[hdrs.LOCATION] = route.public_location(location, f"{request.scheme}://{request.host}")
+            if (location := passed_on.get("Location")) is not None:
+                passed_on["Location"] = route.public_location(location, f"{request.scheme}://{request.host}")
             self._finish(exchange, passed_on)
-            response = web.StreamResponse(status=reply.status, reason=reply.reason, headers=passed_on)
-            body = self._counted(exchange, reply)
-            return await delivery.stream(response, until_up_to_date(body) if exchange.is_replay else body)
+            chunks = self._counted(exchange, reply)
+            return await exchange.delivery.stream(
+                reply.status,
+                reply.reason,
+                passed_on,
+                None,
+                until_up_to_date(chunks) if exchange.is_replay else chunks,
+            )
 
     async def _counted(self, exchange: Exchange, reply: Reply) -> AsyncIterator[bytes]:
         async for chunk in reply.chunks():
@@ -381,33 +363,14 @@ class Front:
             note_fetched(len(chunk))
             yield chunk
 
-    async def _send(self, passed: Passed) -> Reply:
+    async def _send(self, request: Request, passed: Passed) -> Reply:
         """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
         what it changed is recorded all the same."""
-        task = self._engine.tasks.start(self._relayed(passed), f"{passed.method} {passed.path}")
-        try:
-            reply: Reply | GatewayError = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if passed.mode in (Mode.CREATE, Mode.APPEND, Mode.DELETE):
-                task.add_done_callback(_close_unwanted)
-            else:
-                task.cancel()
-            raise
-        if isinstance(reply, GatewayError):
-            raise reply
-        return reply
-
-    async def _relayed(self, passed: Passed) -> Reply | GatewayError:
-        """An origin's failure is this task's result: it is told to the client, and no reason for a line in the log."""
+        request.is_detached = passed.mode in WRITES
         try:
             return await self._engine.relay.send(passed)
-        except GatewayError as error:
-            return error
-
-
-def _close_unwanted(task: asyncio.Task[Reply | GatewayError]) -> None:
-    if not task.cancelled() and task.exception() is None and isinstance(reply := task.result(), Reply):
-        reply.close()
+        finally:
+            request.is_detached = False
 
 
 def _mode(method: str, target: Target) -> Mode:
@@ -440,10 +403,10 @@ def _start(target: Target, mode: Mode) -> str:
     return offset
 
 
-def _host(request: web.BaseRequest, target: Target) -> str:
+def _host(request: Request, target: Target) -> str:
     """The host that is asked for, lower case, without a port (RFC 9112 §3.2)."""
-    hosts = request.headers.getall(hdrs.HOST, [])
-    if len(hosts) > 1 or (not hosts and request.version >= HttpVersion11):
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) > 1 or (not hosts and request.version != "1.0"):
         raise BadRequest("Exactly one Host header is needed")
     host = target.authority or (hosts[0].lower() if hosts else "")
     if host.startswith("["):
@@ -451,11 +414,5 @@ def _host(request: web.BaseRequest, target: Target) -> str:
     return host.partition(":")[0]
 
 
-def _joined(request: web.BaseRequest, name: str) -> str | None:
-    """All lines of a header as one, None where there is none (RFC 9110 §5.3)."""
-    lines = request.headers.getall(name, None)
-    return ", ".join(lines) if lines is not None else None
-
-
-def _raw_query(request: web.BaseRequest) -> str:
-    return request._message.path.partition("?")[2].partition("#")[0]
+def _raw_query(request: Request) -> str:
+    return request.target.partition("?")[2].partition("#")[0]

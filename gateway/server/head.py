@@ -1,4 +1,4 @@
-"""Heads of responses in bytes, for what is written without aiohttp."""
+"""Heads of responses in bytes (RFC 9112 section 4)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from multidict import CIMultiDict
 
 from gateway.errors import UpstreamBroken
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
 
 @lru_cache(maxsize=128)
-def status_line(status: int) -> bytes:
-    """The first line of a response (RFC 9112 §4); a status without a standard phrase has an empty one."""
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
+def status_line(status: int, reason: str | None = None) -> bytes:
+    """The first line of a response, with the standard phrase where there is no other; one without is empty."""
+    if reason is None:
+        try:
+            reason = HTTPStatus(status).phrase
+        except ValueError:
+            reason = ""
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason.encode("utf-8", "surrogateescape"))
 
 
 def field_lines(headers: CIMultiDict[str]) -> bytes:
     """The field lines of a head, each with its line end, without the empty line.
 
-    Raises UpstreamBroken for a value that would begin another line: it came from an origin that aiohttp's parser let
-    pass, and must not go on.
+    Raises UpstreamBroken for a value that would begin another line: it came from an origin and must not go on.
     """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
@@ -37,3 +39,13 @@ def field_lines(headers: CIMultiDict[str]) -> bytes:
 def date_line(second: int) -> bytes:
     """The Date field of a response made in this Unix second (RFC 9110 §6.6.1)."""
     return b"Date: %b\r\n" % formatdate(second, usegmt=True).encode()
+
+
+def response_head(
+    status: int, headers: CIMultiDict[str], wall: float, *, keeps: bool, reason: str | None = None
+) -> bytes:
+    """The whole head; `wall` is the time in Unix seconds, where the headers do not say it, `keeps` whether the
+    connection stays open.  Raises UpstreamBroken for a header that must not be written."""
+    close = b"" if keeps else b"Connection: close\r\n"
+    date = b"" if "Date" in headers else date_line(int(wall))
+    return status_line(status, reason) + field_lines(headers) + close + date + b"\r\n"

@@ -1,17 +1,13 @@
-"""Live answers: SSE responses and waiting long-polls leave the strict protocol for the bare connection.
+"""Live answers: SSE responses and waiting long-polls, given to a client by whoever keeps its place in the stream.
 
-From here on nothing of aiohttp is held for such a client: the door keeps the connection, a subscriber or a waiter the
-place in the stream.
+From here on no task is held for such a client: its channel has the connection, a subscriber or a waiter the place.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Hashable
 
-from aiohttp import hdrs, web
-from aiohttp.http import HttpVersion11
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
@@ -29,9 +25,8 @@ from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
-from gateway.server.connection import ClientConnection
-from gateway.server.door import Door
-from gateway.server.head import date_line, field_lines, status_line
+from gateway.server.head import response_head
+from gateway.server.request import Channel, Request
 from gateway.tracing import NO_REQUEST, RequestSpan, current
 
 _log = logging.getLogger("gateway.live")
@@ -40,29 +35,8 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 """Adds what every response carries, for a client of this route that sent this Origin header."""
 
 
-class Parked(web.StreamResponse):
-    """In place of a response: it is written elsewhere.  `until` is when the strict protocol goes on, where it does."""
-
-    def __init__(self, until: asyncio.Future[None] | None) -> None:
-        super().__init__()
-        self._until = until
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing to write."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing to end; what the client has sent behind this request waits until it is answered."""
-        if self._until is not None:
-            # Bounded by the live answer, which has bounds of its own.
-            await self._until
-
-    @property
-    def keep_alive(self) -> bool:
-        return True
-
-
 class LiveAnswers:
-    """Begins live answers.  Owns nothing: their doors do."""
+    """Begins live answers.  Owns nothing: their channels do."""
 
     def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, journal: Journal) -> None:
         self.node = node
@@ -71,13 +45,10 @@ class LiveAnswers:
         self.clock = clock
         self._journal = journal
 
-    def subscribe(
-        self, request: web.BaseRequest, subscription: Subscription, route: Route | None, began: float
-    ) -> Parked:
+    def subscribe(self, request: Request, subscription: Subscription, route: Route | None, began: float) -> None:
         """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
-        door = _door(request)
-        is_chunked = request.version >= HttpVersion11
-        keeps = is_chunked and request.keep_alive
+        channel = request.channel
+        is_chunked = request.version != "1.0"
         headers = CIMultiDict(subscription.stream.headers)
         headers.update(subscription.headers)
         headers["Content-Type"] = SSE_TYPE
@@ -85,49 +56,46 @@ class LiveAnswers:
         headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        self.dress(route, request.headers.get(hdrs.ORIGIN), headers)
+        self.dress(route, request.headers.get("Origin"), headers)
         try:
-            head = self.head(200, headers, keeps=keeps)
+            head = self.head(200, headers, keeps=request.keeps_alive)
         except GatewayError:
             subscription.close()
             raise
-        subscriber = subscription.start(door)
+        subscriber = subscription.start(channel)
 
         def look(into: Record) -> None:
-            into.status, into.first_byte_s = 200, door.live_first_byte_s
-            into.next_offset, into.sent_bytes = subscriber.at, door.live_bytes
+            into.status, into.first_byte_s = 200, channel.live_first_byte_s
+            into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.SSE, name, began, look)
-        until = door.take_over(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
-        door.write_head(head)
+        channel.park(request, subscriber, Mode.SSE, name, began, note)
+        channel.write_head(head)
         _start(subscriber)
-        return Parked(until)
 
-    def wait(self, request: web.BaseRequest, waiting: Waiting, route: Route | None, began: float) -> Parked:
+    def wait(self, request: Request, waiting: Waiting, route: Route | None, began: float) -> None:
         """Have a long-poll wait for its answer."""
-        door = _door(request)
-        keeps = request.version >= HttpVersion11 and request.keep_alive
-        poller = _Poller(self, door, route, request.headers.get(hdrs.ORIGIN), keeps=keeps)
+        channel = request.channel
+        poller = _Poller(self, channel, route, request.headers.get("Origin"), keeps=request.keeps_alive)
         waiter = waiting.start(poller)
         topic = waiting.topic
 
         def look(into: Record) -> None:
-            into.sent_bytes = door.live_bytes
+            into.sent_bytes = channel.live_bytes
             into.subscribers = len(topic.readers_now) + (waiter not in topic.readers_now)
             if (answer := poller.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self.clock.now() - began
-                into.coding, into.saved_bytes = applied(answer.headers.get(hdrs.CONTENT_ENCODING)), answer.saved_bytes
+                into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
         name = route.config.name if route is not None else NO_ROUTE
         note = self._note(Mode.LONGPOLL, name, began, look)
-        until = door.take_over(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps, is_chunked=False)
+        channel.park(request, waiter, Mode.LONGPOLL, name, began, note)
         _start(waiter)
-        return Parked(until)
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
@@ -143,20 +111,19 @@ class LiveAnswers:
 
     def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
         """The head of a response.  Raises UpstreamBroken for a header that must not be written."""
-        close = b"" if keeps else b"Connection: close\r\n"
-        return status_line(status) + field_lines(headers) + close + date_line(int(self.clock.wall())) + b"\r\n"
+        return response_head(status, headers, self.clock.wall(), keeps=keeps)
 
 
 class _Poller:
     """The client of a long-poll: a `gateway.engine.waiter.Client`."""
 
-    __slots__ = ("_answers", "_door", "_keeps", "_origin", "_route", "answer")
+    __slots__ = ("_answers", "_channel", "_keeps", "_origin", "_route", "answer")
 
     def __init__(
-        self, answers: LiveAnswers, door: Door, route: Route | None, origin: str | None, *, keeps: bool
+        self, answers: LiveAnswers, channel: Channel, route: Route | None, origin: str | None, *, keeps: bool
     ) -> None:
         self._answers = answers
-        self._door = door
+        self._channel = channel
         self._route = route
         self._origin = origin
         self._keeps = keeps
@@ -182,15 +149,15 @@ class _Poller:
         return Rendered(head + body, len(body), answer)
 
     def send(self, rendered: Rendered) -> None:
-        self._door.write_response(rendered.data, rendered.body_bytes)
+        self._channel.write_response(rendered.data, rendered.body_bytes)
 
     def settle(self, rendered: Rendered) -> None:
         self.answer = answer = rendered.answer
         reason = _reason(answer, is_draining=self._answers.drain.is_set)
-        self._door.answered(answer.outcome, reason, answer.saved_bytes)
+        self._channel.answered(answer.outcome, reason, answer.saved_bytes)
 
     def has_gone(self) -> None:
-        self._door.over(CloseReason.LEFT, in_order=False)
+        self._channel.over(CloseReason.LEFT, in_order=False)
 
 
 class _LiveNote:
@@ -241,9 +208,3 @@ def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
             return CloseReason.CLOSED
         return CloseReason.DRAINED if is_draining else CloseReason.TIMED_OUT
     return CloseReason.ENDED if answer.status < 500 else CloseReason.FAILED
-
-
-def _door(request: web.BaseRequest) -> Door:
-    connection = request.protocol
-    assert isinstance(connection, ClientConnection)
-    return connection.door

@@ -8,9 +8,6 @@ and the record is handed over when the answer has ended; that of a live answer b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-
-from aiohttp import hdrs, web
 
 from gateway.clock import Clock
 from gateway.journal import Journal, Record, record_now
@@ -19,9 +16,9 @@ from gateway.protocol.coding import applied
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
 from gateway.protocol.trace_context import trace_id_of
+from gateway.server.clients import Handler
+from gateway.server.request import Answered, Request
 from gateway.tracing import current
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class NotedFront:
@@ -32,28 +29,28 @@ class NotedFront:
         self._journal = journal
         self._clock = clock
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: Request) -> Answered | None:
         began = self._clock.now()
         headers = request.headers
         traces = headers.getall("traceparent", ())
         record = Record(
             method=request.method,
             # Until it is understood; what cannot be is written as it came.
-            stream=without_authority(request._message.path),
-            client=request.remote,
-            user_agent=headers.get(hdrs.USER_AGENT),
+            stream=without_authority(request.target),
+            client=request.client,
+            user_agent=headers.get("User-Agent"),
             # Where spans are made, a line is found by them; else by what the client sent.
             trace_id=current().trace_id or (trace_id_of(traces[0]) if len(traces) == 1 else None),
         )
         token = record_now.set(record)
-        response: web.StreamResponse | None = None
+        response: Answered | None = None
         try:
             response = await self._front(request)
         except (asyncio.CancelledError, ConnectionError):
             record.outcome = Outcome.ABORTED
             raise
         except BaseException:
-            # aiohttp makes a 500 of it.
+            # The connection makes a 500 of it.
             record.outcome, record.status = Outcome.FAILED, 500
             raise
         finally:
@@ -62,11 +59,11 @@ class NotedFront:
                 self._hand_over(record, response, began)
         return response
 
-    def _hand_over(self, record: Record, response: web.StreamResponse | None, began: float) -> None:
+    def _hand_over(self, record: Record, response: Answered | None, began: float) -> None:
         if response is not None:
             record.status = response.status
             record.next_offset = response.headers.get(STREAM_NEXT_OFFSET)
-            record.coding = applied(response.headers.get(hdrs.CONTENT_ENCODING))
+            record.coding = applied(response.headers.get("Content-Encoding"))
         record.ended_at = self._clock.wall()
         record.duration_s = self._clock.now() - began
         self._journal.record(record)

@@ -1,21 +1,20 @@
-"""A connection in time: it never spoke, is idle for too long, or does not take what is written to it, and goes.
+"""A connection in time: it never spoke, does not finish a head, is idle for too long, or does not take what is written
+to it, and goes.
 
-One deadline serves for all, on a wheel.  What is being answered by others has bounds of its own; here is what nobody
-awaits: the pause between two requests, ready answers and live ones that a client leaves unread, and the last bytes of a
-connection that is closed already.
+One deadline serves for all, on a wheel.  What handlers answer has bounds of its own; here is what nobody awaits: heads
+that do not come to their end, the pause between two requests, whole answers and live ones that a client leaves unread,
+and the last bytes of a connection that is closed already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from enum import Enum
+from typing import Final
 
 from gateway.journal import CloseReason
+from gateway.server.clients import Clients
 from gateway.wheel import NEVER
-
-if TYPE_CHECKING:
-    from gateway.server.doorkeeper import Doorkeeper
 
 _LOOKS: Final = 4
 """A connection that may be idle for so long is looked at so often within that time."""
@@ -24,23 +23,41 @@ NOT_SEEN: Final = -1
 """In place of a number of unsent bytes: the next look is the first."""
 
 
-class TimedConnection(asyncio.Protocol, ABC):
+class Phase(Enum):
+    """What happens on a connection."""
+
+    IDLE = "idle"
+    """Nothing is being answered; a part of the next head may be here."""
+    ANSWERING = "answering"
+    """A handler is at work."""
+    LIVE = "live"
+    """A live answer is being given, or waited for."""
+    LINGERING = "lingering"
+    """The last answer is out; what still comes is read and dropped, so that the client gets to read it."""
+
+
+class TimedConnection(asyncio.Protocol):
     """One client's connection and its deadline; whoever answers on it says what it is doing."""
 
     __slots__ = (
+        "_clients",
         "_is_active",
-        "_keeper",
         "_quiet_looks",
         "_tick",
         "_unsent",
         "_why_cut",
+        "has_part",
         "is_full",
+        "phase",
         "transport",
     )
 
-    def __init__(self, keeper: Doorkeeper) -> None:
-        self._keeper = keeper
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
         self.transport: asyncio.Transport | None = None
+        self.phase = Phase.IDLE
+        self.has_part = False
+        """Whether a part of the next head is here: a deadline is set for the rest of it."""
         self.is_full = False
         """Whether the client has left so much unread that nothing more is to be written."""
         self._is_active = False
@@ -53,45 +70,45 @@ class TimedConnection(asyncio.Protocol, ABC):
         """Why the connection is cut from this side, where it is."""
         self._tick = NEVER
 
-    @property
-    @abstractmethod
-    def is_live(self) -> bool:
-        """Whether a live answer is being given."""
-
-    @property
-    @abstractmethod
-    def is_idle(self) -> bool:
-        """Whether nothing is being answered."""
-
     def _unwatch(self) -> None:
         if self._tick != NEVER:
-            self._keeper.wheel.drop(self, self._tick)
+            self._clients.wheel.drop(self, self._tick)
             self._tick = NEVER
 
     def _watch(self, delay_s: float) -> None:
         self._unwatch()
-        self._tick = self._keeper.wheel.add(self, delay_s)
+        self._tick = self._clients.wheel.add(self, delay_s)
 
     def _watch_idle(self) -> None:
         """Look again after a part of the time that a connection may be idle."""
         self._unsent = NOT_SEEN
-        self._watch(self._keeper.limits.keepalive_timeout_s / _LOOKS)
+        self._watch(self._clients.limits.keepalive_timeout_s / _LOOKS)
+
+    def _watch_head(self) -> None:
+        """Give the rest of a head its time, from the first of it on."""
+        if not self.has_part:
+            self.has_part = True
+            self._watch(self._clients.limits.client_header_timeout_s)
 
     def due(self) -> None:
-        """The one deadline: a connection that never spoke, is idle for too long, or does not take its answer, goes."""
+        """The one deadline: see the module."""
         self._tick = NEVER
-        keeper, transport = self._keeper, self.transport
+        transport, phase = self.transport, self.phase
         if transport is None:
             return
-        if transport.is_closing() or (self.is_full and (self.is_live or self.is_idle)):
+        if transport.is_closing() or (self.is_full and phase in (Phase.LIVE, Phase.IDLE)):
             self._expect_progress()
-        elif self.is_live:
+        elif phase is Phase.LIVE:
             return
-        elif not self.is_idle:
-            # Whoever is answering keeps the time; idleness begins to count when this looks again.
+        elif phase is Phase.LINGERING:
+            self._close()
+        elif phase is Phase.ANSWERING:
+            # The handler keeps the time; idleness begins to count when this looks again.
             self._is_active = True
-            limits = keeper.limits
+            limits = self._clients.limits
             self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
+        elif self.has_part:
+            transport.abort()
         elif self._is_active:
             self._is_active = False
             self._quiet_looks = 0
@@ -112,9 +129,9 @@ class TimedConnection(asyncio.Protocol, ABC):
             return
         unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         if unsent < 0 or self._unsent < unsent:
-            self._watch(self._keeper.limits.client_write_timeout_s)
+            self._watch(self._clients.limits.client_write_timeout_s)
         else:
-            self._keeper.recorder.slow_consumer()
+            self._clients.recorder.slow_consumer()
             self._why_cut = CloseReason.SLOW
             self.transport.abort()
 
@@ -127,11 +144,15 @@ class TimedConnection(asyncio.Protocol, ABC):
 
     def close_if_idle(self) -> None:
         """Used when the gateway leaves: what is being answered is left to end."""
-        if self.is_idle:
+        if self.phase is Phase.IDLE:
             self._close()
 
-    def abort(self) -> None:
+    def drop(self) -> None:
         """Used when the gateway's time to leave is over."""
         self._why_cut = CloseReason.DRAINED
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once: an orderly end would make a part look like the whole."""
         if self.transport is not None:
             self.transport.abort()

@@ -8,14 +8,11 @@ bytes never reach the front: they are told of one by one, by the door.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-
-from aiohttp import web
 
 from gateway.protocol.target import without_authority
+from gateway.server.clients import Handler
+from gateway.server.request import Answered, Request
 from gateway.tracing import Tracer, request_now
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class TracedFront:
@@ -25,9 +22,9 @@ class TracedFront:
         self._front = front
         self._tracer = tracer
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, request: Request) -> Answered | None:
         span = self._tracer.request(
-            request.method, without_authority(request._message.path).partition("?")[0], request.headers
+            request.method, without_authority(request.target).partition("?")[0], request.headers
         )
         token = request_now.set(span)
         try:
@@ -37,13 +34,13 @@ class TracedFront:
             span.end()
             raise
         except BaseException:
-            # aiohttp makes a 500 of it.
+            # The connection makes a 500 of it.
             span.answered(500)
             span.end()
             raise
         finally:
             request_now.reset(token)
-        if not span.is_parked:
+        if response is not None and not span.is_parked:
             span.answered(response.status)
             span.end()
         return response

@@ -225,7 +225,7 @@ async def test_answers_from_the_door_have_spans_of_their_own(edge: Traced) -> No
     await wire.answer()
     await edge.ended(2)
     edge.forget()
-    ready = edge.gateway.doors.ready
+    ready = edge.gateway.clients.ready
     assert ready is not None
     for number in range(3):
         await wire.ask("/s", {"traceparent": f"00-{TRACE}-{number + 1:016x}-01"})

@@ -36,7 +36,7 @@ def plain(answer: Answer) -> bytes:
 
 def borrowed(edge: Edge) -> int:
     """What ready answers and coded bytes say that they hold of the budget."""
-    ready = edge.gateway.doors.ready
+    ready = edge.gateway.clients.ready
     return edge.gateway.engine.coder.cost + (ready.cost if ready is not None else 0)
 
 
@@ -193,7 +193,7 @@ async def test_what_coding_saves_is_counted_for_every_answer(start: Start, origi
     assert [coding_of(answer) for answer in answers] == ["gzip", "gzip", "gzip", "identity"]
     not_modified = await edge.get("/s?offset=-1", taking("gzip", If_None_Match=answers[0].headers["ETag"]))
     assert not_modified.status == 304
-    ready = edge.gateway.doors.ready
+    ready = edge.gateway.clients.ready
     assert ready is None or ready.served, "none was answered at the door"
     assert saved(edge) == 3 * (len(TEXT) - len(answers[0].body))
 
@@ -410,7 +410,7 @@ async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kep
     start: Start, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, compress_cache_bytes=60_000, fast_path=True)
-    ready, coder = edge.gateway.doors.ready, edge.gateway.engine.coder
+    ready, coder = edge.gateway.clients.ready, edge.gateway.engine.coder
     assert ready is not None
     bodies = {f"/{at}": TEXT[at:] for at in range(20)}
     for path, body in bodies.items():

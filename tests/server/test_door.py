@@ -34,7 +34,7 @@ async def create_closed(
 
 def hits(gateway: RunningGateway) -> int:
     """Answers that no strict protocol has seen."""
-    ready = gateway.doors.ready
+    ready = gateway.clients.ready
     assert ready is not None
     return ready.served
 
@@ -112,7 +112,7 @@ async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
     await write(pair.fast, "DELETE", "/s")
-    assert len(pair.fast.doors.ready or ()) == 0
+    assert len(pair.fast.clients.ready or ()) == 0
     if method == "PUT":
         await create_closed(pair, body=b"y" * 1_000)
         assert (await ask(pair.fast, request))[0].body == b"y" * 1_000
@@ -125,11 +125,11 @@ async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
     try:
         await create_closed(pair, "/a", b"a" * 90_000)
         await ask(pair.fast, *[get("/a?offset=-1")] * 3)
-        assert len(pair.fast.doors.ready or ()) == 1
+        assert len(pair.fast.clients.ready or ()) == 1
         for name in ("b", "c", "d", "e"):
             await create_closed(pair, f"/{name}", name.encode() * 90_000)
             await ask(pair.fast, get(f"/{name}?offset=-1"))
-        assert len(pair.fast.doors.ready or ()) == 0
+        assert len(pair.fast.clients.ready or ()) == 0
         assert (await ask(pair.fast, get("/a?offset=-1")))[0].body == b"a" * 90_000
     finally:
         await stop_pair(pair)
@@ -258,7 +258,7 @@ async def test_a_client_that_does_not_take_its_ready_answer_is_let_go() -> None:
         transport.pause_reading()
         writer.write(request)
         async with asyncio.timeout(BOUND_S):
-            while not hits(pair.fast) or len(pair.fast.doors):  # noqa: ASYNC110
+            while not hits(pair.fast) or len(pair.fast.clients):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         transport.resume_reading()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):

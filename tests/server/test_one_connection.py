@@ -16,7 +16,7 @@ from tests.server.test_door import create_closed, get, hits, write
 
 
 def doors_of(gateway: RunningGateway) -> list[Door]:
-    return list(gateway.doors._doors)
+    return list(gateway.clients._doors)
 
 
 def unsent(door: Door) -> int:

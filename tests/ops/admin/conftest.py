@@ -92,7 +92,7 @@ class Bench:
         for _ in range(2):
             await self.read(path, **headers)
         assert "; hit" in (await self.read(path, **headers))[2]
-        ready = self.gateway.doors.ready
+        ready = self.gateway.clients.ready
         assert ready is not None
         served = ready.served
         await self.read(path, **headers)

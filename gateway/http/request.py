@@ -1,0 +1,166 @@
+"""Requests as they are read from a connection (RFC 9112), sans-I/O: bytes in, events out.
+
+The grammar is llhttp's, in its strict mode; what that leaves open is closed here: bounds on heads, versions that do not
+exist, lengths and codings that leave the end of a body in doubt.  After a syntax error nothing more is read.  Trailer
+fields are dropped (RFC 9110 section 6.5.1), and so is a wish to speak another protocol (section 7.8).
+
+A parser between two messages has no memory of the first: it may be used for another connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from multidict import CIMultiDict
+
+from gateway.http.state import TRANSITIONS, State, Step
+
+MOST_FIELDS: Final = 128
+"""In a head, and again in a trailer section."""
+LONGEST_LINE: Final = 8_190
+"""Bytes of one field, and of a request target."""
+LONGEST_HEAD: Final = 1 << 16
+"""Bytes of a head that come after the first read of it."""
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request without its body.  Text that is no UTF-8 is held by lone surrogates."""
+
+    method: str
+    target: str
+    version: str
+    """As in `1.1`."""
+    headers: CIMultiDict[str]
+    keeps_alive: bool
+    """Whether another request may follow (RFC 9112 section 9.3)."""
+    length: int | None
+    """Bytes of the body; None where it is chunked."""
+
+
+class Mark(Enum):
+    """What needs no more words."""
+
+    END = "end"
+    """The request is whole."""
+    BROKEN = "broken"
+    """What came is no request, or no body; nothing after it is read."""
+
+
+Event = RequestHead | bytes | Mark
+"""A head, a piece of its body, or a mark."""
+
+
+# Looked up once: these moves are made for every request.
+_BEGUN: Final = TRANSITIONS[State.IDLE, Step.BEGUN]
+_HEAD_DONE: Final = TRANSITIONS[State.HEAD, Step.HEAD_DONE]
+_DONE: Final = TRANSITIONS[State.BODY, Step.DONE]
+_LAST_DONE: Final = TRANSITIONS[State.BODY, Step.LAST_DONE]
+
+
+class _Refused(Exception):
+    """A bound is exceeded."""
+
+
+class RequestParser:
+    """Reads what one client sends."""
+
+    __slots__ = ("_events", "_fields", "_head_bytes", "_keeps_alive", "_parser", "_target", "_trailers", "state")
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+        self._begin_anew()
+        self._events: list[Event] = []
+        self._fields: list[tuple[str, str]] = []
+        self._trailers = 0
+        self._target = b""
+        self._head_bytes = 0
+        self._keeps_alive = True
+
+    def _begin_anew(self) -> None:
+        self._parser = HttpRequestParser(self)
+
+    def __repr__(self) -> str:
+        return f"<RequestParser {self.state}>"
+
+    def feed(self, data: bytes) -> list[Event]:
+        """What these bytes bring, in order."""
+        events = self._events = []
+        if self.state is State.HEAD:
+            self._head_bytes += len(data)
+        while data and self.state is not State.CLOSED:
+            try:
+                self._parser.feed_data(data)
+                break
+            except HttpParserUpgrade as upgrade:
+                # The protocol that is spoken stays: what follows is the next request.
+                data = data[upgrade.args[0] :]
+                self._begin_anew()
+            except HttpParserError:
+                self._break()
+        if self.state is State.HEAD and self._head_bytes > LONGEST_HEAD:
+            self._break()
+        self._events = []
+        return events
+
+    def _break(self) -> None:
+        if self.state is State.CLOSED:
+            # After a last message nothing that a client sends counts.
+            return
+        self.state = State.CLOSED
+        self._events.append(Mark.BROKEN)
+
+    # -- what llhttp calls, in the order in which it is called for one request
+
+    def on_message_begin(self) -> None:
+        self.state = _BEGUN
+        self._fields = []
+        self._target = b""
+        self._head_bytes = 0
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        if len(self._target) > LONGEST_LINE:
+            raise _Refused
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        fields = self._fields
+        if len(name) + len(value) > LONGEST_LINE or len(fields) + self._trailers >= MOST_FIELDS:
+            raise _Refused
+        if self.state is _BEGUN:
+            # llhttp leaves the blanks behind a value, which are no part of it (RFC 9112 section 5.1).
+            fields.append((name.decode(), value.rstrip(b" \t").decode("utf-8", "surrogateescape")))
+        else:
+            self._trailers += 1
+
+    def on_headers_complete(self) -> None:
+        parser, headers = self._parser, CIMultiDict(self._fields)
+        version, method = parser.get_http_version(), parser.get_method().decode()
+        length: int | None = 0
+        if "Transfer-Encoding" in headers:
+            if version == "1.0":
+                # Whoever wrote it may not have known what it says (RFC 9112 section 6.1).
+                raise _Refused
+            length = None
+        elif (announced := headers.get("Content-Length")) is not None:
+            length = int(announced)
+        if version == "0.9" or method == "CONNECT":
+            raise _Refused
+        # llhttp does not say where a body ends that comes with a wish for another protocol.
+        is_last = version != "1.1" or (length != 0 and parser.should_upgrade())
+        self._keeps_alive = not is_last and parser.should_keep_alive()
+        self._fields = []
+        self._trailers = 0
+        self.state = _HEAD_DONE
+        target = self._target.decode("utf-8", "surrogateescape")
+        self._events.append(RequestHead(method, target, version, headers, self._keeps_alive, length))
+
+    def on_body(self, part: bytes) -> None:
+        self._events.append(part)
+
+    def on_message_complete(self) -> None:
+        self.state = _DONE if self._keeps_alive else _LAST_DONE
+        self._events.append(Mark.END)

@@ -1,0 +1,108 @@
+"""A client's request body: read as it comes, bounded in size and in silence, and honest about its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from gateway.config import LimitsConfig
+from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
+from gateway.http.request import RequestHead
+
+_MOST_UNREAD: Final = 1 << 18
+"""Bytes that wait here before the client has to."""
+
+
+class Flow(Protocol):
+    """Where a body comes from."""
+
+    def hold(self) -> None:
+        """No more of it is wanted now."""
+
+    def go_on(self) -> None:
+        """More of it is wanted."""
+
+
+class RequestBody:
+    """The body of one request, to be read once.  What goes wrong surfaces in the upstream client as a failed request;
+    `error` tells whose fault it was."""
+
+    __slots__ = ("_flow", "_length", "_pieces", "_size", "_waiter", "error", "is_whole")
+
+    def __init__(self, flow: Flow, head: RequestHead) -> None:
+        self._flow = flow
+        self._length = head.length
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self.error: GatewayError | None = None
+        self.is_whole = False
+        """Whether the last byte of it has come."""
+
+    # -- how it comes
+
+    def feed(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > _MOST_UNREAD:
+            self._flow.hold()
+        self._wake()
+
+    def end(self) -> None:
+        self.is_whole = True
+        self._wake()
+
+    def fail(self, error: GatewayError) -> None:
+        """It will never be whole."""
+        if not self.is_whole and self.error is None:
+            self.error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- how it is read
+
+    def check(self, head: RequestHead, limits: LimitsConfig) -> None:
+        """Raise BodyTooLarge or UnknownTransferCoding where the head shows that it is not to be read."""
+        if (self._length or 0) > limits.max_request_bytes:
+            raise BodyTooLarge
+        codings = ",".join(head.headers.getall("Transfer-Encoding", ()))
+        if codings and codings.strip(" \t").lower() != "chunked":
+            raise UnknownTransferCoding
+
+    async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
+        """The body as it arrives."""
+        size = 0
+        while True:
+            while self._pieces:
+                piece = self._take()
+                size += len(piece)
+                if size > limits.max_request_bytes:
+                    self.error = BodyTooLarge()
+                    raise self.error
+                yield piece
+            if self.error is not None:
+                raise self.error
+            if self.is_whole:
+                return
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(limits.client_idle_timeout_s):
+                    await self._waiter
+            except TimeoutError:
+                self.error = RequestTimeout()
+                raise self.error from None
+
+    def _take(self) -> bytes:
+        pieces = self._pieces
+        piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._size > _MOST_UNREAD:
+            self._flow.go_on()
+        self._size = 0
+        return piece

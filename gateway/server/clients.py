@@ -1,0 +1,139 @@
+"""The open connections of the process: what they share, and how they are all sent off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, Protocol
+
+from gateway.clock import Clock, SystemClock
+from gateway.config import LimitsConfig
+from gateway.http.request import RequestParser
+from gateway.metrics_seam import Recorder
+from gateway.server.ready import Ready, ReadyAnswers
+from gateway.server.request import Answered, Request
+from gateway.signals import Signal
+from gateway.wheel import Wheel
+
+_ABORT_S: Final = 1.0
+_SPARE_PARSERS: Final = 16
+
+Handler = Callable[[Request], Awaitable[Answered | None]]
+"""Answers a request; None where the answer is live and ends by itself.  ConnectionError where the connection was
+dropped in the middle of the answer."""
+
+
+class Client(Protocol):
+    """One open connection."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What its client has left unread, as far as this process holds it."""
+
+    def close_if_idle(self) -> None:
+        """End it now where nothing is being answered, else after that."""
+
+    def drop(self) -> None:
+        """End it at once."""
+
+
+class Clients:
+    """Knows the connections that are open.  `ready` is None where nothing is answered from memory as bytes;
+    `on_bad_request` is called with the status, the body's bytes and the client's address of what no handler saw."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: LimitsConfig,
+        ready: ReadyAnswers | None,
+        clock: Clock,
+        recorder: Recorder,
+        on_bad_request: Callable[[int, int, str | None], None],
+    ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.ready = ready
+        self.recorder = recorder
+        self.on_bad_request = on_bad_request
+        self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
+        self.now = clock.now
+        self.wall = clock.wall
+        self.loop = asyncio.get_running_loop()
+        # Connections go by the machine's time, whatever the clock that streams go by.
+        self.wheel = Wheel(SystemClock())
+        self.sent_bytes = 0
+        """Body bytes of live answers that have not been counted yet."""
+        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
+        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.is_leaving = False
+        self._coming = 0
+        """Connections that are accepted and have not been made yet."""
+        self._open: set[Client] = set()
+        self._parsers: list[RequestParser] = []
+        """Those that are between two messages, for whoever reads next."""
+        self._emptied = Signal()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def expect(self) -> None:
+        """A connection has been accepted; `admit` is owed."""
+        self._coming += 1
+
+    def admit(self, client: Client) -> bool:
+        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
+        self._coming -= 1
+        if self.is_leaving or len(self._open) >= self.limits.max_connections:
+            self._emptied.fire()
+            return False
+        self._open.add(client)
+        return True
+
+    def leave(self, client: Client) -> None:
+        """The connection has ended, and so has what was answered on it."""
+        self._open.discard(client)
+        if not self._open:
+            self._emptied.fire()
+
+    async def emptied(self, timeout_s: float) -> None:
+        """Wait until no connection is left, for at most `timeout_s`."""
+        # What the loop has accepted already becomes a connection in its next turn.
+        await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._open or self._coming:
+                    await self._emptied.wait()
+
+    def parser(self) -> RequestParser:
+        """A parser that has read nothing yet; `spare` takes it back between two messages."""
+        return self._parsers.pop() if self._parsers else RequestParser()
+
+    def spare(self, parser: RequestParser) -> None:
+        """Most connections wait for a request most of the time, and hold no parser meanwhile."""
+        if len(self._parsers) < _SPARE_PARSERS:
+            self._parsers.append(parser)
+
+    def unsent(self) -> tuple[int, int]:
+        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        sizes = [client.unsent_bytes for client in self._open]
+        return sum(sizes), max(sizes, default=0)
+
+    def count(self) -> None:
+        """Tell the recorder what is not counted one by one."""
+        sent, self.sent_bytes = self.sent_bytes, 0
+        self.recorder.downstream_bytes(sent)
+        if self.ready is not None:
+            self.ready.count()
+
+    def leave_in_order(self) -> None:
+        """Close idle connections now, and the others as they become idle."""
+        self.is_leaving = True
+        for client in list(self._open):
+            client.close_if_idle()
+
+    async def abort(self) -> None:
+        """Drop every connection that is left, and see it go."""
+        for client in list(self._open):
+            client.drop()
+        await self.emptied(_ABORT_S)
