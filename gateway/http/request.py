@@ -61,6 +61,10 @@ _DONE: Final = TRANSITIONS[State.BODY, Step.DONE]
 _LAST_DONE: Final = TRANSITIONS[State.BODY, Step.LAST_DONE]
 
 
+_BODY_OF_SIZE: Final = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n"
+_BODY_OF_UNKNOWN_SIZE: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 class _Refused(Exception):
     """A bound is exceeded."""
 
@@ -68,7 +72,17 @@ class _Refused(Exception):
 class RequestParser:
     """Reads what one client sends."""
 
-    __slots__ = ("_events", "_fields", "_head_bytes", "_keeps_alive", "_parser", "_target", "_trailers", "state")
+    __slots__ = (
+        "_events",
+        "_fields",
+        "_framing",
+        "_head_bytes",
+        "_keeps_alive",
+        "_parser",
+        "_target",
+        "_trailers",
+        "state",
+    )
 
     def __init__(self) -> None:
         self.state = State.IDLE
@@ -79,6 +93,8 @@ class RequestParser:
         self._target = b""
         self._head_bytes = 0
         self._keeps_alive = True
+        self._framing = b""
+        """A head like the one that was read, where its body has to be read by another parser."""
 
     def _begin_anew(self) -> None:
         self._parser = HttpRequestParser(self)
@@ -96,8 +112,9 @@ class RequestParser:
                 self._parser.feed_data(data)
                 break
             except HttpParserUpgrade as upgrade:
-                # The protocol that is spoken stays: what follows is the next request.
-                data = data[upgrade.args[0] :]
+                # The protocol that is spoken stays: what follows is the body, where there is one, or the next request.
+                data = self._framing + data[upgrade.args[0] :]
+                self._framing = b""
                 self._begin_anew()
             except HttpParserError:
                 self._break()
@@ -116,12 +133,16 @@ class RequestParser:
     # -- what llhttp calls, in the order in which it is called for one request
 
     def on_message_begin(self) -> None:
+        if self.state is _HEAD_DONE:
+            return
         self.state = _BEGUN
         self._fields = []
         self._target = b""
         self._head_bytes = 0
 
     def on_url(self, part: bytes) -> None:
+        if self.state is _HEAD_DONE:
+            return
         self._target += part
         if len(self._target) > LONGEST_LINE:
             raise _Refused
@@ -137,21 +158,24 @@ class RequestParser:
             self._trailers += 1
 
     def on_headers_complete(self) -> None:
+        if self.state is _HEAD_DONE:
+            return
         parser, headers = self._parser, CIMultiDict(self._fields)
         version, method = parser.get_http_version(), parser.get_method().decode()
         length: int | None = 0
-        if "Transfer-Encoding" in headers:
-            if version == "1.0":
-                # Whoever wrote it may not have known what it says (RFC 9112 section 6.1).
+        if (codings := headers.getall("Transfer-Encoding", None)) is not None:
+            # Whoever wrote it into a 1.0 may not have known what it says (RFC 9112 section 6.1).
+            if version == "1.0" or codings[-1].rpartition(",")[2].strip(" \t").lower() != "chunked":
                 raise _Refused
             length = None
         elif (announced := headers.get("Content-Length")) is not None:
             length = int(announced)
         if version == "0.9" or method == "CONNECT":
             raise _Refused
-        # llhttp does not say where a body ends that comes with a wish for another protocol.
-        is_last = version != "1.1" or (length != 0 and parser.should_upgrade())
-        self._keeps_alive = not is_last and parser.should_keep_alive()
+        if length != 0 and parser.should_upgrade():
+            # llhttp takes what follows for the other protocol; a parser of its own reads it as the body that it is.
+            self._framing = _BODY_OF_UNKNOWN_SIZE if length is None else _BODY_OF_SIZE % length
+        self._keeps_alive = version == "1.1" and parser.should_keep_alive()
         self._fields = []
         self._trailers = 0
         self.state = _HEAD_DONE
@@ -162,5 +186,7 @@ class RequestParser:
         self._events.append(part)
 
     def on_message_complete(self) -> None:
+        if self._framing:
+            return
         self.state = _DONE if self._keeps_alive else _LAST_DONE
         self._events.append(Mark.END)

@@ -50,6 +50,7 @@ class Connection(WritingConnection):
         "_is_busy",
         "_parser",
         "_pending",
+        "_pending_bytes",
         "_request",
         "_task",
     )
@@ -64,6 +65,8 @@ class Connection(WritingConnection):
         """The parser that holds a part of a message, or has read the last one."""
         self._pending: deque[Event] = _NOTHING
         """What has been parsed and not been taken."""
+        self._pending_bytes = 0
+        """In how many bytes that came, about; beyond a bound no more is read."""
         self._is_busy = False
         """Whether a request may find something before it here: a look is due before it is answered from memory."""
         self._body: RequestBody | None = None
@@ -151,6 +154,11 @@ class Connection(WritingConnection):
         else:
             self._pending = deque(events)
         self._go_on()
+        if self._pending:
+            # Not at once: an end that is not read is not seen.
+            self._pending_bytes += len(data)
+            if self._pending_bytes > MAX_REQUEST_BYTES and self.transport is not None:
+                self.transport.pause_reading()
 
     def eof_received(self) -> None:
         """The client has said its last word: with None the transport closes."""
@@ -235,8 +243,6 @@ class Connection(WritingConnection):
         elif self.has_part:
             self.has_part = False
             self._watch_idle()
-        if self._pending:
-            transport.pause_reading()
 
     def _begin_request(self, head: RequestHead) -> None:
         pending = self._pending
@@ -306,7 +312,8 @@ class Connection(WritingConnection):
         elif self._tick < 0:
             self._watch_idle()
         self._go_on()
-        if not self._pending and not transport.is_closing():
+        if self._pending_bytes and not self._pending and not transport.is_closing():
+            self._pending_bytes = 0
             transport.resume_reading()
 
     def _refuse(self) -> None:

@@ -15,7 +15,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import LiveReader, Note, Request
-from gateway.server.timed import NOT_SEEN, Phase, TimedConnection
+from gateway.server.timed import Phase, TimedConnection
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
@@ -170,9 +170,6 @@ class WritingConnection(TimedConnection, ABC):
         self._is_chunked = request.version != "1.0"
         self._clients.recorder.subscribers(mode, 1, route)
         self._unwatch()
-        if self.is_full:
-            self._unsent = NOT_SEEN
-            self._expect_progress()
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""

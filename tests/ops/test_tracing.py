@@ -8,10 +8,11 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import ClientSession, web
+from multidict import CIMultiDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -21,11 +22,13 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from gateway.app import RunningGateway, start_gateway
 from gateway.clock import ManualClock
 from gateway.config import GatewayConfig, TracingConfig
+from gateway.http.request import RequestHead
 from gateway.ops.tracing import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import Faults
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.server.request import Answered, Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import RequestSpan, current
 from tests.scenarios.conftest import Edge, bounded, eventually
@@ -434,27 +437,20 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     tracer = OpenTelemetryTracer(TracingConfig(sample_ratio=1.0), clock, Random(11), SimpleSpanProcessor(exporter))
     parked: list[RequestSpan] = []
 
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+    async def handler(request: Request) -> Answered | None:
         span = current()
-        if request.path == "/live":
+        if request.target == "/live":
+            assert span.trace_id == TRACE
             span.park()
             parked.append(span)
-        else:
-            span.tell(Mode.CATCHUP, Outcome.FAILED, "chat")
-        return web.Response(text=span.trace_id)
+            return None
+        span.tell(Mode.CATCHUP, Outcome.FAILED, "chat")
+        return Answered(502, CIMultiDict())
 
-    server = web.ServerRunner(web.Server(TracedFront(handler, tracer)))
-    await server.setup()
-    site = web.TCPSite(server, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with ClientSession(f"http://127.0.0.1:{server.addresses[0][1]}") as session:
-            async with session.get("/live", headers=SAMPLED) as reply:
-                assert await reply.text() == TRACE
-            async with session.get("/once") as reply:
-                await reply.text()
-    finally:
-        await server.cleanup()
+    front = TracedFront(handler, tracer)
+    channel = cast(Channel, None)
+    for target, headers in (("/live", CIMultiDict(SAMPLED)), ("/once", CIMultiDict())):
+        await front(Request(channel, RequestHead("GET", target, "1.1", headers, True, 0), None))
     (once,) = exporter.get_finished_spans()
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR

@@ -233,7 +233,7 @@ async def test_clients_that_vanish_at_any_moment_leave_nothing_behind(
     await edge.leave()
     await edge.until_idle()
     gate.release()
-    await eventually(lambda: not edge.gateway._server.connections)
+    await eventually(lambda: not edge.gateway.connections)
     await bounded(counters.live_is(0))
     await bounded(counters.until(lambda now: sum(now.finished.values()) == now.total_requests))
 

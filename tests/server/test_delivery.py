@@ -1,145 +1,213 @@
-"""A write that has to wait is bounded, one that need not is not slowed by its bound; either way it runs just once."""
+"""Answers as a handler gives them: framed as the request's version has it, bounded where the client does not read."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import RawTestServer, TestClient
 from multidict import CIMultiDict
 
 from gateway.clock import ManualClock
+from gateway.config import LimitsConfig
+from gateway.errors import UpstreamBroken
 from gateway.metrics_seam import Silent
-from gateway.ops.metrics import Metrics
+from gateway.server.clients import Clients
+from gateway.server.connection import Connection
 from gateway.server.delivery import Aborted, Delivery
+from gateway.server.request import Answered, Request
+
+BOUND_S = 10.0
+
+Answering = Callable[[Request, Delivery], Awaitable[Answered | None]]
 
 
-class Transport:
-    """Takes note of its end."""
+class Bench:
+    """A server whose only handler is `answering`; what each request's delivery was."""
 
-    is_aborted = False
+    def __init__(self, answering: Answering, **limits: float) -> None:
+        self.clock = ManualClock(now=7.0)
+        self.recorder = Silent()
+        self.deliveries: list[Delivery] = []
+        self.errors: list[BaseException] = []
+        self._answering = answering
+        self._limits = LimitsConfig.model_validate(limits)
 
-    def abort(self) -> None:
-        self.is_aborted = True
-
-
-class Bounded:
-    """A delivery to a client that is only a transport."""
-
-    def __init__(self, write_timeout_s: float) -> None:
-        self.transport = Transport()
-        request = cast(web.BaseRequest, SimpleNamespace(transport=self.transport))
-        self._delivery = Delivery(request, Metrics(cache_limit_bytes=0), write_timeout_s)
-
-    async def write(self, write: Any) -> None:
-        await self._delivery._bounded(write)
-
-
-async def test_a_write_that_finds_room_starts_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def write() -> None:
-        steps.append("written")
-
-    def no_timer(_: float) -> Any:
-        raise AssertionError("a timer")
-
-    steps: list[str] = []
-    monkeypatch.setattr(asyncio, "timeout", no_timer)
-    await Bounded(1.0).write(write())
-    assert steps == ["written"]
-
-
-async def test_a_write_that_waits_more_than_once_is_carried_through() -> None:
-    loop = asyncio.get_running_loop()
-    first: asyncio.Future[str] = loop.create_future()
-    second: asyncio.Future[str] = loop.create_future()
-    seen: list[str] = []
-
-    async def write() -> None:
-        seen.append(await first)
+    async def _answer(self, request: Request) -> Answered | None:
+        delivery = Delivery(request, self.recorder, self.clock.now)
+        self.deliveries.append(delivery)
         try:
-            await second
-        except OSError as error:
-            seen.append(str(error))
-        await asyncio.sleep(0)
-        seen.append("end")
+            return await self._answering(request, delivery)
+        except BaseException as error:
+            self.errors.append(error)
+            raise
 
-    loop.call_soon(first.set_result, "first")
-    loop.call_soon(second.set_exception, OSError("second"))
-    await Bounded(10.0).write(write())
-    assert seen == ["first", "second", "end"]
+    async def __aenter__(self) -> Bench:
+        self.clients = Clients(self._answer, self._limits, None, self.clock, self.recorder, lambda *_: None)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self.clients), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
 
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self.clients.abort()
+        assert len(self.clients) == 0
 
-async def test_a_write_that_waits_too_long_ends_the_connection() -> None:
-    bounded = Bounded(0.01)
-    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def write() -> None:
-        await never
-
-    with pytest.raises(Aborted):
-        await bounded.write(write())
-    assert bounded.transport.is_aborted
-    assert never.cancelled()
-
-
-@pytest.mark.parametrize("waits", [False, True], ids=["at once", "later"])
-async def test_a_client_that_has_gone_is_an_aborted_delivery(waits: bool) -> None:
-    bounded = Bounded(10.0)
-
-    async def write() -> None:
-        if waits:
-            await asyncio.sleep(0)
-        raise ConnectionResetError
-
-    with pytest.raises(Aborted):
-        await bounded.write(write())
-    assert bounded.transport.is_aborted
+    async def ask(self, line: bytes = b"GET / HTTP/1.1") -> bytes:
+        """All that comes on a connection after one request; it is the last."""
+        reader, writer = await self.connect()
+        writer.write(line + b"\r\nHost: h\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(BOUND_S):
+            said = await reader.read()
+        writer.close()
+        return said
 
 
-async def test_a_cancelled_delivery_cancels_its_write() -> None:
-    bounded = Bounded(10.0)
-    began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
-    async def write() -> None:
-        began.set_result(None)
-        await never
 
-    task = asyncio.create_task(bounded.write(write()))
-    await began
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert never.cancelled()
-    assert not bounded.transport.is_aborted
+async def _text(request: Request, delivery: Delivery) -> Answered:
+    return delivery.text(200, CIMultiDict({"X": "y"}), b"12345")
+
+
+async def test_a_short_body_goes_out_with_its_length_and_a_head_alone_without_it() -> None:
+    async with Bench(_text) as bench:
+        head, _, body = (await bench.ask()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 5\r\nConnection: close\r\nDate: ")
+        assert body == b"12345"
+        head, _, body = (await bench.ask(b"HEAD / HTTP/1.1")).partition(b"\r\n\r\n")
+        assert b"Content-Length: 5\r\n" in head
+        assert body == b""
 
 
 async def test_when_an_answer_began_and_how_much_of_it_was_sent_is_noted() -> None:
-    clock, recorder, noted = ManualClock(now=7.0), Silent(), list[Delivery]()
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        delivery = Delivery(request, recorder, 10.0, clock.now)
+    async def answer(request: Request, delivery: Delivery) -> Answered:
         assert (delivery.first_byte_at, delivery.sent_bytes) == (None, 0)
-        noted.append(delivery)
-        if request.path == "/text":
-            return await delivery.text(200, CIMultiDict(), b"12345")
 
         async def body() -> AsyncIterator[bytes]:
             for chunk in (b"12", b"345", b"6"):
-                clock.advance(1.0)
+                bench.clock.advance(1.0)
                 yield chunk
 
-        return await delivery.stream(web.StreamResponse(), body())
+        return await delivery.stream(200, None, CIMultiDict(), None, body())
 
-    client: TestClient[web.BaseRequest, None]
-    async with TestClient(RawTestServer(answer)) as client:
-        assert await (await client.get("/text")).read() == b"12345"
-        assert await (await client.get("/stream")).read() == b"123456"
-    text, stream = noted
-    assert (text.first_byte_at, text.sent_bytes) == (7.0, 5)
-    assert (stream.first_byte_at, stream.sent_bytes) == (7.0, 6)
-    assert recorder.counts["downstream_bytes",] == 11
+    async with Bench(answer) as bench:
+        assert (await bench.ask()).endswith(b"\r\n\r\n2\r\n12\r\n3\r\n345\r\n1\r\n6\r\n0\r\n\r\n")
+        (delivery,) = bench.deliveries
+        assert (delivery.first_byte_at, delivery.sent_bytes) == (7.0, 6)
+        assert bench.recorder.counts["downstream_bytes",] == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "length", "framing", "body"),
+    [
+        (b"GET / HTTP/1.1", 200, None, b"Transfer-Encoding: chunked", b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"),
+        (b"GET / HTTP/1.1", 200, 3, b"Content-Length: 3", b"abc"),
+        (b"GET / HTTP/1.0", 200, None, b"Connection: close", b"abc"),
+        (b"HEAD / HTTP/1.1", 200, None, b"Connection: close", b""),
+        (b"GET / HTTP/1.1", 204, None, b"Connection: close", b""),
+        (b"GET / HTTP/1.1", 304, None, b"Connection: close", b""),
+    ],
+)
+async def test_a_body_that_comes_in_pieces_has_the_end_that_its_version_and_status_give_it(
+    line: bytes, status: int, length: int | None, framing: bytes, body: bytes
+) -> None:
+    async def answer(request: Request, delivery: Delivery) -> Answered:
+        return await delivery.stream(status, None, CIMultiDict(), length, pieces(b"ab", b"", b"c"))
+
+    async with Bench(answer) as bench:
+        head, _, came = (await bench.ask(line)).partition(b"\r\n\r\n")
+        assert framing in head
+        assert (b"Transfer-Encoding" in head) is (framing.startswith(b"Transfer"))
+        assert came == body
+
+
+async def test_a_body_that_fails_ends_without_its_last_chunk() -> None:
+    async def answer(request: Request, delivery: Delivery) -> Answered:
+        async def body() -> AsyncIterator[bytes]:
+            yield b"abc"
+            raise UpstreamBroken
+
+        return await delivery.stream(200, None, CIMultiDict(), None, body())
+
+    async with Bench(answer) as bench:
+        reader, writer = await bench.connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        came = b""
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while data := await reader.read(1_000):
+                    came += data
+        except ConnectionError:
+            pass
+        assert not came.endswith(b"0\r\n\r\n")
+        assert isinstance(bench.errors[0], Aborted)
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_let_go_and_its_handler_with_it() -> None:
+    async def answer(request: Request, delivery: Delivery) -> Answered:
+        return await delivery.stream(200, None, CIMultiDict(), None, pieces(*[b"x" * 65_536] * 1_000))
+
+    async with Bench(answer, client_write_timeout_s=0.05, send_buffer_bytes=65_536) as bench:
+        _, writer = await bench.connect()
+        cast(asyncio.Transport, writer.transport).pause_reading()
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+        async with asyncio.timeout(BOUND_S):
+            while not bench.errors:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            while len(bench.clients):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert isinstance(bench.errors[0], ConnectionError)
+        assert bench.recorder.counts["slow_consumer", "closed"] == 1
+        writer.close()
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+async def test_a_handler_whose_client_leaves_is_cancelled_unless_it_carries_a_write(is_detached: bool) -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    async def answer(request: Request, delivery: Delivery) -> Answered:
+        request.is_detached = is_detached
+        begun.set()
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+        ended.append("done")
+        return delivery.text(200, CIMultiDict(), b"")
+
+    async with Bench(answer) as bench:
+        _, writer = await bench.connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: h\r\n\r\n")
+        async with asyncio.timeout(BOUND_S):
+            await begun.wait()
+            (client,) = bench.clients._open
+            assert isinstance(client, Connection)
+            writer.close()
+            while client.transport is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            release.set()
+            await bench.clients.emptied(BOUND_S)
+    assert ended == ["done" if is_detached else "cancelled"]
+
+
+async def test_what_a_handler_does_not_expect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(request: Request, delivery: Delivery) -> Answered:
+        raise KeyError("secret")
+
+    async with Bench(answer) as bench:
+        said = await bench.ask()
+    assert said.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert said.endswith(b"\r\n\r\nInternal error\n")
+    assert "secret" in caplog.text
+    assert b"secret" not in said

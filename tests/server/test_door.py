@@ -10,6 +10,7 @@ import pytest
 
 from gateway.app import RunningGateway
 from gateway.origin.requests import Kind
+from gateway.server.connection import Connection
 from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
 
 CHANGING = ("date", "age")
@@ -183,7 +184,7 @@ async def test_a_part_short_of_the_tail_is_remembered_and_stays_right(pair: Pair
     assert "stream-up-to-date" not in response.headers
 
 
-async def test_no_strict_protocol_exists_until_it_is_needed(pair: Pair) -> None:
+async def test_a_connection_between_two_requests_holds_no_parser_and_no_task(pair: Pair) -> None:
     await create_closed(pair)
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request)
@@ -192,7 +193,12 @@ async def test_no_strict_protocol_exists_until_it_is_needed(pair: Pair) -> None:
         for _ in range(3):
             writer.write(request)
             await read_response(reader)
-        assert not pair.fast.strict_connections
+        writer.write(get("/s?offset=-1", "X: y"))
+        await read_response(reader)
+        (client,) = pair.fast.clients._open
+        assert isinstance(client, Connection)
+        assert (client._parser, client._task, client._request, client._body) == (None, None, None, None)
+        assert not client._pending
     finally:
         await close(writer)
 

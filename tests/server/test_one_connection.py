@@ -10,17 +10,13 @@ import aiohttp
 import pytest
 
 from gateway.app import RunningGateway
-from gateway.server.door import Door
+from gateway.server.connection import Connection
 from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
 from tests.server.test_door import create_closed, get, hits, write
 
 
-def doors_of(gateway: RunningGateway) -> list[Door]:
-    return list(gateway.clients._doors)
-
-
-def unsent(door: Door) -> int:
-    return door.transport.get_write_buffer_size() if door.transport is not None else 0
+def clients_of(gateway: RunningGateway) -> list[Connection]:
+    return [client for client in gateway.clients._open if isinstance(client, Connection)]
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -102,14 +98,14 @@ async def test_a_request_in_the_turn_in_which_a_live_answer_ends_is_not_lost(
 async def test_a_connection_that_closes_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = await start_pair(max_chunk_bytes=1_000_000, send_buffer_bytes="256KiB", compression=())
     rounds = 0
-    take = Door._take_held
+    go_on = Connection._go_on
 
-    def counted(door: Door) -> None:
+    def counted(connection: Connection) -> None:
         nonlocal rounds
         rounds += 1
-        take(door)
+        go_on(connection)
 
-    monkeypatch.setattr(Door, "_take_held", counted)
+    monkeypatch.setattr(Connection, "_go_on", counted)
     try:
         await create_closed(pair, body=b"z" * 230_000)
         request = get("/s?offset=-1")
@@ -119,7 +115,7 @@ async def test_a_connection_that_closes_does_not_wait_for_itself(monkeypatch: py
             _, writer = await deaf(pair.fast)
             writer.write(request)
             await eventually(lambda served=served: hits(pair.fast) > served)  # type: ignore[misc]
-            # Refused by the parser: the strict protocol ends, and the connection with it.
+            # Refused by the parser, and the connection ends.
             writer.write(get("/s?offset=%zz", "Bad Header\x01: x"))
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -129,7 +125,7 @@ async def test_a_connection_that_closes_does_not_wait_for_itself(monkeypatch: py
                 await asyncio.sleep(0)
             assert rounds < 10
             writer.transport.abort()
-            await eventually(lambda: not doors_of(pair.fast))
+            await eventually(lambda: not clients_of(pair.fast))
     finally:
         await stop_pair(pair)
 
@@ -144,15 +140,15 @@ async def test_who_takes_nothing_holds_no_more_than_the_send_buffer_whoever_answ
         served = hits(pair.fast)
         _, writer = await deaf(pair.fast)
         writer.write(request)
-        await eventually(lambda: hits(pair.fast) > served and doors_of(pair.fast)[0].is_full)
-        left = unsent(doors_of(pair.fast)[0])
+        await eventually(lambda: hits(pair.fast) > served and clients_of(pair.fast)[0].is_full)
+        left = clients_of(pair.fast)[0].unsent_bytes
         writer.write(get("/large?offset=-1"))
-        await eventually(lambda: bool(pair.fast.strict_connections))
+        await eventually(lambda: bool(clients_of(pair.fast)[0]._pending))
         for _ in range(300):
             await asyncio.sleep(0)
-        assert unsent(doors_of(pair.fast)[0]) <= left + 256 * 1024
+        assert clients_of(pair.fast)[0].unsent_bytes <= left + 256 * 1024
         writer.transport.abort()
-        await eventually(lambda: not doors_of(pair.fast))
+        await eventually(lambda: not clients_of(pair.fast))
     finally:
         await stop_pair(pair)
 
@@ -185,9 +181,8 @@ async def test_a_client_that_does_not_take_the_rest_is_let_go(how: str) -> None:
                 writer.write(request)
                 await eventually(lambda: hits(pair.fast) > served)
                 writer.write(get("/open?offset=-1&live=sse"))
-                await waiting(pair.fast)
-        await eventually(lambda: bool(doors_of(pair.fast)))
-        await eventually(lambda: not doors_of(pair.fast))
+        await eventually(lambda: bool(clients_of(pair.fast)))
+        await eventually(lambda: not clients_of(pair.fast))
         writer.transport.abort()
     finally:
         await stop_pair(pair)
@@ -238,7 +233,7 @@ async def test_a_large_write_behind_a_long_poll_arrives_whole(pair: Pair) -> Non
     await waiting(pair.fast)
     body = b"y" * 900_000
     writer.write(b"PUT /t HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 900000\r\n\r\n" + body)
-    await eventually(lambda: any(door._held for door in doors_of(pair.fast)))
+    await eventually(lambda: any(client._pending for client in clients_of(pair.fast)))
     await write(pair.fast, "POST", "/s", b"def", Content_Type="text/plain")
     assert (await read_response(reader)).body == b"def"
     assert (await read_response(reader)).status == 201
