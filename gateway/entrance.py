@@ -19,9 +19,10 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients, Handler
 from gateway.server.connection import Connection
 from gateway.server.front import Front
+from gateway.server.joins import Join
 from gateway.server.noted import NotedFront
 from gateway.server.ready import Ready, ReadyAnswers
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
 
@@ -43,6 +44,8 @@ class Entrance:
         self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad)
         if journal.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
+        elif config.server.fast_path:
+            self.clients.join = self._join
 
     def connect(self) -> Connection:
         """A protocol for a connection that has been accepted."""
@@ -51,8 +54,12 @@ class Entrance:
     def _answer(self, request: Request) -> Awaitable[Answered | None]:
         return self._front(request)
 
+    def _join(self, channel: Channel, join: Join) -> bool:
+        return self._plain_front.join(channel, join)
+
     def _make_front(self) -> Handler:
-        front: Handler = Front(self._config, self._engine, self.routes.routes, self._recorder, self._journal)
+        front: Handler
+        front = self._plain_front = Front(self._config, self._engine, self.routes.routes, self._recorder, self._journal)
         if self._journal.is_kept:
             front = NotedFront(front, self._journal, self._engine.clock)
         # Around the log, whose lines name the trace.
@@ -90,5 +97,6 @@ class Entrance:
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())
+            self.clients.joins.clear()
             self._engine.purge.drop_others(self.routes.shares)
         self._front = self._make_front()

@@ -155,6 +155,36 @@ class Engine:
         finally:
             self._tail.left(topic)
 
+    def wait_at_once(self, read: Read) -> Waiting | None:
+        """Where a long-poll waits, where it can be told without the origin that there is nothing for it yet; `close` is
+        owed.  None, and nothing has happened, where `long_poll` is to be asked."""
+        stream = self._followed(read)
+        place = self._tail.wait_at_once(read, stream) if stream is not None else None
+        if place is not None:
+            place.stream.reads += 1
+        return place
+
+    def subscribe_at_once(self, read: Read) -> Subscription | None:
+        """The same for SSE; where it is None, `open_sse` is to be asked."""
+        stream = self._followed(read)
+        place = self._tail.subscribe_at_once(read, stream) if stream is not None else None
+        if place is not None:
+            place.stream.reads += 1
+        return place
+
+    def _followed(self, read: Read) -> Stream | None:
+        """The read's stream, where live readers share it and nothing is known to stand against one more."""
+        stream = self.library.find(read.key)
+        if (
+            stream is None
+            or not stream.has_topic
+            or stream.has_expired(self.clock.now(), self.clock.wall())
+            or read.route.unshared.reason(read.key, read.shape) is not None
+            or self.absences.find(read.key, read.start, read.source.headers) is not None
+        ):
+            return None
+        return stream
+
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
         found = await self._long_poll(_without_codings(read))

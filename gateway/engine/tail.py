@@ -320,6 +320,7 @@ class Tail:
     ) -> Answer:
         end = reading.end
         is_closed = stream.tape.is_closed_at(end)
+        cursor = self._cursor(read, stream)
         headers = stream_headers(
             read,
             stream,
@@ -327,7 +328,7 @@ class Tail:
             up_to_date=is_closed or is_current,
             is_closed=is_closed,
             outcome=outcome,
-            cursor=next_cursor(self.clock.wall(), read.cursor, self._rng),
+            cursor=cursor,
             edition=edition,
         )
         if matches(read.if_none_match, headers["ETag"]):
@@ -335,6 +336,13 @@ class Tail:
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
         return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, edition))
+
+    def _cursor(self, read: Read, stream: Stream) -> str:
+        """The cursor for a reader: one for all who wait together, so that they come back with one request."""
+        topic, wall = self._live.find(stream), self.clock.wall()
+        if topic is None:
+            return next_cursor(wall, read.cursor, self._rng)
+        return topic.cursor_for(read.cursor, wall, self._rng)
 
     def wait(self, place: Waiting, client: Client) -> Waiter:
         """A waiter, to be started."""
@@ -354,7 +362,7 @@ class Tail:
                 body.append(piece)
                 if sum(map(len, body)) > self._max_reply_bytes:
                     raise Uncacheable(TOO_LARGE)
-            answer.headers[STREAM_CURSOR] = next_cursor(self.clock.wall(), read.cursor, self._rng)
+            answer.headers[STREAM_CURSOR] = self._cursor(read, stream)
             return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
         finally:
             answer.close()
@@ -364,12 +372,12 @@ class Tail:
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
             return None
-        cursor = next_cursor(self.clock.wall(), read.cursor, self._rng)
+        cursor = self._cursor(read, stream)
         return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
 
     async def nothing_new(self, read: Read, stream: Stream) -> Answer:
         """The time is up and nobody can vouch for the tail: look."""
-        cursor = next_cursor(self.clock.wall(), read.cursor, self._rng)
+        cursor = self._cursor(read, stream)
         at = stream.tape.resolve(read.start)
         head = await self._deck.fresh_head(stream, at, read.route, read.source)
         self._expect_stream(head)
@@ -384,7 +392,41 @@ class Tail:
             raise Uncacheable(TOO_LARGE)
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
+    def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
+        """The place at which the client of a long-poll waits, where that is known without the origin; else None, and
+        nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
+        if not self._stands_at(read, stream, stream.tape.resolve(read.start)):
+            return None
+        topic = self._live.join(stream)
+        if topic is None:
+            return None
+        topic.greet(read.cursor, self.clock.wall())
+        return Waiting(self, read, stream, topic)
+
+    def _stands_at(self, read: Read, stream: Stream, at: str) -> bool:
+        """Whether the reader, who has everything before `at`, has nothing to be told but what the follower brings."""
+        tape, start = stream.tape, read.start
+        return (
+            stream.ended is None
+            and stream.content_type is not None
+            and start != NOW
+            and tape.has_seen(start)
+            and tape.closed_at is None
+            and (topic := self._live.find(stream)) is not None
+            and topic.is_current(at)
+            and stream.is_trusted(self.clock.now(), read.route.config.trust_s)
+        )
+
     # -- SSE (section 5.8)
+
+    def subscribe_at_once(self, read: Read, stream: Stream) -> Subscription | None:
+        """The same for SSE: `Subscription.start` or `Subscription.close` is owed."""
+        at = stream.tape.resolve(read.start)
+        topic = self._live.join(stream) if self._stands_at(read, stream, at) else None
+        if topic is None:
+            return None
+        topic.greet(read.cursor, self.clock.wall())
+        return Subscription(self, read, stream, topic, at)
 
     async def open_sse(self, read: Read, stream: Stream) -> Subscription:
         """Everything that can go wrong before the first byte of an SSE response; `Subscription.close` is owed.

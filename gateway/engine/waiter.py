@@ -16,7 +16,7 @@ from gateway.engine.replies import failure_answer, refusal_answer
 from gateway.engine.request import Ended, Poll, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.cursor import interval, parse_cursor
+from gateway.protocol.cursor import parse_cursor
 from gateway.upstream.flight import Refusal
 from gateway.wheel import TICK_S
 
@@ -58,11 +58,12 @@ class Waiter:
 
     __slots__ = (
         "_client",
+        "_cursor",
         "_has_missed",
         "_is_asking",
         "_is_late",
         "_is_over",
-        "_is_plain",
+        "_kind",
         "_place",
         "_tick",
         "_was_confirmed",
@@ -73,10 +74,9 @@ class Waiter:
         tail, read = place.tail, place.read
         self._place = place
         self._client = client
-        own = parse_cursor(read.cursor)
-        # A cursor above the present one is answered at random above that: by an answer of its own.
-        is_low = own is None or own < interval(tail.clock.wall())
-        self._is_plain = is_low and read.if_none_match is None
+        self._kind = (read.start, read.wish, client.shape) if read.if_none_match is None else None
+        """What shapes its answer, but for the cursor; None where that is an answer of its own."""
+        self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = place.topic.is_confirmed
         """Whether the follower has vouched for the stream since the client came."""
         self._is_over = False
@@ -110,8 +110,9 @@ class Waiter:
         if place.topic.foreign is not None:
             self._ask(self._past_tape())
             return
-        answers = place.topic.answers if self._is_plain else None
-        kind = (place.read.start, place.read.wish, self._client.shape) if answers is not None else None
+        answers = place.topic.answers if self._kind is not None else None
+        # A cursor that is not below the others' is answered at random above that.
+        kind = self._kind if self._cursor < place.topic.answers_cursor else (self._kind, self._cursor)
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):
             self._is_over = True
             self._client.send(shared)

@@ -104,6 +104,16 @@ class Live:
             linger.cancel()
         return topic
 
+    def join(self, stream: Stream) -> Topic | None:
+        """Join the stream's topic, where there is one that is followed and may be read by all; `detach` is owed."""
+        topic = self._topics.get(stream)
+        if topic is None or topic not in self._runs or topic.foreign is not None or topic.is_refused:
+            return None
+        topic.readers += 1
+        if (linger := self._lingers.pop(topic, None)) is not None:
+            linger.cancel()
+        return topic
+
     def follow(self, topic: Topic) -> None:
         """Have the stream followed from here on.  Only who waits asks for it: readers that are answered at once, of
         ever new queries say, would each leave a live request behind them.  Raises TooManyFollowed."""

@@ -49,8 +49,9 @@ _FRAME_MOST_BYTES: Final = 2 * _EVENT_BYTES
 six times its size."""
 BEATS: Final = 16
 """One timer of a topic beats so often in the time of a heartbeat, so that none of its readers needs one."""
-_CURSOR_REACH: Final = 1_000
-"""A client's cursor that is further ahead than this many intervals does not lift everybody's."""
+_CURSOR_REACH: Final = 1 << 40
+"""A client's cursor that is further ahead than this many intervals does not lift everybody's: far more than events can
+in all the time there is, and far below what counts as a cursor."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -181,6 +182,8 @@ class Topic:
         """While readers are pumped: what those at a place are sent, made once for all who stand there."""
         self.answers: dict[object, object] | None = None
         """The same for long-polls, by what shapes their answer; None at all other times."""
+        self.answers_cursor = 0
+        """The cursor of these answers, but for those to clients that showed as high a one."""
         self.to_settle: list[tuple[Listener, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
@@ -242,6 +245,7 @@ class Topic:
         self._is_flushing = False
         # Nothing changes while this lasts: no reader is given a chance to.
         self.steps, self.answers = {}, {}
+        self.answers_cursor = self.shared_cursor()
         readers = tuple(self.readers_now)
         try:
             for reader in readers:

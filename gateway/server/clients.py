@@ -11,8 +11,9 @@ from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
 from gateway.http.request import RequestParser
 from gateway.metrics_seam import Recorder
+from gateway.server.joins import Join, Joins
 from gateway.server.ready import Ready, ReadyAnswers
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Channel, Request
 from gateway.signals import Signal
 from gateway.wheel import Wheel
 
@@ -57,6 +58,9 @@ class Clients:
         self.recorder = recorder
         self.on_bad_request = on_bad_request
         self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
+        self.joins = Joins()
+        self.join: Callable[[Channel, Join], bool] | None = None
+        """Gives a live answer to a request that is known by its bytes; None where none is to be known by them."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()

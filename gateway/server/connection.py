@@ -25,6 +25,7 @@ from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.head import response_head
+from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
 from gateway.server.request import Request
 from gateway.server.timed import NOT_SEEN, Phase
@@ -77,7 +78,7 @@ class Connection(WritingConnection):
         self._candidate: bytes | None = None
         """The request that is being answered, where its bytes may be remembered."""
         self._candidate_era = 0
-        """That of the ready answers when the candidate was read."""
+        """That of what is remembered when the candidate was read."""
         self._client: str | None = None
 
     @property
@@ -133,6 +134,11 @@ class Connection(WritingConnection):
         if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
+        if is_first and (join := clients.joins.get(data)) is not None and clients.join is not None:
+            self._is_busy = True
+            if clients.join(self, join):
+                return
+            self._is_busy = False
         ready = clients.ready
         if is_first and ready is not None and (answer := ready.find(data)) is not None:
             self._serve(answer, data)
@@ -146,7 +152,7 @@ class Connection(WritingConnection):
             self._parser = parser
         if is_first and _is_one_plain_get(events, data):
             self._candidate = data
-            self._candidate_era = ready.era if ready is not None else 0
+            self._candidate_era = clients.joins.era
         elif is_first:
             self._candidate = None
         if self._pending:
@@ -353,8 +359,14 @@ class Connection(WritingConnection):
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
         candidate, ready = self._candidate, self._clients.ready
-        if candidate is not None and ready is not None and ready.era == self._candidate_era:
+        if candidate is not None and ready is not None and self._clients.joins.era == self._candidate_era:
             ready.remember(candidate, answer, credential_headers)
+
+    def learn_join(self, join: Join) -> None:
+        """The request asked for this; remember it if its bytes are to be remembered."""
+        candidate, joins = self._candidate, self._clients.joins
+        if candidate is not None and self._clients.join is not None and joins.era == self._candidate_era:
+            joins.remember(candidate, join)
 
     # -- a body's side
 

@@ -35,10 +35,11 @@ from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.delivery import Delivery
+from gateway.server.joins import Join
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.replay import until_up_to_date
-from gateway.server.request import Answered, Request
+from gateway.server.request import Answered, Channel, Request
 from gateway.tape.stream import StreamKey
 from gateway.tracing import current
 from gateway.upstream.client import Reply
@@ -228,20 +229,50 @@ class Front:
         if exchange.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
-                self._live.subscribe(exchange.request, opened, exchange.route, exchange.began)
-                exchange.is_parked = True
+                self._subscribe(exchange, opened)
                 return None
             answer: Answer = opened
         elif exchange.mode is Mode.LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
-                self._live.wait(exchange.request, polled, exchange.route, exchange.began)
-                exchange.is_parked = True
+                self._wait(exchange, polled)
                 return None
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
         return await self._deliver(exchange, read, answer)
+
+    def _subscribe(self, exchange: Exchange, place: Subscription) -> None:
+        request = exchange.request
+        origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
+        self._live.subscribe(
+            request.channel, origin, place, exchange.began, keeps=request.keeps_alive, is_chunked=is_chunked
+        )
+        exchange.is_parked = True
+        request.channel.learn_join(Join(place.read, Mode.SSE, origin))
+
+    def _wait(self, exchange: Exchange, place: Waiting) -> None:
+        request = exchange.request
+        origin = request.headers.get("Origin")
+        self._live.wait(request.channel, origin, place, exchange.began, keeps=request.keeps_alive)
+        exchange.is_parked = True
+        request.channel.learn_join(Join(place.read, Mode.LONGPOLL, origin))
+
+    def join(self, channel: Channel, join: Join) -> bool:
+        """Give a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps its
+        connection; False, and nothing has happened, where it has to be answered like any other."""
+        began = self._engine.clock.now()
+        if join.mode is Mode.SSE:
+            subscription = self._engine.subscribe_at_once(join.read)
+            if subscription is None:
+                return False
+            self._live.subscribe(channel, join.origin, subscription, began)
+        else:
+            waiting = self._engine.wait_at_once(join.read)
+            if waiting is None:
+                return False
+            self._live.wait(channel, join.origin, waiting, began)
+        return True
 
     async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> Answered:
         exchange.outcome = answer.outcome

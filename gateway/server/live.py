@@ -20,13 +20,12 @@ from gateway.engine.waiter import Rendered, Waiter
 from gateway.errors import GatewayError
 from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber
-from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.head import response_head
-from gateway.server.request import Channel, Request
+from gateway.server.request import Channel
 from gateway.tracing import NO_REQUEST, RequestSpan, current
 
 _log = logging.getLogger("gateway.live")
@@ -45,10 +44,19 @@ class LiveAnswers:
         self.clock = clock
         self._journal = journal
 
-    def subscribe(self, request: Request, subscription: Subscription, route: Route | None, began: float) -> None:
-        """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
-        channel = request.channel
-        is_chunked = request.version != "1.0"
+    def subscribe(
+        self,
+        channel: Channel,
+        origin: str | None,
+        subscription: Subscription,
+        began: float,
+        *,
+        keeps: bool = True,
+        is_chunked: bool = True,
+    ) -> None:
+        """Begin an SSE response to a client that sent this Origin header.  Raises UpstreamBroken, and closes the
+        subscription, for headers not to be written."""
+        route = subscription.read.route
         headers = CIMultiDict(subscription.stream.headers)
         headers.update(subscription.headers)
         headers["Content-Type"] = SSE_TYPE
@@ -56,9 +64,9 @@ class LiveAnswers:
         headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        self.dress(route, request.headers.get("Origin"), headers)
+        self.dress(route, origin, headers)
         try:
-            head = self.head(200, headers, keeps=request.keeps_alive)
+            head = self.head(200, headers, keeps=keeps)
         except GatewayError:
             subscription.close()
             raise
@@ -70,16 +78,16 @@ class LiveAnswers:
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
 
-        name = route.config.name if route is not None else NO_ROUTE
+        name = route.config.name
         note = self._note(Mode.SSE, name, began, look)
-        channel.park(request, subscriber, Mode.SSE, name, began, note)
+        channel.park(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
 
-    def wait(self, request: Request, waiting: Waiting, route: Route | None, began: float) -> None:
-        """Have a long-poll wait for its answer."""
-        channel = request.channel
-        poller = _Poller(self, channel, route, request.headers.get("Origin"), keeps=request.keeps_alive)
+    def wait(self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True) -> None:
+        """Have the long-poll of a client that sent this Origin header wait for its answer."""
+        route = waiting.read.route
+        poller = _Poller(self, channel, route, origin, keeps=keeps)
         waiter = waiting.start(poller)
         topic = waiting.topic
 
@@ -92,9 +100,9 @@ class LiveAnswers:
                 into.first_byte_s = self.clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        name = route.config.name if route is not None else NO_ROUTE
+        name = route.config.name
         note = self._note(Mode.LONGPOLL, name, began, look)
-        channel.park(request, waiter, Mode.LONGPOLL, name, began, note)
+        channel.park(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps)
         _start(waiter)
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
@@ -120,7 +128,7 @@ class _Poller:
     __slots__ = ("_answers", "_channel", "_keeps", "_origin", "_route", "answer")
 
     def __init__(
-        self, answers: LiveAnswers, channel: Channel, route: Route | None, origin: str | None, *, keeps: bool
+        self, answers: LiveAnswers, channel: Channel, route: Route, origin: str | None, *, keeps: bool
     ) -> None:
         self._answers = answers
         self._channel = channel

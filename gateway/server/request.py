@@ -12,6 +12,7 @@ from gateway.journal import CloseReason
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
+from gateway.server.joins import Join
 from gateway.server.ready import Ready
 
 
@@ -90,8 +91,21 @@ class Channel(Protocol):
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
-    def park(self, request: Request, live: LiveReader, mode: Mode, route: str, began: float, note: Note | None) -> None:
+    def park(
+        self,
+        live: LiveReader,
+        mode: Mode,
+        route: str,
+        began: float,
+        note: Note | None,
+        *,
+        keeps: bool,
+        is_chunked: bool = True,
+    ) -> None:
         """The answer is given by `live` from here on."""
+
+    def learn_join(self, join: Join) -> None:
+        """The request asked for this; remember it if its bytes are to be remembered."""
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""

@@ -157,7 +157,17 @@ class WritingConnection(TimedConnection, ABC):
 
     # -- live answers
 
-    def park(self, request: Request, live: LiveReader, mode: Mode, route: str, began: float, note: Note | None) -> None:
+    def park(
+        self,
+        live: LiveReader,
+        mode: Mode,
+        route: str,
+        began: float,
+        note: Note | None,
+        *,
+        keeps: bool,
+        is_chunked: bool = True,
+    ) -> None:
         """The answer is given by `live` from here on, until `over` or `answered`."""
         self.phase = Phase.LIVE
         self._live = live
@@ -166,8 +176,8 @@ class WritingConnection(TimedConnection, ABC):
         self._live_began = began
         self._live_note = note
         self.live_bytes = 0
-        self._keeps = request.keeps_alive
-        self._is_chunked = request.version != "1.0"
+        self._keeps = keeps
+        self._is_chunked = is_chunked
         self._clients.recorder.subscribers(mode, 1, route)
         self._unwatch()
 
