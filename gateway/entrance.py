@@ -44,8 +44,10 @@ class Entrance:
         self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad)
         if journal.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
-        elif config.server.fast_path:
-            self.clients.join = self._join
+        else:
+            # What is noted one by one is so by the handlers around the front.
+            self.clients.at_once = self._at_once
+            self.clients.join = self._join if config.server.fast_path else None
 
     def connect(self) -> Connection:
         """A protocol for a connection that has been accepted."""
@@ -53,6 +55,9 @@ class Entrance:
 
     def _answer(self, request: Request) -> Awaitable[Answered | None]:
         return self._front(request)
+
+    def _at_once(self, request: Request) -> bool:
+        return self._plain_front.at_once(request)
 
     def _join(self, channel: Channel, join: Join) -> bool:
         return self._plain_front.join(channel, join)

@@ -159,7 +159,7 @@ class Engine:
         """Where a long-poll waits, where it can be told without the origin that there is nothing for it yet; `close` is
         owed.  None, and nothing has happened, where `long_poll` is to be asked."""
         stream = self._followed(read)
-        place = self._tail.wait_at_once(read, stream) if stream is not None else None
+        place = self._tail.wait_at_once(_without_codings(read), stream) if stream is not None else None
         if place is not None:
             place.stream.reads += 1
         return place

@@ -38,6 +38,8 @@ from gateway.wheel import Wheel
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
+_LITTLE_BYTES = 1 << 16
+"""A reader who is behind by no more than this is sent it at once, whatever that has to be coded in."""
 TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
 """Why a live reader's replay is relayed: no tape can hold it."""
 
@@ -393,18 +395,17 @@ class Tail:
         return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
 
     def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
-        """The place at which the client of a long-poll waits, where that is known without the origin; else None, and
-        nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
-        if not self._stands_at(read, stream, stream.tape.resolve(read.start)):
-            return None
-        topic = self._live.join(stream)
+        """The place at which the client of a long-poll waits, or is answered from the tape, where that is known without
+        the origin; else None, and nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
+        topic = self._live.join(stream) if self._is_known(read, stream) else None
         if topic is None:
             return None
         topic.greet(read.cursor, self.clock.wall())
         return Waiting(self, read, stream, topic)
 
-    def _stands_at(self, read: Read, stream: Stream, at: str) -> bool:
-        """Whether the reader, who has everything before `at`, has nothing to be told but what the follower brings."""
+    def _is_known(self, read: Read, stream: Stream) -> bool:
+        """Whether a live reader needs no more than the tape and the follower: the stream is known and trusted, the
+        offset is one of its own, and what lies behind it is little."""
         tape, start = stream.tape, read.start
         return (
             stream.ended is None
@@ -413,16 +414,20 @@ class Tail:
             and tape.has_seen(start)
             and tape.closed_at is None
             and (topic := self._live.find(stream)) is not None
-            and topic.is_current(at)
+            and topic.is_confirmed
+            and (topic.is_current(at := tape.resolve(start)) or self._has_little_after(tape, at))
             and stream.is_trusted(self.clock.now(), read.route.config.trust_s)
         )
+
+    def _has_little_after(self, tape: Tape, at: str) -> bool:
+        return tape.knows_after(at) and tape.read(at, self._max_reply_bytes).size <= _LITTLE_BYTES
 
     # -- SSE (section 5.8)
 
     def subscribe_at_once(self, read: Read, stream: Stream) -> Subscription | None:
         """The same for SSE: `Subscription.start` or `Subscription.close` is owed."""
         at = stream.tape.resolve(read.start)
-        topic = self._live.join(stream) if self._stands_at(read, stream, at) else None
+        topic = self._live.join(stream) if self._is_known(read, stream) else None
         if topic is None:
             return None
         topic.greet(read.cursor, self.clock.wall())

@@ -95,10 +95,13 @@ class Waiter:
     def start(self) -> None:
         """Join the topic."""
         self._place.topic.readers_now.add(self)
-        self.pump()
+        self._look(Outcome.HIT)
 
     def pump(self) -> None:
         """The topic has changed: answer, if there is something to answer with."""
+        self._look(Outcome.FOLLOWED)
+
+    def _look(self, outcome: Outcome) -> None:
         if self._is_over:
             return
         if self._place.topic.is_confirmed:
@@ -106,20 +109,23 @@ class Waiter:
         if self._is_asking:
             self._has_missed = True
             return
-        place = self._place
-        if place.topic.foreign is not None:
+        place, topic = self._place, self._place.topic
+        if topic.foreign is not None:
             self._ask(self._past_tape())
             return
-        answers = place.topic.answers if self._kind is not None else None
+        answers = topic.shared_answers() if self._kind is not None and place.stream.ended is None else None
         # A cursor that is not below the others' is answered at random above that.
-        kind = self._kind if self._cursor < place.topic.answers_cursor else (self._kind, self._cursor)
+        kind = self._kind if self._cursor < topic.answers_cursor else (self._kind, self._cursor)
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):
             self._is_over = True
             self._client.send(shared)
-            place.topic.to_settle.append((self, shared))
+            if topic.is_pumping:
+                topic.to_settle.append((self, shared))
+            else:
+                self.settle(shared)
             return
         try:
-            found = place.tail.poll_now(place.read, place.stream, place.topic, Outcome.FOLLOWED)
+            found = place.tail.poll_now(place.read, place.stream, topic, outcome)
         except Ended as ended:
             found = refusal_answer(place.read.route, ended.refusal, Outcome.FOLLOWED)
         except TailMovedBack:
@@ -130,13 +136,13 @@ class Waiter:
             if answers is not None:
                 answers[kind] = rendered
         elif found is Poll.LOOK:
-            self._ask(place.tail.poll_looking(place.read, place.stream, place.topic))
+            self._ask(place.tail.poll_looking(place.read, place.stream, topic, outcome))
 
     def settle(self, sent: object) -> None:
         """Leave, after what was sent."""
         assert isinstance(sent, Rendered)
         self._leave()
-        self._place.stream.sent_bytes += sent.body_bytes
+        self._count(sent)
         self._client.settle(sent)
 
     def beat(self) -> None:
@@ -242,10 +248,15 @@ class Waiter:
         place = self._place
         rendered = self._client.render(place.tail.code_now(place.read, answer))
         self._leave()
-        place.stream.sent_bytes += rendered.body_bytes
+        self._count(rendered)
         self._client.send(rendered)
         self._client.settle(rendered)
         return rendered
+
+    def _count(self, sent: Rendered) -> None:
+        stream = self._place.stream
+        stream.sent_bytes += sent.body_bytes
+        stream.hits += sent.answer.outcome is Outcome.HIT
 
     def _leave(self) -> None:
         self._is_over = True

@@ -180,10 +180,11 @@ class Topic:
         self._is_flushing = False
         self.steps: dict[str, Step] = {}
         """While readers are pumped: what those at a place are sent, made once for all who stand there."""
-        self.answers: dict[object, object] | None = None
-        """The same for long-polls, by what shapes their answer; None at all other times."""
+        self.is_pumping = False
+        self._answers: dict[object, object] = {}
+        self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
-        """The cursor of these answers, but for those to clients that showed as high a one."""
+        """The cursor of shared answers, but for those to clients that showed as high a one."""
         self.to_settle: list[tuple[Listener, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
@@ -244,8 +245,9 @@ class Topic:
     def _flush(self) -> None:
         self._is_flushing = False
         # Nothing changes while this lasts: no reader is given a chance to.
-        self.steps, self.answers = {}, {}
-        self.answers_cursor = self.shared_cursor()
+        self.steps = {}
+        self._begin_answers(())
+        self.is_pumping = True
         readers = tuple(self.readers_now)
         try:
             for reader in readers:
@@ -254,7 +256,8 @@ class Topic:
                 except Exception:
                     _let_go(reader)
         finally:
-            self.steps, self.answers = {}, None
+            self.steps = {}
+            self.is_pumping = False
             self._settle()
             self._rounds.handed(len(readers))
 
@@ -265,6 +268,20 @@ class Topic:
                 reader.settle(sent)
             except Exception:
                 _let_go(reader)
+
+    def shared_answers(self) -> dict[object, object]:
+        """Answers to long-polls, by what shapes them: good while readers are pumped, and at other times for as long as
+        nothing changes of which they tell, their Date included."""
+        if not self.is_pumping:
+            stream = self.stream
+            of = (stream.tail_turns, stream.forgotten, stream.doubts, int(self._wall()))
+            if of != self._answers_of:
+                self._begin_answers(of)
+        return self._answers
+
+    def _begin_answers(self, of: tuple[object, ...]) -> None:
+        self._answers, self._answers_of = {}, of
+        self.answers_cursor = self.shared_cursor()
 
     def beat(self) -> None:
         """A part of the time of a heartbeat has gone by."""
@@ -328,7 +345,7 @@ class Topic:
                 step = Step(b"", 0, end, is_told, cursor, large=frame)
             else:
                 step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-            if self.answers is not None and cursor == shared:
+            if self.is_pumping and cursor == shared:
                 # A large event is not sent from here, only kept: those who take all of it at once hold on to nothing.
                 self.steps[at] = step
             return step

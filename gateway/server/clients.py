@@ -60,7 +60,9 @@ class Clients:
         self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
         self.joins = Joins()
         self.join: Callable[[Channel, Join], bool] | None = None
-        """Gives a live answer to a request that is known by its bytes; None where none is to be known by them."""
+        """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
+        self.at_once: Callable[[Request], bool] | None = None
+        """Begins a live answer to one that has been parsed; False where that is for the handler."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()

@@ -49,6 +49,7 @@ class Connection(WritingConnection):
         "_client",
         "_exact",
         "_is_busy",
+        "_is_going_on",
         "_parser",
         "_pending",
         "_pending_bytes",
@@ -70,6 +71,8 @@ class Connection(WritingConnection):
         """In how many bytes that came, about; beyond a bound no more is read."""
         self._is_busy = False
         """Whether a request may find something before it here: a look is due before it is answered from memory."""
+        self._is_going_on = False
+        """Whether what is pending is being taken now."""
         self._body: RequestBody | None = None
         """The body that is being read."""
         self._task: asyncio.Task[None] | None = None
@@ -213,6 +216,7 @@ class Connection(WritingConnection):
     def _go_on(self) -> None:
         """Take of what has been parsed as much as can be taken now."""
         pending = self._pending
+        self._is_going_on = True
         while pending and self.transport is not None:
             event = pending[0]
             if isinstance(event, bytes):
@@ -234,8 +238,9 @@ class Connection(WritingConnection):
                 continue
             else:
                 self._refuse()
-                return
+                break
             pending.popleft()
+        self._is_going_on = False
         self._regard()
 
     def _regard(self) -> None:
@@ -259,8 +264,20 @@ class Connection(WritingConnection):
             body = RequestBody(self, head)
         self._body = body
         self.phase = Phase.ANSWERING
-        self._request = request = Request(self, head, body)
+        request = Request(self, head, body)
+        if body is None and head.method == "GET" and self._is_live_at_once(request):
+            return
+        self._request = request
         self._task = self._clients.loop.create_task(self._answer(request))
+
+    def _is_live_at_once(self, request: Request) -> bool:
+        """Whether a live answer to it has begun, without a task."""
+        try:
+            return self._clients.at_once is not None and self._clients.at_once(request)
+        except Exception:
+            _log.exception("unhandled error")
+            self.abort()
+            return True
 
     async def _answer(self, request: Request) -> None:
         """Have the request answered, whatever comes of that."""
@@ -317,6 +334,9 @@ class Connection(WritingConnection):
             self._expect_progress()
         elif self._tick < 0:
             self._watch_idle()
+        if self._is_going_on:
+            # What was parsed behind this request is taken by whoever has begun it.
+            return
         self._go_on()
         if self._pending_bytes and not self._pending and not transport.is_closing():
             self._pending_bytes = 0

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
@@ -49,6 +50,7 @@ _log = logging.getLogger("gateway.front")
 _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED = "/__ds"
 """Subscriptions live below this; they are nobody's stream."""
+_LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
 _VERSIONS = frozenset({"1.0", "1.1"})
 """A response says the version that it is written in (RFC 9112 section 2.5); these two can be answered in that."""
 
@@ -76,6 +78,18 @@ class Exchange:
         return self.route.config.name if self.route is not None else NO_ROUTE
 
 
+class _Asked(NamedTuple):
+    """What a request asks for."""
+
+    route: Route
+    target: Target
+    key: StreamKey
+    shares: bool
+    """Whether it may be answered as one of many, and what it changes be recorded of the writer's own tape."""
+    read: Read | None
+    """As the engine is asked; None for what is no read, or may not be shared."""
+
+
 class Front:
     """Answers clients.  Owns nothing: the engine does."""
 
@@ -95,8 +109,7 @@ class Front:
         self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, journal)
 
     async def __call__(self, request: Request) -> Answered | None:
-        began = self._engine.clock.now()
-        exchange = Exchange(request, Delivery(request, self._recorder, self._engine.clock.now), began=began)
+        exchange = self._exchange(request)
         try:
             return await self._answer(exchange)
         except (asyncio.CancelledError, ConnectionError):
@@ -108,6 +121,10 @@ class Front:
         finally:
             if not exchange.is_parked:
                 self._tell(exchange)
+
+    def _exchange(self, request: Request) -> Exchange:
+        now = self._engine.clock.now
+        return Exchange(request, Delivery(request, self._recorder, now), began=now())
 
     def _tell(self, exchange: Exchange) -> None:
         """What became of the request, for those who count, log and trace."""
@@ -155,46 +172,51 @@ class Front:
         headers.setdefault("Server", self._node)
 
     async def _dispatch(self, exchange: Exchange) -> Answered | None:
+        asked = self._understand(exchange)
+        if (preflight := self._preflight(exchange, asked.route)) is not None:
+            return preflight
+        note_asked(
+            exchange.mode,
+            Place.of(asked.route.config.name, asked.target, asked.key.partition),
+            asked.target.offset,
+        )
+        if asked.read is not None:
+            answered = await self._shared(exchange, asked.read)
+            if answered is not None or exchange.is_parked:
+                return answered
+        return await self._pass(exchange, asked)
+
+    def _understand(self, exchange: Exchange) -> _Asked:
+        """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
         request = exchange.request
         if request.version not in _VERSIONS:
             raise VersionNotSupported
         target = parse_target(request.target)
-        exchange.mode = _mode(request.method, target)
+        mode = exchange.mode = _mode(request.method, target)
         route = exchange.route = route_for(self._routes, _host(request, target), target.path)
         if route is None:
             raise NoRoute
         if is_looping(request.headers, self._node):
             raise LoopDetected
         nodes = passed_nodes(request.headers)
-        if (preflight := self._preflight(exchange, route)) is not None:
-            return preflight
         credentials = route.credentials(request.headers)
         key = route.key(target, credentials, nodes)
-        name = route.config.name
-        note_asked(
-            exchange.mode,
-            Place.of(name, target, key.partition),
-            target.offset,
-        )
         shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
-        is_read = request.method in ("GET", "HEAD") and request.body is None and exchange.mode is not Mode.OTHER
+        is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
                 route.source(target, credentials, nodes),
-                _start(target, exchange.mode),
+                _start(target, mode),
                 target.cursor,
                 request.joined("If-None-Match"),
                 is_private=bool(credentials) and route.config.credentials != "shared",
                 wish=negotiate(request.joined("Accept-Encoding"), request.joined("Cache-Control"), route.codings),
-                is_live=exchange.mode in (Mode.LONGPOLL, Mode.SSE),
+                is_live=mode in _LIVE,
             )
-            answered = await self._shared(exchange, read)
-            if answered is not None or exchange.is_parked:
-                return answered
-        return await self._pass(exchange, route, target, key, read, shares=shares)
+        return _Asked(route, target, key, shares, read)
 
     def _preflight(self, exchange: Exchange, route: Route) -> Answered | None:
         request = exchange.request
@@ -259,19 +281,43 @@ class Front:
         request.channel.learn_join(Join(place.read, Mode.LONGPOLL, origin))
 
     def join(self, channel: Channel, join: Join) -> bool:
-        """Give a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps its
-        connection; False, and nothing has happened, where it has to be answered like any other."""
-        began = self._engine.clock.now()
+        """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
+        its connection; False, and nothing has happened, where it has to be answered like any other."""
+        return self._join(channel, join, self._engine.clock.now())
+
+    def at_once(self, request: Request) -> bool:
+        """The same for a request that has been parsed."""
+        if "live=" not in request.target:
+            return False
+        exchange = self._exchange(request)
+        try:
+            read = self._understand(exchange).read
+        except (BadTarget, GatewayError):
+            # To be told by whoever answers it.
+            return False
+        if read is None or exchange.mode not in _LIVE:
+            return False
+        join = Join(read, exchange.mode, request.headers.get("Origin"))
+        keeps, is_chunked = request.keeps_alive, request.version != "1.0"
+        if not self._join(request.channel, join, exchange.began, keeps=keeps, is_chunked=is_chunked):
+            return False
+        request.channel.learn_join(join)
+        return True
+
+    def _join(self, channel: Channel, join: Join, began: float, *, keeps: bool = True, is_chunked: bool = True) -> bool:
         if join.mode is Mode.SSE:
             subscription = self._engine.subscribe_at_once(join.read)
             if subscription is None:
                 return False
-            self._live.subscribe(channel, join.origin, subscription, began)
+            try:
+                self._live.subscribe(channel, join.origin, subscription, began, keeps=keeps, is_chunked=is_chunked)
+            except GatewayError:
+                return False
         else:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            self._live.wait(channel, join.origin, waiting, began)
+            self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
         return True
 
     async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> Answered:
@@ -324,10 +370,9 @@ class Front:
 
     # -- everything else
 
-    async def _pass(
-        self, exchange: Exchange, route: Route, target: Target, key: StreamKey, read: Read | None, *, shares: bool
-    ) -> Answered:
+    async def _pass(self, exchange: Exchange, asked: _Asked) -> Answered:
         request, body = exchange.request, exchange.request.body
+        route, target, key, shares, read = asked
         if body is not None:
             # Before the client is told to go on: a body that is announced as too large need not be sent.
             body.check(request.head, self._limits)
