@@ -19,7 +19,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients, Handler
 from gateway.server.connection import Connection
 from gateway.server.front import Front
-from gateway.server.joins import Join
+from gateway.server.joins import Join, Joins
 from gateway.server.noted import NotedFront
 from gateway.server.ready import Ready, ReadyAnswers
 from gateway.server.request import Answered, Channel, Request
@@ -39,9 +39,10 @@ class Entrance:
         self._tracer = tracer
         self._journal = journal
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
+        self._joins = Joins()
         self._front = self._make_front()
         ready = self._make_ready()
-        self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad)
+        self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad, self._joins)
         if journal.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
@@ -64,7 +65,9 @@ class Entrance:
 
     def _make_front(self) -> Handler:
         front: Handler
-        front = self._plain_front = Front(self._config, self._engine, self.routes.routes, self._recorder, self._journal)
+        front = self._plain_front = Front(
+            self._config, self._engine, self.routes.routes, self._recorder, self._journal, self._joins
+        )
         if self._journal.is_kept:
             front = NotedFront(front, self._journal, self._engine.clock)
         # Around the log, whose lines name the trace.
@@ -102,6 +105,6 @@ class Entrance:
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())
-            self.clients.joins.clear()
+            self._joins.clear()
             self._engine.purge.drop_others(self.routes.shares)
         self._front = self._make_front()

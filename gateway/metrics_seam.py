@@ -35,12 +35,13 @@ class Recorder(Protocol):
         sent_bytes: int = 0,
         saved_bytes: int = 0,
         trace_id: str | None = None,
+        requests: int = 1,
     ) -> None:
         """A client's request has been answered, or its connection dropped, `duration_s` after it was read.
 
         `first_byte_s` is how long after the reading its answer began, None where it never did; `sent_bytes` are those
         of its body that were handed to the connection, `saved_bytes` how many more the body had before it was coded;
-        `trace_id` is the trace's 32 hex digits, where it is in one.
+        `trace_id` is the trace's 32 hex digits, where it is in one.  `requests` are so many that were all answered so.
         """
 
     def hits(
@@ -113,8 +114,9 @@ class Silent:
         sent_bytes: int = 0,
         saved_bytes: int = 0,
         trace_id: str | None = None,
+        requests: int = 1,
     ) -> None:
-        self.counts["request", mode.value, outcome.value] += 1
+        self.counts["request", mode.value, outcome.value] += requests
 
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0

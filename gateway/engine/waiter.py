@@ -1,4 +1,4 @@
-"""A waiter: one long-poll client at the tail, as an object of a few slots, with no task and no timer.
+"""A waiter: long-poll clients at one place of the tail, as an object of a few slots, with no task and no timer.
 
 When its topic moves it looks whether it can be answered; when its time is up it is answered with nothing, if the
 follower can vouch for that.  Only where the origin has to be asked does it need a task, for as long as that takes.
@@ -34,7 +34,7 @@ class Rendered(NamedTuple):
 
 
 class Client(Protocol):
-    """The client of a long-poll, as far as a waiter sees it."""
+    """The client of a long-poll, or several that wait for the same answer, as far as a waiter sees them."""
 
     @property
     def shape(self) -> Hashable:
@@ -54,7 +54,7 @@ class Client(Protocol):
 
 
 class Waiter:
-    """One long-poll client.  It is answered, or found gone, once."""
+    """Long-poll clients that wait together.  They are answered, or found gone, once."""
 
     __slots__ = (
         "_client",
@@ -66,8 +66,10 @@ class Waiter:
         "_kind",
         "_place",
         "_tick",
+        "_turn",
         "_was_confirmed",
         "began",
+        "clients",
     )
 
     def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
@@ -85,12 +87,42 @@ class Waiter:
         """Whether the topic has changed while the origin was being asked."""
         self._is_late = False
         self.began = tail.clock.now()
+        self.clients = 1
+        """How many clients wait here for the same answer."""
+        self._turn = place.stream.tail_turns, place.stream.doubts
+        """What was known of the stream when the first of them came."""
         self._tick = tail.wheel.add(self, patience_s)
 
     @property
     def at(self) -> str:
         """Up to where the client has everything."""
         return self._place.read.start
+
+    def join(self, now: float) -> bool:
+        """Whether one more client, who has sent the same, may wait with those that are here."""
+        stream = self._place.stream
+        if (
+            self._is_over
+            or self._is_asking
+            or self._is_late
+            or now >= self.began + TICK_S
+            or stream.ended is not None
+            or (stream.tail_turns, stream.doubts) != self._turn
+        ):
+            return False
+        topic = self._place.topic
+        self.clients += 1
+        topic.readers += 1
+        topic.crowded += 1
+        stream.reads += 1
+        return True
+
+    def leave_one(self) -> None:
+        """One of several clients has gone."""
+        topic = self._place.topic
+        self.clients -= 1
+        topic.readers -= 1
+        topic.crowded -= 1
 
     def start(self) -> None:
         """Join the topic."""
@@ -222,11 +254,12 @@ class Waiter:
         if self._is_over:
             found.close()
             return Poll.WAIT
-        place.topic.readers_now.discard(self)
-        place.close()
+        self._give_back(place)
         self._place = found
         self._was_confirmed = found.topic.is_confirmed
         found.topic.readers_now.add(self)
+        found.topic.readers += self.clients - 1
+        found.topic.crowded += self.clients - 1
         return Poll.LOOK
 
     async def _past_tape(self) -> Answer:
@@ -255,12 +288,20 @@ class Waiter:
 
     def _count(self, sent: Rendered) -> None:
         stream = self._place.stream
-        stream.sent_bytes += sent.body_bytes
-        stream.hits += sent.answer.outcome is Outcome.HIT
+        stream.sent_bytes += sent.body_bytes * self.clients
+        if sent.answer.outcome is Outcome.HIT:
+            stream.hits += self.clients
 
     def _leave(self) -> None:
         self._is_over = True
         place = self._place
         place.tail.wheel.drop(self, self._tick)
-        place.topic.readers_now.discard(self)
+        self._give_back(place)
+
+    def _give_back(self, place: Waiting) -> None:
+        topic = place.topic
+        topic.readers_now.discard(self)
+        # The last of them leaves by the place itself.
+        topic.readers -= self.clients - 1
+        topic.crowded -= self.clients - 1
         place.close()

@@ -100,6 +100,10 @@ class Subscriber:
         """When it came (monotonic seconds), to the tick."""
         return self._settled_tick * TICK_S - SHORTEST_S
 
+    def left(self, _: object) -> None:
+        """The client at the other end of this wire has gone."""
+        self.gone()
+
     def start(self) -> None:
         """Join the topic and write what there is."""
         self.topic.readers_now.add(self)

@@ -177,6 +177,8 @@ class Topic:
         """How many beats have gone by: time enough for readers to know how long they have been silent."""
         self.readers_now: set[Listener] = set()
         """Readers that are pumped when the topic changes; all others wait for `changed`."""
+        self.crowded = 0
+        """How many clients these stand for beside one each."""
         self._is_flushing = False
         self.steps: dict[str, Step] = {}
         """While readers are pumped: what those at a place are sent, made once for all who stand there."""
@@ -249,6 +251,7 @@ class Topic:
         self._begin_answers(())
         self.is_pumping = True
         readers = tuple(self.readers_now)
+        clients = len(readers) + self.crowded
         try:
             for reader in readers:
                 try:
@@ -259,7 +262,7 @@ class Topic:
             self.steps = {}
             self.is_pumping = False
             self._settle()
-            self._rounds.handed(len(readers))
+            self._rounds.handed(clients)
 
     def _settle(self) -> None:
         answered, self.to_settle = self.to_settle, []

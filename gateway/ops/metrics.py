@@ -151,17 +151,18 @@ class Metrics(Collector):
         sent_bytes: int = 0,
         saved_bytes: int = 0,
         trace_id: str | None = None,
+        requests: int = 1,
     ) -> None:
         end = self._of(route).ended(mode, outcome)
-        end.requests += 1
-        end.sent_bytes += sent_bytes
-        end.saved_bytes += saved_bytes
+        end.requests += requests
+        end.sent_bytes += sent_bytes * requests
+        end.saved_bytes += saved_bytes * requests
         if trace_id is None and self._trace_now is not None:
             trace_id = self._trace_now()
         if not trace_id:
-            end.durations.observe(duration_s)
+            end.durations.observe(duration_s, requests)
             if first_byte_s is not None:
-                end.first_bytes.observe(first_byte_s)
+                end.first_bytes.observe(first_byte_s, requests)
             return
         now = self._wall()
         end.durations.observe_traced(duration_s, trace_id, now)

@@ -51,6 +51,7 @@ class Clients:
         clock: Clock,
         recorder: Recorder,
         on_bad_request: Callable[[int, int, str | None], None],
+        joins: Joins | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
@@ -58,7 +59,7 @@ class Clients:
         self.recorder = recorder
         self.on_bad_request = on_bad_request
         self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
-        self.joins = Joins()
+        self.joins = Joins() if joins is None else joins
         self.join: Callable[[Channel, Join], bool] | None = None
         """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
         self.at_once: Callable[[Request], bool] | None = None

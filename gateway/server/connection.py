@@ -25,7 +25,6 @@ from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.head import response_head
-from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
 from gateway.server.request import Request
 from gateway.server.timed import NOT_SEEN, Phase
@@ -92,6 +91,11 @@ class Connection(WritingConnection):
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
 
+    @property
+    def spelling(self) -> bytes | None:
+        """The request in bytes, where it came by itself and whole, and they may be remembered."""
+        return self._candidate if self._candidate_era == self._clients.joins.era else None
+
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,7 +141,7 @@ class Connection(WritingConnection):
         if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
-        if is_first and (join := clients.joins.get(data)) is not None and clients.join is not None:
+        if is_first and clients.join is not None and (join := clients.joins.get(data)) is not None:
             self._is_busy = True
             if clients.join(self, join):
                 return
@@ -187,8 +191,8 @@ class Connection(WritingConnection):
         self._has_room()
         if self.phase is Phase.ANSWERING:
             return
-        self._unwatch()
         if self._live is not None:
+            self._watch_idle()
             self._live.pump()
         elif self.phase is Phase.IDLE:
             self._watch_idle()
@@ -205,7 +209,7 @@ class Connection(WritingConnection):
         self._has_room(ConnectionResetError("the client has gone"))
         live, self._live = self._live, None
         if live is not None:
-            live.gone()
+            live.left(self)
         if self._task is None:
             self._clients.leave(self)
         elif self._request is None or not self._request.is_detached:
@@ -378,15 +382,9 @@ class Connection(WritingConnection):
 
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        candidate, ready = self._candidate, self._clients.ready
-        if candidate is not None and ready is not None and self._clients.joins.era == self._candidate_era:
-            ready.remember(candidate, answer, credential_headers)
-
-    def learn_join(self, join: Join) -> None:
-        """The request asked for this; remember it if its bytes are to be remembered."""
-        candidate, joins = self._candidate, self._clients.joins
-        if candidate is not None and self._clients.join is not None and joins.era == self._candidate_era:
-            joins.remember(candidate, join)
+        spelling, ready = self.spelling, self._clients.ready
+        if spelling is not None and ready is not None:
+            ready.remember(spelling, answer, credential_headers)
 
     # -- a body's side
 

@@ -36,7 +36,7 @@ from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.delivery import Delivery
-from gateway.server.joins import Join
+from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
 from gateway.server.replay import until_up_to_date
@@ -100,13 +100,15 @@ class Front:
         routes: Sequence[Route],
         recorder: Recorder,
         journal: Journal,
+        joins: Joins,
     ) -> None:
         self._node = config.server.node_name
         self._limits = config.limits
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._recorder = recorder
-        self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, journal)
+        self._joins = joins
+        self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, recorder, journal)
 
     async def __call__(self, request: Request) -> Answered | None:
         exchange = self._exchange(request)
@@ -271,19 +273,24 @@ class Front:
             request.channel, origin, place, exchange.began, keeps=request.keeps_alive, is_chunked=is_chunked
         )
         exchange.is_parked = True
-        request.channel.learn_join(Join(place.read, Mode.SSE, origin))
+        self._remember(request.channel, Join(place.read, Mode.SSE, origin))
 
     def _wait(self, exchange: Exchange, place: Waiting) -> None:
         request = exchange.request
         origin = request.headers.get("Origin")
-        self._live.wait(request.channel, origin, place, exchange.began, keeps=request.keeps_alive)
+        crowd = self._live.wait(request.channel, origin, place, exchange.began, keeps=request.keeps_alive)
         exchange.is_parked = True
-        request.channel.learn_join(Join(place.read, Mode.LONGPOLL, origin))
+        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, crowd))
+
+    def _remember(self, channel: Channel, join: Join) -> None:
+        if (spelling := channel.spelling) is not None:
+            self._joins.remember(spelling, join)
 
     def join(self, channel: Channel, join: Join) -> bool:
         """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
         its connection; False, and nothing has happened, where it has to be answered like any other."""
-        return self._join(channel, join, self._engine.clock.now())
+        began = self._engine.clock.now()
+        return (join.crowd is not None and join.crowd.join(channel, began)) or self._join(channel, join, began)
 
     def at_once(self, request: Request) -> bool:
         """The same for a request that has been parsed."""
@@ -301,7 +308,7 @@ class Front:
         keeps, is_chunked = request.keeps_alive, request.version != "1.0"
         if not self._join(request.channel, join, exchange.began, keeps=keeps, is_chunked=is_chunked):
             return False
-        request.channel.learn_join(join)
+        self._remember(request.channel, join)
         return True
 
     def _join(self, channel: Channel, join: Join, began: float, *, keeps: bool = True, is_chunked: bool = True) -> bool:
@@ -317,7 +324,7 @@ class Front:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
+            join.crowd = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
         return True
 
     async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> Answered:

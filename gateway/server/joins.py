@@ -7,23 +7,28 @@ it may wait without the origin being asked is decided each time, by the engine.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from gateway.engine.request import Read
 from gateway.protocol.mode import Mode
+from gateway.server.crowd import Crowd
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 1_000
 """Bytes charged for a request beside its own."""
 
 
-class Join(NamedTuple):
+@dataclass(slots=True)
+class Join:
     """What a live request asks for."""
 
     read: Read
     mode: Mode
     origin: str | None
     """Its Origin header, which shapes what an answer says of CORS."""
+    crowd: Crowd | None = None
+    """Those who have sent the same and wait."""
 
 
 class Joins:

@@ -6,43 +6,42 @@ From here on no task is held for such a client: its channel has the connection, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from multidict import CIMultiDict
 
 from gateway.clock import Clock
-from gateway.engine.answer import Answer
-from gateway.engine.replies import failure_answer
 from gateway.engine.request import Drain
-from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Waiting
-from gateway.engine.waiter import Rendered, Waiter
+from gateway.engine.waiter import Waiter
 from gateway.errors import GatewayError
 from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber
+from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
+from gateway.protocol.names import SSE_TYPE, STREAM_NEXT_OFFSET
+from gateway.server.crowd import Crowd, Dress, Rendering
 from gateway.server.head import response_head
 from gateway.server.request import Channel
 from gateway.tracing import NO_REQUEST, RequestSpan, current
 
 _log = logging.getLogger("gateway.live")
 
-Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
-"""Adds what every response carries, for a client of this route that sent this Origin header."""
-
 
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their channels do."""
 
-    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, journal: Journal) -> None:
+    def __init__(
+        self, node: str, dress: Dress, clock: Clock, drain: Drain, recorder: Recorder, journal: Journal
+    ) -> None:
         self.node = node
         self.dress = dress
-        self.drain = drain
         self.clock = clock
+        self._recorder = recorder
         self._journal = journal
+        self._rendering = Rendering(node, dress, clock, drain, recorder)
 
     def subscribe(
         self,
@@ -80,30 +79,31 @@ class LiveAnswers:
 
         name = route.config.name
         note = self._note(Mode.SSE, name, began, look)
-        channel.park(subscriber, Mode.SSE, name, began, note, keeps=keeps, is_chunked=is_chunked)
+        channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
 
-    def wait(self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True) -> None:
-        """Have the long-poll of a client that sent this Origin header wait for its answer."""
+    def wait(
+        self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
+    ) -> Crowd:
+        """Have the long-poll of a client that sent this Origin header wait for its answer, others with it perhaps."""
         route = waiting.read.route
-        poller = _Poller(self, channel, route, origin, keeps=keeps)
-        waiter = waiting.start(poller)
+        crowd = Crowd(self._rendering, route, origin, keeps=keeps)
+        waiter = waiting.start(crowd)
         topic = waiting.topic
 
         def look(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
-            into.subscribers = len(topic.readers_now) + (waiter not in topic.readers_now)
-            if (answer := poller.answer) is not None:
+            into.subscribers = len(topic.readers_now) + topic.crowded + (waiter not in topic.readers_now)
+            if (answer := crowd.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self.clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        name = route.config.name
-        note = self._note(Mode.LONGPOLL, name, began, look)
-        channel.park(waiter, Mode.LONGPOLL, name, began, note, keeps=keeps)
+        crowd.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
         _start(waiter)
+        return crowd
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
@@ -120,52 +120,6 @@ class LiveAnswers:
     def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
         """The head of a response.  Raises UpstreamBroken for a header that must not be written."""
         return response_head(status, headers, self.clock.wall(), keeps=keeps)
-
-
-class _Poller:
-    """The client of a long-poll: a `gateway.engine.waiter.Client`."""
-
-    __slots__ = ("_answers", "_channel", "_keeps", "_origin", "_route", "answer")
-
-    def __init__(
-        self, answers: LiveAnswers, channel: Channel, route: Route, origin: str | None, *, keeps: bool
-    ) -> None:
-        self._answers = answers
-        self._channel = channel
-        self._route = route
-        self._origin = origin
-        self._keeps = keeps
-        self.answer: Answer | None = None
-        """What the client was told, in the end."""
-
-    @property
-    def shape(self) -> Hashable:
-        return self._origin, self._keeps
-
-    def render(self, answer: Answer) -> Rendered:
-        try:
-            return self._rendered(answer)
-        except GatewayError as error:
-            return self._rendered(failure_answer(self._answers.node, error))
-
-    def _rendered(self, answer: Answer) -> Rendered:
-        self._answers.dress(self._route, self._origin, answer.headers)
-        body = answer.whole()
-        if answer.status not in (204, 304):
-            answer.headers["Content-Length"] = str(len(body))
-        head = self._answers.head(answer.status, answer.headers, keeps=self._keeps)
-        return Rendered(head + body, len(body), answer)
-
-    def send(self, rendered: Rendered) -> None:
-        self._channel.write_response(rendered.data, rendered.body_bytes)
-
-    def settle(self, rendered: Rendered) -> None:
-        self.answer = answer = rendered.answer
-        reason = _reason(answer, is_draining=self._answers.drain.is_set)
-        self._channel.answered(answer.outcome, reason, answer.saved_bytes)
-
-    def has_gone(self) -> None:
-        self._channel.over(CloseReason.LEFT, in_order=False)
 
 
 class _LiveNote:
@@ -205,14 +159,3 @@ def _start(reader: Subscriber | Waiter) -> None:
     except Exception:
         _log.exception("a live answer failed")
         reader.gone()
-
-
-def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
-    """Why a long-poll that was answered so has ended."""
-    if answer.status in (200, 304):
-        return CloseReason.ANSWERED
-    if answer.status == 204:
-        if is_true(answer.headers.get(STREAM_CLOSED)):
-            return CloseReason.CLOSED
-        return CloseReason.DRAINED if is_draining else CloseReason.TIMED_OUT
-    return CloseReason.ENDED if answer.status < 500 else CloseReason.FAILED

@@ -10,9 +10,7 @@ from multidict import CIMultiDict
 from gateway.http.request import RequestHead
 from gateway.journal import CloseReason
 from gateway.protocol.cache_status import Outcome
-from gateway.protocol.mode import Mode
 from gateway.server.body import RequestBody
-from gateway.server.joins import Join
 from gateway.server.ready import Ready
 
 
@@ -29,8 +27,8 @@ class LiveReader(Protocol):
     def pump(self) -> None:
         """The connection has room again."""
 
-    def gone(self) -> None:
-        """The client has gone."""
+    def left(self, channel: Channel) -> None:
+        """The client at the other end of this channel has gone."""
 
 
 class Note(Protocol):
@@ -56,10 +54,16 @@ class Channel(Protocol):
     """Body bytes of the live answer."""
     live_first_byte_s: float
     """How long after the request was read the live answer's head was written."""
+    why_cut: CloseReason | None
+    """Why the connection is cut from this side, where it is."""
 
     @property
     def client(self) -> str | None:
         """The client's address, without its port."""
+
+    @property
+    def spelling(self) -> bytes | None:
+        """The request in bytes, where it came by itself and whole, and they may be remembered."""
 
     @property
     def scheme(self) -> str:
@@ -91,21 +95,16 @@ class Channel(Protocol):
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
-    def park(
-        self,
-        live: LiveReader,
-        mode: Mode,
-        route: str,
-        began: float,
-        note: Note | None,
-        *,
-        keeps: bool,
-        is_chunked: bool = True,
-    ) -> None:
-        """The answer is given by `live` from here on."""
+    def park(self, live: LiveReader, *, keeps: bool, is_chunked: bool = True) -> None:
+        """The answer is given by `live` from here on, until `release`."""
 
-    def learn_join(self, join: Join) -> None:
-        """The request asked for this; remember it if its bytes are to be remembered."""
+    def release(self) -> None:
+        """The live answer has ended."""
+
+    def follow(
+        self, live: LiveReader, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+    ) -> None:
+        """An SSE answer is given by `live` from here on, until `over`."""
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
@@ -117,10 +116,7 @@ class Channel(Protocol):
         """The live body is whole; or it is not, and never will be."""
 
     def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole response, where the client is still there; `answered` is owed."""
-
-    def answered(self, outcome: Outcome, reason: CloseReason, saved_bytes: int) -> None:
-        """The whole response has been written, whose body had so many bytes more before it was coded."""
+        """Write a whole live answer, where the client is still there; `release` is owed."""
 
 
 class Request:

@@ -45,11 +45,11 @@ class TimedConnection(asyncio.Protocol):
         "_quiet_looks",
         "_tick",
         "_unsent",
-        "_why_cut",
         "has_part",
         "is_full",
         "phase",
         "transport",
+        "why_cut",
     )
 
     def __init__(self, clients: Clients) -> None:
@@ -66,7 +66,7 @@ class TimedConnection(asyncio.Protocol):
         """Looks since then; below zero until the client has sent anything at all."""
         self._unsent = NOT_SEEN
         """What the client had left unread when that was looked at last."""
-        self._why_cut: CloseReason | None = None
+        self.why_cut: CloseReason | None = None
         """Why the connection is cut from this side, where it is."""
         self._tick = NEVER
 
@@ -98,12 +98,10 @@ class TimedConnection(asyncio.Protocol):
             return
         if transport.is_closing() or (self.is_full and phase in (Phase.LIVE, Phase.IDLE)):
             self._expect_progress()
-        elif phase is Phase.LIVE:
-            return
         elif phase is Phase.LINGERING:
             self._close()
-        elif phase is Phase.ANSWERING:
-            # The handler keeps the time; idleness begins to count when this looks again.
+        elif phase is not Phase.IDLE:
+            # Whoever answers keeps the time; idleness begins to count when this looks again.
             self._is_active = True
             limits = self._clients.limits
             self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
@@ -132,7 +130,7 @@ class TimedConnection(asyncio.Protocol):
             self._watch(self._clients.limits.client_write_timeout_s)
         else:
             self._clients.recorder.slow_consumer()
-            self._why_cut = CloseReason.SLOW
+            self.why_cut = CloseReason.SLOW
             self.transport.abort()
 
     def _close(self) -> None:
@@ -149,7 +147,7 @@ class TimedConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Used when the gateway's time to leave is over."""
-        self._why_cut = CloseReason.DRAINED
+        self.why_cut = CloseReason.DRAINED
         self.abort()
 
     def abort(self) -> None:

@@ -30,7 +30,6 @@ class WritingConnection(TimedConnection, ABC):
         "_keeps",
         "_live",
         "_live_began",
-        "_live_mode",
         "_live_note",
         "_live_route",
         "_now",
@@ -50,12 +49,11 @@ class WritingConnection(TimedConnection, ABC):
         self._keeps = True
         """Whether the connection is kept after the live answer."""
         self._live: LiveReader | None = None
-        """Who gives the live answer."""
-        self._live_mode = Mode.SSE
+        """Who gives the live answer; below, what is noted of one over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
         self._live_note: Note | None = None
-        """Where the live answer is noted, if anywhere."""
+        """Where it is noted, if anywhere."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
@@ -157,29 +155,32 @@ class WritingConnection(TimedConnection, ABC):
 
     # -- live answers
 
-    def park(
-        self,
-        live: LiveReader,
-        mode: Mode,
-        route: str,
-        began: float,
-        note: Note | None,
-        *,
-        keeps: bool,
-        is_chunked: bool = True,
-    ) -> None:
-        """The answer is given by `live` from here on, until `over` or `answered`."""
+    def park(self, live: LiveReader, *, keeps: bool, is_chunked: bool = True) -> None:
+        """The answer is given by `live` from here on, until `release`."""
         self.phase = Phase.LIVE
         self._live = live
-        self._live_mode = mode
+        self._keeps = keeps
+        self._is_chunked = is_chunked
+        self.live_bytes = 0
+
+    def release(self) -> None:
+        """The live answer has ended: the connection is free for the next request, or goes."""
+        self._live = None
+        self.phase = Phase.IDLE
+        if not self._keeps or self._clients.is_leaving:
+            self._close()
+        else:
+            self._resume()
+
+    def follow(
+        self, live: LiveReader, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+    ) -> None:
+        """An SSE answer is given by `live` from here on, until `over`."""
+        self.park(live, keeps=keeps, is_chunked=is_chunked)
         self._live_route = route
         self._live_began = began
         self._live_note = note
-        self.live_bytes = 0
-        self._keeps = keeps
-        self._is_chunked = is_chunked
-        self._clients.recorder.subscribers(mode, 1, route)
-        self._unwatch()
+        self._clients.recorder.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
@@ -200,50 +201,33 @@ class WritingConnection(TimedConnection, ABC):
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
         """The live body is whole; or it is not, and never will be."""
-        outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
         if self.transport is not None:
             if not in_order:
                 # Only the end of the connection tells a part from the whole.
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        self._over(outcome, self._why_cut or reason if reason is CloseReason.LEFT else reason)
-
-    def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole response, where the client is still there; `answered` is owed."""
-        if self.transport is not None:
-            self.transport.write(response)
-            self.live_bytes += body_bytes
-            self._clients.sent_bytes += body_bytes
-
-    def answered(self, outcome: Outcome, reason: CloseReason, saved_bytes: int) -> None:
-        """The whole response has been written, whose body had so many bytes more before it was coded."""
-        self._over(outcome, reason, saved_bytes)
-
-    def _over(self, outcome: Outcome, reason: CloseReason, saved_bytes: int = 0) -> None:
-        """A live answer has ended: the connection is free for the next request, or goes."""
-        recorder, mode, route = self._clients.recorder, self._live_mode, self._live_route
-        recorder.subscribers(mode, -1, route)
-        lived_s = self._now() - self._live_began
-        # A long-poll's response begins when it is over.
-        first_byte_s = self.live_first_byte_s if mode is Mode.SSE else lived_s
-        note, self._live_note = self._live_note, None
+        outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
+        recorder, route, note = self._clients.recorder, self._live_route, self._live_note
+        self._live_note = None
+        recorder.subscribers(Mode.SSE, -1, route)
         recorder.request(
-            mode,
+            Mode.SSE,
             outcome,
-            lived_s,
+            self._now() - self._live_began,
             route,
-            first_byte_s=first_byte_s,
+            first_byte_s=self.live_first_byte_s,
             sent_bytes=self.live_bytes,
-            saved_bytes=saved_bytes,
             # None would mean: that of whoever is being answered here, and that is somebody else.
             trace_id=(note.trace_id if note is not None else None) or "",
         )
         if note is not None:
-            note.end(outcome, reason)
-        self._live = None
-        self.phase = Phase.IDLE
-        if not self._keeps or self._clients.is_leaving:
-            self._close()
-        else:
-            self._resume()
+            note.end(outcome, self.why_cut or reason if reason is CloseReason.LEFT else reason)
+        self.release()
+
+    def write_response(self, response: bytes, body_bytes: int) -> None:
+        """Write a whole live answer, where the client is still there; `release` is owed."""
+        if self.transport is not None:
+            self.transport.write(response)
+            self.live_bytes += body_bytes
+            self._clients.sent_bytes += body_bytes
