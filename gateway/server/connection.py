@@ -245,6 +245,9 @@ class Connection(WritingConnection):
                 break
             pending.popleft()
         self._is_going_on = False
+        if not pending and self._pending_bytes:
+            self._pending_bytes = 0
+            self.go_on()
         self._regard()
 
     def _regard(self) -> None:
@@ -341,10 +344,11 @@ class Connection(WritingConnection):
         if self._is_going_on:
             # What was parsed behind this request is taken by whoever has begun it.
             return
+        if not self._pending and self._parser is None:
+            # Most of the time: whoever was answered has sent nothing since.
+            self._is_busy = self.is_full
+            return
         self._go_on()
-        if self._pending_bytes and not self._pending and not transport.is_closing():
-            self._pending_bytes = 0
-            transport.resume_reading()
 
     def _refuse(self) -> None:
         """What came is no request, and the connection goes."""

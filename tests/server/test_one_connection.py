@@ -240,3 +240,19 @@ async def test_a_large_write_behind_a_long_poll_arrives_whole(pair: Pair) -> Non
     await close(writer)
     async with aiohttp.ClientSession() as session, session.head(pair.fast.gateway_url + "/t") as response:
         assert response.headers["Stream-Next-Offset"].endswith("900005")
+
+
+async def test_a_crowd_of_live_requests_behind_a_long_poll_is_answered_in_order(pair: Pair) -> None:
+    """Far more than a stack has room for, and more than is read while the first one waits."""
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(pair.fast, "/s")
+    reader, writer = await connect(pair.fast)
+    writer.write(get(f"/s?offset={tail}&live=long-poll"))
+    await waiting(pair.fast)
+    writer.write(get("/s?offset=-1&live=long-poll") * 3_000 + get("/s?offset=-1"))
+    await eventually(lambda: any(client._pending for client in clients_of(pair.fast)))
+    await write(pair.fast, "POST", "/s", b"def", Content_Type="text/plain")
+    assert (await read_response(reader)).body == b"def"
+    for _ in range(3_001):
+        assert (await read_response(reader)).body == b"abcdef"
+    await close(writer)
