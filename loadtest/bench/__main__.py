@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.bench import catchup, chart, growth, live, report
+from loadtest.bench import catchup, chart, growth, live, report, turnover
 from loadtest.bench.figures import Growth
 from loadtest.bench.machine import BenchError, Cores, description
 from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, all_running
@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
 
 
 def _benchmarks() -> list[Benchmark]:
-    return [*catchup.benchmarks(), *live.benchmarks()]
+    return [*catchup.benchmarks(), *live.benchmarks(), *turnover.benchmarks()]
 
 
 def _measure(options: argparse.Namespace) -> report.Result:
@@ -76,7 +76,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
     rows = [row for benchmark in chosen for row in benchmark.rows]
     foreign = report.foreign_share(rows)
     if foreign is not None and foreign > _FOREIGN_IS_MUCH:
-        notes.append(f"others took {foreign:.0%} of the server's core: read the ratios per processor second")
+        notes.append(f"others took {foreign:.0%} of the server's core: read the processor time")
     settings = {"rounds": options.rounds, "seconds": options.seconds}
     return report.Result(machine, tools.versions(), settings, rows, growths, notes)
 

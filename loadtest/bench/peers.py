@@ -11,9 +11,9 @@ answers say `public, max-age=3600` and are small enough to stay in memory.
 | nchan   | one worker, memory store (no Redis), a buffer as long as the fan-out's window                             |
 | bare    | a C epoll loop that writes the gateway's own answer to whatever is asked: the upper bound                 |
 
-`/1k`, `/64k` and `/1m` are closed streams of that size; `/pass` is relayed by the gateway and by nginx; `/live` is the
-load client's own stream.  `/tail` is the project's in-memory origin, which knows live requests and answers no more than
-1 KB at once.
+`/1k`, `/64k` and `/1m` are closed streams of that size; nginx keeps none of those below their `/cold`.  `/pass` is
+relayed by the gateway and by nginx; `/live` is the load client's own stream.  `/tail` is the in-memory origin,
+which knows live requests and answers no more than 1 KB at once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ _Running = AbstractContextManager[Child]
 
 SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
 TAIL: Final = "tail"
+COLD: Final = "cold"
 TAIL_CHUNK_BYTES: Final = 1 << 10
 BUFFERED_MESSAGES: Final = 1_000
 MAX_CONNECTIONS: Final = 16_384
+_CACHE: Final = "1GiB"
 
 STRICT: Final = "fast path off"
 HAS_FAST_PATH_SWITCH: Final = "fast_path" in ServerConfig.model_fields
@@ -78,7 +80,9 @@ HEAD_ANSWER: Final = (
 POST_ANSWER: Final = b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: 0000000000001024\r\n\r\n"
 
 
-def gateway_config(listen: int, admin: int, origins: dict[str, int], live: int, *, fast_path: bool | None) -> str:
+def gateway_config(
+    listen: int, admin: int, origins: dict[str, int], live: int, *, fast_path: bool | None, cache: str = _CACHE
+) -> str:
     """The gateway's TOML.  `fast_path` None leaves that key out."""
     switch = "" if fast_path is None else f"fast_path = {str(fast_path).lower()}\n"
     routes = "".join(
@@ -99,7 +103,7 @@ admin = "127.0.0.1:{admin}"
 shutdown_timeout_s = 1
 {switch}
 [limits]
-cache_bytes = "1GiB"
+cache_bytes = "{cache}"
 max_connections = {MAX_CONNECTIONS}
 {routes}
 [[route]]
@@ -114,12 +118,13 @@ live_first_byte_timeout_s = 600
 
 
 def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path) -> str:
-    """nginx as a caching proxy; what lies below /pass is relayed."""
+    """nginx as a caching proxy; what lies below /pass or another's /cold is relayed."""
     upstreams = "".join(
         f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
     )
     cached = "".join(
         f"    location /{name}/ {{ proxy_pass http://u{name}; proxy_cache store; }}\n"
+        f"    location /{name}/{COLD}/ {{ proxy_pass http://u{name}; }}\n"
         for name in origins
         if name != "pass"
     )
@@ -230,13 +235,13 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
 
 
 @contextmanager
-def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path) -> Iterator[Child]:
-    """One more gateway or nchan, untouched by anything measured before."""
+def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path, *, cache: str = _CACHE) -> Iterator[Child]:
+    """One more gateway, with so large a cache, or nchan, untouched by anything measured before."""
     home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
     origins = {name: child.port for name, child in peers.origins.items()}
     match peer:
         case "gateway":
-            starting = _gateway("gateway", origins, peers.live_port, cores.server, home, fast_path=None)
+            starting = _gateway("gateway", origins, peers.live_port, cores.server, home, fast_path=None, cache=cache)
         case "nchan":
             starting = _nchan(tools, cores.server, home)
         case _:
@@ -246,11 +251,18 @@ def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path) -> 
 
 
 def _gateway(
-    name: str, origins: dict[str, int], live: int, core: int, folder: Path, *, fast_path: bool | None
+    name: str,
+    origins: dict[str, int],
+    live: int,
+    core: int,
+    folder: Path,
+    *,
+    fast_path: bool | None,
+    cache: str = _CACHE,
 ) -> _Running:
     listen, admin = free_ports(2)
     config = folder / f"{name}.toml"
-    config.write_text(gateway_config(listen, admin, origins, live, fast_path=fast_path), encoding="utf-8")
+    config.write_text(gateway_config(listen, admin, origins, live, fast_path=fast_path, cache=cache), encoding="utf-8")
     argv: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--config", config]
     return running(name, argv, listen, core, folder / f"{name}.log")
 

@@ -18,6 +18,7 @@ from loadtest.bench.machine import BenchError
 
 _HERE: Final = Path(__file__).parent
 _SBIN: Final = "/usr/sbin:/usr/local/sbin"
+_LIVE: Final = ("publish.c", "origin.c")
 _NCHAN: Final = "ngx_nchan_module.so"
 _MODULE_FOLDERS: Final = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
 
@@ -40,6 +41,8 @@ class Tools:
     nchan_module: Path
     respond: Path
     live: Path
+    poll: Path
+    join: Path
 
     def versions(self) -> dict[str, str]:
         """Each peer's own word on its version."""
@@ -62,7 +65,9 @@ def prepare(build: Path) -> Tools:
         wrk=_found("wrk"),
         nchan_module=_found(_NCHAN),
         respond=_compile(build / "respond", "respond.c"),
-        live=_compile(build / "live", "live.c", "origin.c"),
+        live=_compile(build / "live", "live.c", *_LIVE),
+        poll=_compile(build / "poll", "poll.c", *_LIVE),
+        join=_compile(build / "join", "join.c", *_LIVE),
     )
 
 

@@ -48,3 +48,9 @@ def test_a_closed_stream_says_so_and_is_as_long_as_it_says(size: int) -> None:
     assert header(answer, "content-length") == str(size)
     assert header(answer, "stream-cursor") == ""
     assert len(answer.partition(b"\r\n\r\n")[2]) == size
+
+
+def test_what_was_never_asked_for_is_kept_by_the_gateway_alone() -> None:
+    text = nginx_config(80, ORIGINS, Path("/f"), Path("/s"))
+    for name in SIZES:
+        assert f"location /{name}/cold/ {{ proxy_pass http://u{name}; }}" in text
