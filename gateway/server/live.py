@@ -28,7 +28,7 @@ from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
+from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_CLOSED, STREAM_NEXT_OFFSET, is_true
 from gateway.server.connection import ClientConnection
 from gateway.server.door import Door
 from gateway.server.head import date_line, field_lines, status_line
@@ -81,7 +81,8 @@ class LiveAnswers:
         headers = CIMultiDict(subscription.stream.headers)
         headers.update(subscription.headers)
         headers["Content-Type"] = SSE_TYPE
-        headers["Cache-Control"] = "no-cache"
+        headers["Cache-Control"] = "no-cache, no-transform"
+        headers[ACCEL_BUFFERING] = "no"
         headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
