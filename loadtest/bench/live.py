@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -81,13 +82,13 @@ def _delay(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 
 @contextmanager
-def _held(stage: Stage, peer: str, server: Child, mode: str, count: int) -> Iterator[Sample]:
+def _held(stage: Stage, peer: str, server: Child, mode: str, count: int, secure: Path | None) -> Iterator[Sample]:
     """So many idle live readers, until the end of the block; gives what it took the server to let them in."""
-    argv = live_client.arguments(stage, peer, server, is_long_poll=mode == "longpoll")
+    argv = live_client.arguments(stage, peer, server, is_long_poll=mode == "longpoll", is_secure=secure is not None)
     argv += ["--mode", mode, "--subscribers", str(count)]
     with pinned(stage.cores.load):
         process = subprocess.Popen(
-            [str(stage.tools.live), "idle", *argv],
+            [str(secure or stage.tools.live), "idle", *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -110,15 +111,20 @@ def _held(stage: Stage, peer: str, server: Child, mode: str, count: int) -> Iter
 
 
 def _memory(mode: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
-    count = min(IDLE, stage.max_files - _SPARE_FILES)
+    return {f"memory-{mode}": memory_each(stage, peer, mode, IDLE)}
+
+
+def memory_each(stage: Stage, peer: str, mode: str, most: int, secure: Path | None = None) -> Sample:
+    """Bytes for each of at most so many idle readers; `secure` is the client that speaks TLS, where they do."""
+    count = min(most, stage.max_files - _SPARE_FILES)
     # A process of its own: what earlier benchmarks freed would be taken again, and hide what this one costs.
     with fresh(peer, stage.tools, stage.cores, stage.peers, stage.folder) as server:
-        with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS):
+        with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS, secure):
             pass
         before = memory(server.pids)
-        with _held(stage, peer, server, mode, count) as opened:
+        with _held(stage, peer, server, mode, count, secure) as opened:
             after = memory(server.pids)
-    return {f"memory-{mode}": Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)}
+    return Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)
 
 
 def benchmarks() -> list[Benchmark]:

@@ -24,7 +24,9 @@ _PATIENCE_S: Final = 60.0
 _numbers = itertools.count(1)
 
 
-def arguments(stage: Stage, peer: str, server: Child | None, *, is_long_poll: bool = False) -> list[str]:
+def arguments(
+    stage: Stage, peer: str, server: Child | None, *, is_long_poll: bool = False, is_secure: bool = False
+) -> list[str]:
     """Whom to read from, how to publish and whose time to read; a stream of its own each time.
 
     Without a server the client reads from itself.
@@ -35,10 +37,12 @@ def arguments(stage: Stage, peer: str, server: Child | None, *, is_long_poll: bo
         return ["--port", live, "--path", "/live/x", "--origin", live]
     processes = [argument for pid in server.pids for argument in ("--pid", str(pid))]
     processes += ["--core", str(stage.cores.server)]
+    reading = ["--port", str(server.secure_port), "--tls"] if is_secure else ["--port", str(server.port)]
     if peer == NCHAN:
-        port, kind = str(server.port), "poll" if is_long_poll else "sse"
-        return ["--port", port, "--path", f"/{kind}/{name}", "--post", port, "--post-path", f"/pub/{name}", *processes]
-    return ["--port", str(server.port), "--path", f"/live/{name}", "--origin", live, *processes]
+        path = f"/{'poll' if is_long_poll else 'sse'}/{name}"
+        publishing = ["--post", str(server.port), "--post-path", f"/pub/{name}"]
+        return [*reading, "--path", path, *publishing, *processes]
+    return [*reading, "--path", f"/live/{name}", "--origin", live, *processes]
 
 
 def run(stage: Stage, program: Path, argv: list[str]) -> dict[str, Any]:

@@ -11,6 +11,8 @@
  * idle    opens N live readers (--mode sse|longpoll), prints a line with what that took, and holds them until its standard
  *         input ends.
  *
+ * With --tls the readers speak TLS.
+ *
  * Every result has the processor time of the server's processes (--pid, once for each) and of this one.
  *
  * With --origin it serves the stream itself on that port (origin.c) and publishing is writing to whoever follows;
@@ -21,6 +23,7 @@
 #include <getopt.h>
 
 #include "histogram.h"
+#include "link.h"
 #include "net.h"
 #include "origin.h"
 #include "processor.h"
@@ -44,7 +47,7 @@ static uint32_t arrived_mask;
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
 struct subscriber {
-    int fd;
+    struct link link;
     uint32_t seen;           /* the next number expected */
     uint8_t is_sent, is_open, is_answered, carried;
     char carry[STAMP_BYTES]; /* what may be the beginning of a message */
@@ -79,7 +82,7 @@ static void request(struct subscriber *s) {
     else
         size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: bench\r\nAccept: %s\r\n\r\n", path,
                         is_long_poll ? "*/*" : "text/event-stream");
-    if (send(s->fd, text, (size_t)size, MSG_NOSIGNAL) != size) die("a request could not be sent: %s", strerror(errno));
+    if (!link_send(s->link, text, (size_t)size)) die("a request could not be sent: %s", strerror(errno));
     if (!s->is_sent) sent_count++;
     s->is_sent = 1;
 }
@@ -88,7 +91,7 @@ static char chunk[1 << 20];
 
 static void read_events(struct subscriber *s) {
     memcpy(chunk, s->carry, s->carried);
-    ssize_t got = recv(s->fd, chunk + s->carried, sizeof chunk - s->carried, 0);
+    ssize_t got = link_receive(s->link, chunk + s->carried, sizeof chunk - s->carried);
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) die("a reader was sent away, %u of %u there", open_count, (unsigned)subscribers);
     if (!s->is_open) {
@@ -109,7 +112,10 @@ static void read_events(struct subscriber *s) {
 }
 
 static void read_answer(struct subscriber *s) {
-    if (buffer_receive(&s->in, s->fd, 4096) < 0) die("a waiting reader was sent away");
+    ssize_t got = link_receive(s->link, buffer_space(&s->in, 4096), 4096);
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) die("a waiting reader was sent away");
+    s->in.end += (size_t)got;
     char *head = s->in.data + s->in.start;
     size_t whole = whole_message(head, buffer_size(&s->in), 1);
     if (whole == 0) return;
@@ -166,8 +172,8 @@ static void open_all(void) {
     all = calloc((size_t)subscribers, sizeof *all);
     for (int i = 0; i < subscribers; i++) strcpy(all[i].offset, "-1");
     for (int i = 0; i < subscribers; i++) {
-        all[i].fd = connect_to(port, 0);
-        watch(epoll, EPOLL_CTL_ADD, all[i].fd, EPOLLIN, &all[i]);
+        all[i].link = link_to(port, 0);
+        watch(epoll, EPOLL_CTL_ADD, all[i].link.fd, EPOLLIN, &all[i]);
         request(&all[i]);
         if ((i + 1) % BATCH != 0 && i + 1 < subscribers) continue;
         /* In batches, so that no listener's queue overflows: a lost SYN costs a second. */
@@ -178,7 +184,7 @@ static void open_all(void) {
         }
     }
     for (int i = 0; i < stalled; i++) {
-        struct subscriber unread = {.offset = "-1", .fd = connect_to(port, 4096)};
+        struct subscriber unread = {.offset = "-1", .link = link_to(port, 4096)};
         request(&unread);
         step(0);
     }
@@ -261,7 +267,7 @@ int main(int argc, char **argv) {
         {"port", 1, 0, 'p'},   {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"window", 1, 0, 'w'},
         {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'W'}, {"gap-us", 1, 0, 'g'},  {"pid", 1, 0, 'P'},         {"rounds", 1, 0, 'r'},
-        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {"tls", 0, 0, 'T'},  {0, 0, 0, 0}};
     if (argc < 2) die("usage: live fanout|wake|idle --port PORT ...");
     const char *work = argv[1];
     struct publisher publisher = {.post_path = "/", .message_bytes = 100};
@@ -283,6 +289,7 @@ int main(int argc, char **argv) {
         case 'c': core = atoi(optarg); break;
         case 'S': stalled = atoi(optarg); break;
         case 'b': publisher.message_bytes = (size_t)atol(optarg); break;
+        case 'T': links_use_tls("http/1.1"); break;
         case 'm': is_long_poll = strcmp(optarg, "longpoll") == 0; break;
         default: return 2;
         }

@@ -15,6 +15,7 @@ from loadtest.bench.figures import GATEWAY, Growth, GrowthPoint, Relation, Row, 
 from loadtest.bench.live import benchmarks as live_benchmarks
 from loadtest.bench.readme import keep, tables
 from loadtest.bench.report import PEERS, Result, foreign_share, show, to_json
+from loadtest.bench.secure import every_benchmark as every_secure_benchmark
 from loadtest.bench.turnover import benchmarks as turnover_benchmarks
 
 MIB = 1 << 20
@@ -95,14 +96,14 @@ def test_charts_are_well_formed_and_show_each_figure(result: Result) -> None:
 
 
 def test_every_peer_of_every_benchmark_has_a_column_and_a_colour() -> None:
-    for benchmark in (*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks()):
+    for benchmark in (*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks(), *every_secure_benchmark()):
         for peer in benchmark.peers:
             assert peer == GATEWAY or peer in PEERS
             assert peer in chart.COLOURS
 
 
 def test_names_of_benchmarks_and_rows_are_unique_and_targets_name_measured_peers() -> None:
-    every = [*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks()]
+    every = [*catchup_benchmarks(), *live_benchmarks(), *turnover_benchmarks(), *every_secure_benchmark()]
     names = [benchmark.name for benchmark in every]
     keys = [row.key for benchmark in every for row in benchmark.rows]
     assert len(names) == len(set(names))
