@@ -5,7 +5,6 @@ ARGS ?=
 PYTEST_ARGS ?= -q
 JOBS ?= 2
 BENCH_OUT ?= build/bench
-BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,8 +44,8 @@ conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance s
 offload: $(INSTALLED) ## the offload table: what many clients ask, and what the origin sees of it (ARGS="--only …")
 	@$(BIN)/python -m tests.offload.figures $(ARGS)
 
-bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look
-	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(BENCH_ARGS)
+bench: $(INSTALLED) ## the gateway beside nginx, Varnish and nchan; BENCH_ROUNDS=1 BENCH_SECONDS=1 for a quick look (ARGS="--only …")
+	@$(BIN)/python -m loadtest.bench --out $(BENCH_OUT) $(ARGS)
 
 loadtest: $(INSTALLED) $(LOCUST_INSTALLED) ## readers and writers of every kind against dev, for 30 s (ARGS="--users 200 --seconds 60")
 	@$(BIN)/python -m loadtest.run --locust $(LOCUST)/bin/locust $(ARGS)

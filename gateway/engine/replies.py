@@ -16,6 +16,7 @@ from gateway.errors import Fault, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.etag import matches, mint
 from gateway.protocol.names import (
+    ACCEL_BUFFERING,
     DEFAULT_TYPE,
     STREAM_CLOSED,
     STREAM_CURSOR,
@@ -75,6 +76,9 @@ def stream_headers(
         headers[STREAM_CURSOR] = cursor
     headers["ETag"] = mint(edition.incarnation, read.start, end, is_closed)
     headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    if cursor is not None:
+        # No `no-transform` beside it: the answer is whole, so that a coding holds nothing back, and is often worth it.
+        headers[ACCEL_BUFFERING] = "no"
     if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
         headers["Cache-Control"] += ", no-transform"
     if age_s is not None:
@@ -137,6 +141,7 @@ def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str
     else:
         headers[STREAM_CURSOR] = cursor
     headers["Cache-Control"] = "no-store"
+    headers[ACCEL_BUFFERING] = "no"
     headers["Cache-Status"] = cache_status(read.route.node, outcome)
     return Answer(204, headers, outcome)
 

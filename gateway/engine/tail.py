@@ -27,7 +27,7 @@ from gateway.live.topic import Terms, Topic, Ways
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
-from gateway.protocol.names import SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
+from gateway.protocol.names import ACCEL_BUFFERING, SSE_DATA_ENCODING, STREAM_CURSOR, is_sse_text
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
@@ -365,6 +365,7 @@ class Tail:
                 if sum(map(len, body)) > self._max_reply_bytes:
                     raise Uncacheable(TOO_LARGE)
             answer.headers[STREAM_CURSOR] = self._cursor(read, stream)
+            answer.headers[ACCEL_BUFFERING] = "no"
             return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
         finally:
             answer.close()

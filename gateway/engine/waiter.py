@@ -146,8 +146,10 @@ class Waiter:
             self._ask(self._past_tape())
             return
         answers = topic.shared_answers() if self._kind is not None and place.stream.ended is None else None
-        # A cursor that is not below the others' is answered at random above that.
-        kind = self._kind if self._cursor < topic.answers_cursor else (self._kind, self._cursor)
+        kind: Hashable = self._kind
+        if self._cursor >= topic.answers_cursor:
+            # A cursor that is above the others' goes on from there; one that is far above, at random.
+            kind = (kind, self._cursor if self._cursor >= topic.answers_high else None)
         if answers is not None and isinstance(shared := answers.get(kind), Rendered):
             self._is_over = True
             self._client.send(shared)

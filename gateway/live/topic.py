@@ -49,8 +49,10 @@ _FRAME_MOST_BYTES: Final = 2 * _EVENT_BYTES
 six times its size."""
 BEATS: Final = 16
 """One timer of a topic beats so often in the time of a heartbeat, so that none of its readers needs one."""
-_CURSOR_REACH: Final = 1 << 40
-"""A client's cursor that is further ahead than this many intervals does not lift everybody's: far more than events can
+_CURSOR_REACH: Final = 1_000
+"""A client's cursor that is further ahead than this many intervals does not lift everybody's."""
+_HIGH_REACH: Final = 1 << 40
+"""Nor does it lift those of others who are beyond that, if it is further ahead than this: more than events can bring it
 in all the time there is, and far below what counts as a cursor."""
 
 
@@ -187,9 +189,13 @@ class Topic:
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
         """The cursor of shared answers, but for those to clients that showed as high a one."""
+        self.answers_high = 0
+        """The cursor of those; a client that showed one that is not below it either is answered alone."""
         self.to_settle: list[tuple[Listener, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
+        self._high_floor = 0
+        """The same among clients whose cursors are far ahead: each answer takes those who read on a step further."""
         self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
@@ -284,7 +290,7 @@ class Topic:
 
     def _begin_answers(self, of: tuple[object, ...]) -> None:
         self._answers, self._answers_of = {}, of
-        self.answers_cursor = self.shared_cursor()
+        self.answers_cursor, self.answers_high = self.shared_cursor(), self._high_floor + 1
 
     def beat(self) -> None:
         """A part of the time of a heartbeat has gone by."""
@@ -316,14 +322,21 @@ class Topic:
     def greet(self, cursor: str | None, wall: float) -> None:
         """Take note of a client's cursor, so that shared frames carry a greater one."""
         value = parse_cursor(cursor)
-        if value is not None and value <= interval(wall) + _CURSOR_REACH:
+        if value is None:
+            return
+        ahead = value - interval(wall)
+        if ahead <= _CURSOR_REACH:
             self._cursor_floor = max(self._cursor_floor, value)
+        elif ahead <= _HIGH_REACH:
+            self._high_floor = max(self._high_floor, value)
 
     def cursor_for(self, client: str | None, wall: float, rng: random.Random) -> str:
         """The cursor of the next frame for a client that showed `client`: the shared one unless its own is higher."""
         shared = shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
         own = parse_cursor(client)
-        return str(shared) if own is None or own < shared else next_cursor(wall, client, rng)
+        if own is None or own < shared:
+            return str(shared)
+        return str(self._high_floor + 1) if own <= self._high_floor else next_cursor(wall, client, rng)
 
     def shared_cursor(self) -> int:
         """The cursor that shared frames carry now."""

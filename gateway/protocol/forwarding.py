@@ -18,6 +18,7 @@ from typing import Final
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import LoopDetected
+from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, media_type
 
 Headers = CIMultiDict[str] | CIMultiDictProxy[str]
 
@@ -100,7 +101,7 @@ _UNSTORABLE: Final = frozenset(
         "x-timer",
     }
 )
-_UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-ratelimit-")
+_UNSTORABLE_PREFIXES: Final = (*_PROTOCOL_PREFIXES, "ratelimit", "x-accel-", "x-ratelimit-")
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NODE: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+")
@@ -170,8 +171,13 @@ def is_looping(headers: Headers, node: str) -> bool:
 
 
 def response_headers_for_client(headers: Headers, *, node: str, http_version: str) -> CIMultiDict[str]:
-    """An origin's reply headers as they go on to the client: end-to-end ones, with one more Via member."""
+    """An origin's reply headers as they go on to the client: end-to-end ones, with one more Via member.
+
+    Of an event stream a proxy in front is told not to collect it, unless the origin has said something of that.
+    """
     passed = _end_to_end(headers)
+    if "Content-Type" in passed and media_type(passed["Content-Type"]) == SSE_TYPE:
+        passed.setdefault(ACCEL_BUFFERING, "no")
     _append(passed, "Via", f"{http_version} {node}")
     return passed
 

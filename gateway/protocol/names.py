@@ -24,6 +24,9 @@ PRODUCER_SEQ: Final = "Producer-Seq"
 PRODUCER_EXPECTED_SEQ: Final = "Producer-Expected-Seq"
 PRODUCER_RECEIVED_SEQ: Final = "Producer-Received-Seq"
 
+ACCEL_BUFFERING: Final = "X-Accel-Buffering"
+"""nginx's: `no` on an answer has it pass on what has come.  By default it holds back events until a buffer is full."""
+
 QUERY_OFFSET: Final = "offset"
 QUERY_LIVE: Final = "live"
 QUERY_CURSOR: Final = "cursor"

@@ -21,7 +21,7 @@ from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
-from gateway.protocol.names import SSE_TYPE, STREAM_NEXT_OFFSET
+from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.crowd import Crowd, Dress, Rendering
 from gateway.server.head import response_head
 from gateway.server.request import Channel
@@ -59,7 +59,8 @@ class LiveAnswers:
         headers = CIMultiDict(subscription.stream.headers)
         headers.update(subscription.headers)
         headers["Content-Type"] = SSE_TYPE
-        headers["Cache-Control"] = "no-cache"
+        headers["Cache-Control"] = "no-cache, no-transform"
+        headers[ACCEL_BUFFERING] = "no"
         headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.bench import catchup, chart, growth, live, report
+from loadtest.bench import catchup, chart, growth, live, report, secure, turnover
+from loadtest.bench.certificates import HAS_TLS
 from loadtest.bench.figures import Growth
 from loadtest.bench.machine import BenchError, Cores, description
 from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, all_running
@@ -54,7 +55,7 @@ def _options() -> argparse.Namespace:
 
 
 def _benchmarks() -> list[Benchmark]:
-    return [*catchup.benchmarks(), *live.benchmarks()]
+    return [*catchup.benchmarks(), *live.benchmarks(), *turnover.benchmarks(), *secure.benchmarks()]
 
 
 def _measure(options: argparse.Namespace) -> report.Result:
@@ -62,7 +63,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    tools = prepare(Path("build/bench"))
+    tools = prepare(Path("build/bench"), has_tls=HAS_TLS)
     chosen = [benchmark for benchmark in _benchmarks() if not options.only or benchmark.name in options.only]
     machine, growths = description(), list[Growth]()
     notes = [] if HAS_FAST_PATH_SWITCH else ['skipped: "fast path off", because server.fast_path is no setting yet']
@@ -76,7 +77,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
     rows = [row for benchmark in chosen for row in benchmark.rows]
     foreign = report.foreign_share(rows)
     if foreign is not None and foreign > _FOREIGN_IS_MUCH:
-        notes.append(f"others took {foreign:.0%} of the server's core: read the ratios per processor second")
+        notes.append(f"others took {foreign:.0%} of the server's core: read the processor time")
     settings = {"rounds": options.rounds, "seconds": options.seconds}
     return report.Result(machine, tools.versions(), settings, rows, growths, notes)
 

@@ -1,7 +1,7 @@
 """The result as two SVG pictures, drawn by hand: bars side by side, and lines of growth.
 
-Every benchmark has its own scale, because units differ: the longest bar of a group is its full width.  Figures in, text
-out; the colours hold on white and on dark pages.
+Every benchmark has its own scale, because units differ: the longest bar of a group is its full width.  What is judged
+by processor time is drawn by it.  Figures in, text out; the colours hold on white and on dark pages.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ def bars(rows: Sequence[Row]) -> str:
     parts: list[str] = []
     y = 8
     for row in shown:
-        parts.append(text(0, y + 12, f"{row.title}, {row.unit}", weight="600"))
-        if not row.is_rate:
+        of_cpu = row.is_judged_by_cpu
+        unit = f"processor time behind {row.unit}, µs each" if of_cpu else row.unit
+        parts.append(text(0, y + 12, f"{row.title}, {unit}", weight="600"))
+        if of_cpu or not row.is_rate:
             parts.append(text(_WIDTH, y + 12, "shorter is better", anchor="end", size=10))
         y += 20
         peers = [peer for peer in (GATEWAY, *PEERS) if peer in row.samples]
-        values = {peer: row.median_of(peer) or 0.0 for peer in peers}
+        figure, ratio_to = (row.cpu_us_of, row.cpu_ratio_to) if of_cpu else (row.median_of, row.ratio_to)
+        digits = 1 if of_cpu else row.digits
+        values = {peer: figure(peer) or 0.0 for peer in peers}
         longest = max(values.values()) or 1.0
         for peer, value in values.items():
             width = max(1.0, value / longest * (_WIDTH - _LABELS - _VALUES))
@@ -51,9 +55,9 @@ def bars(rows: Sequence[Row]) -> str:
             parts.append(
                 f"<rect x='{_LABELS}' y='{y}' width='{width:.1f}' height='{_BAR - 2}' rx='2' fill='{COLOURS[peer]}'/>"
             )
-            ratio = row.ratio_to(peer)
+            ratio = ratio_to(peer)
             beside = "" if peer == GATEWAY or ratio is None else f"  (gateway {ratio:.2f} x)"
-            parts.append(text(_LABELS + width + 6, y + 11, f"{value:,.{row.digits}f}{beside}"))
+            parts.append(text(_LABELS + width + 6, y + 11, f"{value:,.{digits}f}{beside}"))
             y += _BAR
         y += _GROUP_GAP
     return picture(_WIDTH, y, parts)

@@ -24,6 +24,8 @@ class Child:
     name: str
     port: int
     pid: int
+    secure_port: int = 0
+    """Where it accepts TLS; 0 where it does not."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -37,7 +39,9 @@ class Child:
 
 
 @contextmanager
-def running(name: str, argv: Sequence[str | Path], port: int, core: int, log: Path) -> Iterator[Child]:
+def running(
+    name: str, argv: Sequence[str | Path], port: int, core: int, log: Path, secure_port: int = 0
+) -> Iterator[Child]:
     """A child on `core` until the end of the block.  Raises BenchError, with its last line, when it does not start."""
     with log.open("wb") as output, pinned(core):
         process = subprocess.Popen(
@@ -45,7 +49,7 @@ def running(name: str, argv: Sequence[str | Path], port: int, core: int, log: Pa
         )
     try:
         _wait_for(name, process, port, log)
-        yield Child(name, port, process.pid)
+        yield Child(name, port, process.pid, secure_port)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -24,6 +24,7 @@ class Relation(Enum):
     AT_MOST_TIMES = "at most so many times the reference"
     BELOW = "less than the reference"
     AT_MOST_ABOVE = "at most so much more than the reference"
+    AT_MOST_CPU = "at most so many times the reference's processor time an operation"
     AT_MOST = "at most so much"
 
 
@@ -46,6 +47,8 @@ class Target:
                 return f"< {self.reference}"
             case Relation.AT_MOST_ABOVE:
                 return f"≤ {self.reference} + {self.value:g}"
+            case Relation.AT_MOST_CPU:
+                return f"cpu ≤ {self.value:g} x {self.reference}"
             case Relation.AT_MOST:
                 return f"≤ {self.value:,g}"
             case _:
@@ -53,6 +56,9 @@ class Target:
 
     def is_reached(self, row: Row) -> bool | None:
         """Whether the row's gateway reaches it; None when one of the two was not measured."""
+        if self.relation is Relation.AT_MOST_CPU:
+            ratio = row.cpu_ratio_to(self.reference)
+            return None if ratio is None else ratio <= self.value
         gateway = row.median_of(GATEWAY)
         other = row.median_of(self.reference) if self.reference else 0.0
         if gateway is None or other is None:
@@ -81,6 +87,8 @@ class Sample:
     """How busy the server was meanwhile: processor seconds per second."""
     foreign: float | None = None
     """What others took of the server's core meanwhile: processor seconds per second."""
+    cpu_us: float | None = None
+    """Processor time of the server an operation, user and kernel, all its processes together: microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +119,10 @@ class Row:
         known = [sample.busy for sample in self.samples.get(peer, ()) if sample.busy is not None]
         return median(known) if known else None
 
-    def per_busy_s(self, peer: str) -> float | None:
-        """A rate per processor second of the server: what a core gives, whoever else used the machine."""
-        rates = [sample.value / sample.busy for sample in self.samples.get(peer, ()) if sample.busy]
-        return median(rates) if rates and self.is_rate else None
+    def cpu_us_of(self, peer: str) -> float | None:
+        """The server's processor time an operation, in the middle: what holds whoever else used the machine."""
+        known = [sample.cpu_us for sample in self.samples.get(peer, ()) if sample.cpu_us is not None]
+        return median(known) if known else None
 
     def is_load_bound(self, peer: str) -> bool:
         """Whether neither the server nor others on its core were the limit: the load generator was."""
@@ -123,13 +131,18 @@ class Row:
         ]
         return self.is_rate and bool(shares) and median(shares) < LOAD_BOUND_BELOW
 
+    @property
+    def is_judged_by_cpu(self) -> bool:
+        """Whether processor time is what the row is about, and its rate the load's."""
+        return any(target.relation is Relation.AT_MOST_CPU for target in self.targets)
+
     def ratio_to(self, peer: str) -> float | None:
         """The gateway's median over a peer's."""
         return _ratio(self.median_of(GATEWAY), self.median_of(peer))
 
-    def busy_ratio_to(self, peer: str) -> float | None:
-        """The same of the rates per processor second."""
-        return _ratio(self.per_busy_s(GATEWAY), self.per_busy_s(peer))
+    def cpu_ratio_to(self, peer: str) -> float | None:
+        """The same of the processor time an operation."""
+        return _ratio(self.cpu_us_of(GATEWAY), self.cpu_us_of(peer))
 
 
 @dataclass(frozen=True, slots=True)

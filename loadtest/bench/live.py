@@ -1,7 +1,4 @@
-"""Live readers, by the thousand, held and counted by the C client (`clients/live.c`).
-
-The client is writer and readers in one process, so a delay is read from one clock.  For the gateway it is also the
-origin, and to publish is to write to whoever follows; for nchan it publishes by POST.
+"""Live readers, by the thousand, who stay: held and counted by a C client (`live_client.py`).
 
 "Spaced out" means one event at a time: the next is published when the last has reached everybody.  "Saturation" keeps
 a window of events on the way: as fast as it can, without anyone losing any.
@@ -9,22 +6,23 @@ a window of events on the way: as fast as it can, without anyone losing any.
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
+from loadtest.bench import live_client
 from loadtest.bench.children import Child
 from loadtest.bench.figures import GATEWAY, Relation, Row, Sample, Target
+from loadtest.bench.live_client import NCHAN
 from loadtest.bench.machine import BenchError, memory, pinned
 from loadtest.bench.peers import fresh
 from loadtest.bench.stage import Benchmark, Stage
 
-NCHAN: Final = "nchan"
 DIRECT: Final = "direct"
 NONE_STALLED: Final = "none stalled"
 """The gateway itself, with the same readers and nobody stalled."""
@@ -36,52 +34,16 @@ WAITERS: Final = 5_000
 IDLE: Final = 10_000
 _WARM_UP_CONNECTIONS: Final = 200
 _SPARE_FILES: Final = 256
-_PATIENCE_S: Final = 60.0
-
-_numbers = itertools.count(1)
-
-
-def _arguments(stage: Stage, peer: str, server: Child | None, mode: str) -> list[str]:
-    """Whom to read from and how to publish; a stream of its own each time."""
-    name = f"s{next(_numbers)}"
-    if peer == NCHAN and server is not None:
-        kind = "poll" if mode == "longpoll" else "sse"
-        return [
-            *("--port", str(server.port), "--path", f"/{kind}/{name}", "--pid", str(server.worker)),
-            *("--post", str(server.port), "--post-path", f"/pub/{name}"),
-        ]
-    if server is None:
-        return ["--port", str(stage.peers.live_port), "--path", "/live/x", "--origin", str(stage.peers.live_port)]
-    return [
-        *("--port", str(server.port), "--path", f"/live/{name}", "--pid", str(server.pid)),
-        *("--origin", str(stage.peers.live_port)),
-    ]
-
-
-def _run(stage: Stage, work: str, arguments: list[str]) -> dict[str, Any]:
-    command = [str(stage.tools.live), work, *arguments, "--core", str(stage.cores.server)]
-    patience_s = _PATIENCE_S + stage.seconds
-    with pinned(stage.cores.load):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise BenchError(f"live {work} was not over after {patience_s:g} s") from error
-    if done.returncode:
-        raise BenchError(f"live {work}: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
 
 
 def _fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, Sample]:
-    server = stage.peers.servers[peer]
-    arguments = _arguments(stage, peer, server, "sse")
-    arguments += ["--subscribers", str(SUBSCRIBERS), "--window", str(window), "--seconds", str(stage.seconds)]
-    result = _run(stage, "fanout", arguments)
+    argv = live_client.arguments(stage, peer, stage.peers.servers[peer])
+    argv += ["--subscribers", str(SUBSCRIBERS), "--window", str(window), "--seconds", str(stage.seconds)]
+    result = live_client.run(stage, stage.tools.live, ["fanout", *argv])
     if peer == GATEWAY and result["upstream_live"] != 1:
         raise BenchError(f"the gateway asked the origin {result['upstream_live']} times for one live stream")
-    rate = result["deliveries"] / result["seconds"]
     return {
-        f"{prefix}-rate": Sample(rate, result["server_busy"], max(0.0, result["core_busy"] - result["server_busy"])),
+        f"{prefix}-rate": live_client.rate(result, result["deliveries"]),
         f"{prefix}-p99": Sample(result["p99_ms"]),
     }
 
@@ -89,19 +51,19 @@ def _fanout(prefix: str, window: int, stage: Stage, peer: str) -> Mapping[str, S
 def _stalled(stage: Stage, peer: str) -> Mapping[str, Sample]:
     """Messages large enough for the stalled ones' buffers to be full before counting begins."""
     server = stage.peers.servers[GATEWAY if peer == NONE_STALLED else peer]
-    arguments = _arguments(stage, peer, server, "sse")
-    arguments += ["--subscribers", str(SUBSCRIBERS - STALLED), "--window", "1", "--gap-us", "10000"]
-    arguments += ["--message-bytes", "4096", "--warmup", "1.5", "--seconds", str(stage.seconds)]
-    arguments += ["--stalled", str(0 if peer == NONE_STALLED else STALLED)]
-    result = _run(stage, "fanout", arguments)
+    argv = live_client.arguments(stage, peer, server)
+    argv += ["--subscribers", str(SUBSCRIBERS - STALLED), "--window", "1", "--gap-us", "10000"]
+    argv += ["--message-bytes", "4096", "--warmup", "1.5", "--seconds", str(stage.seconds)]
+    argv += ["--stalled", str(0 if peer == NONE_STALLED else STALLED)]
+    result = live_client.run(stage, stage.tools.live, ["fanout", *argv])
     return {"stalled-p50": Sample(result["p50_ms"]), "stalled-p99": Sample(result["p99_ms"])}
 
 
 def _wake(stage: Stage, peer: str) -> Mapping[str, Sample]:
     server = stage.peers.servers[peer]
     waiters = min(WAITERS, stage.max_files - _SPARE_FILES)
-    arguments = [*_arguments(stage, peer, server, "longpoll"), "--subscribers", str(waiters), "--rounds", "3"]
-    result = _run(stage, "wake", arguments)
+    argv = [*live_client.arguments(stage, peer, server, is_long_poll=True), "--subscribers", str(waiters)]
+    result = live_client.run(stage, stage.tools.live, ["wake", *argv, "--rounds", "3"])
     samples = {
         "wake-first": Sample(median(one["first_ms"] for one in result["rounds"])),
         "wake-last": Sample(median(one["last_ms"] for one in result["rounds"])),
@@ -113,19 +75,20 @@ def _wake(stage: Stage, peer: str) -> Mapping[str, Sample]:
 
 def _delay(stage: Stage, peer: str) -> Mapping[str, Sample]:
     server = None if peer == DIRECT else stage.peers.servers[peer]
-    arguments = _arguments(stage, peer, server, "sse")
-    arguments += ["--subscribers", "1", "--window", "64", "--gap-us", "2500", "--seconds", str(stage.seconds)]
-    result = _run(stage, "fanout", arguments)
+    argv = live_client.arguments(stage, peer, server)
+    argv += ["--subscribers", "1", "--window", "64", "--gap-us", "2500", "--seconds", str(stage.seconds)]
+    result = live_client.run(stage, stage.tools.live, ["fanout", *argv])
     return {"delay-p50": Sample(result["p50_ms"]), "delay-p99": Sample(result["p99_ms"])}
 
 
 @contextmanager
-def _held(stage: Stage, peer: str, server: Child, mode: str, count: int) -> Iterator[None]:
-    """So many idle live readers, until the end of the block."""
-    arguments = [*_arguments(stage, peer, server, mode), "--mode", mode, "--subscribers", str(count)]
+def _held(stage: Stage, peer: str, server: Child, mode: str, count: int, secure: Path | None) -> Iterator[Sample]:
+    """So many idle live readers, until the end of the block; gives what it took the server to let them in."""
+    argv = live_client.arguments(stage, peer, server, is_long_poll=mode == "longpoll", is_secure=secure is not None)
+    argv += ["--mode", mode, "--subscribers", str(count)]
     with pinned(stage.cores.load):
         process = subprocess.Popen(
-            [str(stage.tools.live), "idle", *arguments],
+            [str(secure or stage.tools.live), "idle", *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -138,24 +101,30 @@ def _held(stage: Stage, peer: str, server: Child, mode: str, count: int) -> Iter
         line = process.stdout.readline()
         if not line:
             raise BenchError(f"live idle: {process.stderr.read().strip() or 'it said nothing'}")
-        if (held := json.loads(line)["open"]) != count:
-            raise BenchError(f"{peer} holds {held} of {count} idle readers")
+        report = json.loads(line)
+        if report["open"] != count:
+            raise BenchError(f"{peer} holds {report['open']} of {count} idle readers")
         try:
-            yield
+            yield live_client.rate(report, count)
         finally:
             process.stdin.close()
 
 
 def _memory(mode: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
-    count = min(IDLE, stage.max_files - _SPARE_FILES)
+    return {f"memory-{mode}": memory_each(stage, peer, mode, IDLE)}
+
+
+def memory_each(stage: Stage, peer: str, mode: str, most: int, secure: Path | None = None) -> Sample:
+    """Bytes for each of at most so many idle readers; `secure` is the client that speaks TLS, where they do."""
+    count = min(most, stage.max_files - _SPARE_FILES)
     # A process of its own: what earlier benchmarks freed would be taken again, and hide what this one costs.
     with fresh(peer, stage.tools, stage.cores, stage.peers, stage.folder) as server:
-        with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS):
+        with _held(stage, peer, server, mode, _WARM_UP_CONNECTIONS, secure):
             pass
         before = memory(server.pids)
-        with _held(stage, peer, server, mode, count):
+        with _held(stage, peer, server, mode, count, secure) as opened:
             after = memory(server.pids)
-    return {f"memory-{mode}": Sample((after.pss_bytes - before.pss_bytes) / count)}
+    return Sample((after.pss_bytes - before.pss_bytes) / count, cpu_us=opened.cpu_us)
 
 
 def benchmarks() -> list[Benchmark]:

@@ -11,9 +11,9 @@ answers say `public, max-age=3600` and are small enough to stay in memory.
 | nchan   | one worker, memory store (no Redis), a buffer as long as the fan-out's window                             |
 | bare    | a C epoll loop that writes the gateway's own answer to whatever is asked: the upper bound                 |
 
-`/1k`, `/64k` and `/1m` are closed streams of that size; `/pass` is relayed by the gateway and by nginx; `/live` is the
-load client's own stream.  `/tail` is the project's in-memory origin, which knows live requests and answers no more than
-1 KB at once.
+`/1k`, `/64k` and `/1m` are closed streams of that size; nginx keeps none of those below their `/cold`.  `/pass` is
+relayed by the gateway and by nginx; `/live` is the load client's own stream.  `/tail` is the in-memory origin,
+which knows live requests and answers no more than 1 KB at once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from gateway.config import ServerConfig
+from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.fetch import fetch_raw
 from loadtest.bench.machine import Cores
@@ -38,9 +39,11 @@ _Running = AbstractContextManager[Child]
 
 SIZES: Final = {"1k": 1 << 10, "64k": 1 << 16, "1m": 1 << 20}
 TAIL: Final = "tail"
+COLD: Final = "cold"
 TAIL_CHUNK_BYTES: Final = 1 << 10
 BUFFERED_MESSAGES: Final = 1_000
 MAX_CONNECTIONS: Final = 16_384
+_CACHE: Final = "1GiB"
 
 STRICT: Final = "fast path off"
 HAS_FAST_PATH_SWITCH: Final = "fast_path" in ServerConfig.model_fields
@@ -54,6 +57,8 @@ class Peers:
     origins: dict[str, Child]
     live_port: int
     """Where the load client serves `/live` while it runs."""
+    certificate: Certificate | None
+    """Of all who speak TLS, where TLS is measured."""
 
 
 def closed_stream(size: int) -> bytes:
@@ -78,8 +83,17 @@ HEAD_ANSWER: Final = (
 POST_ANSWER: Final = b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: 0000000000001024\r\n\r\n"
 
 
-def gateway_config(listen: int, admin: int, origins: dict[str, int], live: int, *, fast_path: bool | None) -> str:
-    """The gateway's TOML.  `fast_path` None leaves that key out."""
+def gateway_config(
+    listen: int,
+    admin: int,
+    origins: dict[str, int],
+    live: int,
+    *,
+    fast_path: bool | None,
+    cache: str = _CACHE,
+    tls: str = "",
+) -> str:
+    """The gateway's TOML.  `fast_path` None leaves that key out; `tls` are the lines of a listener."""
     switch = "" if fast_path is None else f"fast_path = {str(fast_path).lower()}\n"
     routes = "".join(
         f"""
@@ -99,7 +113,7 @@ admin = "127.0.0.1:{admin}"
 shutdown_timeout_s = 1
 {switch}
 [limits]
-cache_bytes = "1GiB"
+cache_bytes = "{cache}"
 max_connections = {MAX_CONNECTIONS}
 {routes}
 [[route]]
@@ -110,16 +124,17 @@ sse_lifetime_s = 3600
 heartbeat_s = 300
 long_poll_timeout_s = 300
 live_first_byte_timeout_s = 600
-"""
+{tls}"""
 
 
-def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path) -> str:
-    """nginx as a caching proxy; what lies below /pass is relayed."""
+def nginx_config(listen: int, origins: dict[str, int], folder: Path, store: Path, tls: str = "") -> str:
+    """nginx as a caching proxy; what lies below /pass or another's /cold is relayed."""
     upstreams = "".join(
         f"  upstream u{name} {{ server 127.0.0.1:{port}; keepalive 64; }}\n" for name, port in origins.items()
     )
     cached = "".join(
         f"    location /{name}/ {{ proxy_pass http://u{name}; proxy_cache store; }}\n"
+        f"    location /{name}/{COLD}/ {{ proxy_pass http://u{name}; }}\n"
         for name in origins
         if name != "pass"
     )
@@ -136,13 +151,13 @@ http {{
 {upstreams}
   server {{
     listen 127.0.0.1:{listen} backlog=4096;
-{cached}    location /pass/ {{ proxy_pass http://upass; }}
+{tls}{cached}    location /pass/ {{ proxy_pass http://upass; }}
   }}
 }}
 """
 
 
-def nchan_config(listen: int, folder: Path, module: Path) -> str:
+def nchan_config(listen: int, folder: Path, module: Path, tls: str = "") -> str:
     """nchan: POST /pub/ID publishes, /sse/ID and /poll/ID subscribe to what comes."""
     return f"""load_module {module};
 {_nginx_head(folder)}
@@ -153,7 +168,7 @@ http {{
   nchan_message_timeout 10m;
   server {{
     listen 127.0.0.1:{listen} backlog=4096;
-    location ~ ^/pub/(\\w+)$ {{
+{tls}    location ~ ^/pub/(\\w+)$ {{
       nchan_publisher; nchan_channel_id $1;
     }}
     location ~ ^/sse/(\\w+)$ {{
@@ -214,11 +229,13 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
         origins[TAIL] = stack.enter_context(_in_memory_origin(cores.origin, folder))
         ports = {name: child.port for name, child in origins.items()}
         [live] = free_ports(1)
+        certificate = None if tools.secure is None else make_certificate(tools.secure.openssl, folder)
+        gateway = _gateway("gateway", ports, live, cores.server, folder, fast_path=None, certificate=certificate)
         servers = {
-            "gateway": stack.enter_context(_gateway("gateway", ports, live, cores.server, folder, fast_path=None)),
-            "nginx": stack.enter_context(_nginx(tools, ports, cores.server, folder)),
+            "gateway": stack.enter_context(gateway),
+            "nginx": stack.enter_context(_nginx(tools, ports, cores.server, folder, certificate)),
             "varnish": stack.enter_context(_varnish(tools, ports, cores.server, folder)),
-            "nchan": stack.enter_context(_nchan(tools, cores.server, folder)),
+            "nchan": stack.enter_context(_nchan(tools, cores.server, folder, certificate)),
         }
         if HAS_FAST_PATH_SWITCH:
             off = _gateway("gateway-strict", ports, live, cores.server, folder, fast_path=False)
@@ -226,19 +243,28 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
         ready = [fetch_raw(servers["gateway"].port, "/1k/bare") for _ in range(3)][-1]
         bare = _Answers(ready, ready, ready)
         servers["bare"] = stack.enter_context(_responder(tools, "bare", bare, cores.server, folder))
-        yield Peers(servers, origins, live)
+        yield Peers(servers, origins, live, certificate)
 
 
 @contextmanager
-def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path) -> Iterator[Child]:
-    """One more gateway or nchan, untouched by anything measured before."""
+def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path, *, cache: str = _CACHE) -> Iterator[Child]:
+    """One more gateway, with so large a cache, or nchan, untouched by anything measured before."""
     home = Path(tempfile.mkdtemp(prefix="fresh-", dir=folder))
     origins = {name: child.port for name, child in peers.origins.items()}
     match peer:
         case "gateway":
-            starting = _gateway("gateway", origins, peers.live_port, cores.server, home, fast_path=None)
+            starting = _gateway(
+                "gateway",
+                origins,
+                peers.live_port,
+                cores.server,
+                home,
+                fast_path=None,
+                cache=cache,
+                certificate=peers.certificate,
+            )
         case "nchan":
-            starting = _nchan(tools, cores.server, home)
+            starting = _nchan(tools, cores.server, home, peers.certificate)
         case _:
             raise ValueError(peer)
     with starting as child:
@@ -246,13 +272,24 @@ def fresh(peer: str, tools: Tools, cores: Cores, peers: Peers, folder: Path) -> 
 
 
 def _gateway(
-    name: str, origins: dict[str, int], live: int, core: int, folder: Path, *, fast_path: bool | None
+    name: str,
+    origins: dict[str, int],
+    live: int,
+    core: int,
+    folder: Path,
+    *,
+    fast_path: bool | None,
+    cache: str = _CACHE,
+    certificate: Certificate | None = None,
 ) -> _Running:
-    listen, admin = free_ports(2)
+    listen, admin, secure = free_ports(3)
+    tls = "" if certificate is None else gateway_tls(secure, certificate)
     config = folder / f"{name}.toml"
-    config.write_text(gateway_config(listen, admin, origins, live, fast_path=fast_path), encoding="utf-8")
+    config.write_text(
+        gateway_config(listen, admin, origins, live, fast_path=fast_path, cache=cache, tls=tls), encoding="utf-8"
+    )
     argv: list[str | Path] = [sys.executable, "-m", "gateway", "serve", "--config", config]
-    return running(name, argv, listen, core, folder / f"{name}.log")
+    return running(name, argv, listen, core, folder / f"{name}.log", secure if tls else 0)
 
 
 def _in_memory_origin(core: int, folder: Path) -> _Running:
@@ -262,19 +299,22 @@ def _in_memory_origin(core: int, folder: Path) -> _Running:
     return running("origin-tail", argv, listen, core, folder / "origin-tail.log")
 
 
-def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:
-    [listen] = free_ports(1)
+def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate | None) -> _Running:
+    listen, secure = free_ports(2)
+    tls = "" if certificate is None else nginx_tls(secure, certificate)
     # A cache on a disk would measure the disk.
     shared = Path("/dev/shm")
     store = Path(tempfile.mkdtemp(prefix="nginx-", dir=shared if shared.is_dir() else folder))
-    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store))
-    return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, folder / "nginx.log"))
+    home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store, tls))
+    log = folder / "nginx.log"
+    return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, log, secure if tls else 0))
 
 
-def _nchan(tools: Tools, core: int, folder: Path) -> _Running:
-    [listen] = free_ports(1)
-    home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module))
-    return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log")
+def _nchan(tools: Tools, core: int, folder: Path, certificate: Certificate | None) -> _Running:
+    listen, secure = free_ports(2)
+    tls = "" if certificate is None else nginx_tls(secure, certificate)
+    home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module, tls))
+    return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log", secure if tls else 0)
 
 
 def _varnish(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:

@@ -1,10 +1,11 @@
 """A run's JSON as the README's tables: what is shown there is what was measured, number for number.
 
-`python -m loadtest.bench.readme docs/bench.json` prints them.
+`python -m loadtest.bench.readme build/bench` keeps a whole run: JSON and pictures under docs/, tables in the README.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +13,16 @@ from typing import Any, Final
 import orjson
 
 _GATEWAY: Final = "gateway"
+_BEGIN: Final = "<!-- bench -->\n"
+_END: Final = "<!-- /bench -->"
 
 
 def tables(document: dict[str, Any]) -> str:
     """The figures beside the peers', and how cost grows, in Markdown."""
-    lines = ["| benchmark | gateway | beside | | ratio | per cpu s | aim | |", "|---|---:|---|---:|---:|---:|---|---|"]
+    lines = [
+        "| benchmark | gateway | cpu µs | beside | | cpu µs | ratio | of cpu µs | aim | |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---|---|",
+    ]
     for row in document["rows"]:
         lines += _row(row)
     for growth in document["growth"]:
@@ -27,6 +33,24 @@ def tables(document: dict[str, Any]) -> str:
             *(_point(point) for point in growth["points"]),
         ]
     return "\n".join(lines) + "\n"
+
+
+def keep(run: Path, home: Path) -> None:
+    """Have the project at `home` show the run that `make bench` left in the folder `run`.
+
+    Raises ValueError for a run of chosen benchmarks only: the README's rows are those of one run.
+    """
+    document = orjson.loads((run / "bench.json").read_bytes())
+    if not document["growth"]:
+        raise ValueError(f"{run} is not a whole run: it has no growth")
+    readme = home / "README.md"
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{readme} has no place between {_BEGIN.strip()} and {_END}")
+    readme.write_text(f"{before}{begin}{tables(document)}{end}{after}", encoding="utf-8")
+    for name in ("bench.json", "bench.svg", "growth.svg"):
+        shutil.copyfile(run / name, home / "docs" / name)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -44,10 +68,12 @@ def _row(row: dict[str, Any]) -> list[str]:
         cells = [
             f"{row['title']}, {row['unit']}" if not lines else "",
             _number(own["median"]) if not lines else "",
+            _number(own["cpu_us"]) if not lines else "",
             name,
             _number(peer.get("median")) + ("~" if peer.get("is_load_bound") else ""),
+            _number(peer.get("cpu_us")),
             _times(peer.get("gateway_ratio")),
-            _times(peer.get("gateway_ratio_per_busy_second")),
+            _times(peer.get("gateway_cpu_ratio")),
             aim.removesuffix(f" x {name}").removesuffix(f" {name}") if name else aim,
             reached,
         ]
@@ -76,4 +102,4 @@ def _times(ratio: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(tables(orjson.loads(Path(sys.argv[1]).read_bytes())))
+    keep(Path(sys.argv[1]), Path(__file__).parents[2])

@@ -52,8 +52,8 @@ def _row(row: Row) -> dict[str, Any]:
                 "median": row.median_of(peer),
                 "gateway_ratio": row.ratio_to(peer),
                 "busy": row.busy_of(peer),
-                "per_busy_second": row.per_busy_s(peer),
-                "gateway_ratio_per_busy_second": row.busy_ratio_to(peer),
+                "cpu_us": row.cpu_us_of(peer),
+                "gateway_cpu_ratio": row.cpu_ratio_to(peer),
                 "is_load_bound": row.is_load_bound(peer),
                 "samples": [asdict(sample) for sample in samples],
             }
@@ -77,18 +77,19 @@ def foreign_share(rows: Sequence[Row]) -> float | None:
 
 def table(result: Result) -> str:
     """The one table: under each benchmark a line a peer, with what the gateway's figure is of it and must be."""
-    lines = [_line("", "median", "gateway's", "per cpu s", "must", "reached")]
+    lines = [_line("", "median", "gateway's", "cpu µs", "gateway's", "must", "reached")]
     for row in result.rows:
         lines += ["", f"{row.title}, {row.unit}"]
         lines += [_line(*cells) for peer in (GATEWAY, *PEERS) if peer in row.samples for cells in _cells(row, peer)]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _line(peer: str, value: str, ratio: str, busy_ratio: str, must: str, reached: str) -> str:
-    return f"  {peer:<16}{value:>13}{ratio:>11}{busy_ratio:>11}   {must:<22} {reached}"
+def _line(*cells: str) -> str:
+    peer, value, ratio, cpu, cpu_ratio, must, reached = cells
+    return f"  {peer:<16}{value:>13}{ratio:>11}{cpu:>10}{cpu_ratio:>11}   {must:<22} {reached}"
 
 
-def _cells(row: Row, peer: str) -> list[tuple[str, str, str, str, str, str]]:
+def _cells(row: Row, peer: str) -> list[tuple[str, ...]]:
     """A peer's line under a row's title, and one more for each further target."""
     value = row.median_of(peer) or 0.0
     own = [target for target in row.targets if (target.reference or GATEWAY) == peer]
@@ -98,14 +99,19 @@ def _cells(row: Row, peer: str) -> list[tuple[str, str, str, str, str, str]]:
         peer,
         f"{value:,.{row.digits}f}" + ("~" if row.is_load_bound(peer) else " "),
         _times(row.ratio_to(peer)) if is_other else "",
-        _times(row.busy_ratio_to(peer)) if is_other else "",
+        _microseconds(row.cpu_us_of(peer)),
+        _times(row.cpu_ratio_to(peer)) if is_other else "",
         *musts[0],
     )
-    return [first, *(("", "", "", "", *more) for more in musts[1:])]
+    return [first, *(("", "", "", "", "", *more) for more in musts[1:])]
 
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f} x"
+
+
+def _microseconds(time_us: float | None) -> str:
+    return "" if time_us is None else f"{time_us:,.{0 if time_us >= 100 else 1 if time_us >= 10 else 2}f}"
 
 
 def verdict(is_reached: bool | None) -> str:
@@ -119,8 +125,9 @@ def show(result: Result, console: Console) -> None:
     """Print the table, what its signs mean, growth, and the notes."""
     console.print(table(result), end="\n\n")
     console.print(
-        "gateway's: the gateway's median as a multiple of the peer's; per cpu s: the same for each processor second "
-        "that the server used.\n~: the load generator was the limit, not the server."
+        "cpu µs: processor time of all the server's processes an operation: a request, a delivery, a reader let in.\n"
+        "gateway's: the gateway's figure as a multiple of the peer's.\n"
+        "~: the load or its schedule was the limit, not the server; the processor time holds."
     )
     for growth in result.growth:
         console.print(f"\ngateway, cached 1 KB, by {growth.of}:")

@@ -13,6 +13,9 @@ from loadtest.bench.machine import BenchError, Cores, busy_s, core_busy_s
 from loadtest.bench.peers import Peers
 from loadtest.bench.tools import Tools
 
+_LEAST_ORIGIN_US = 1.0
+"""A request and its answer are two calls of the kernel: no responder does with less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -58,12 +61,20 @@ class Watch:
     def _origins_s(self) -> float:
         return busy_s(child.pid for child in self.stage.peers.origins.values())
 
-    def sample(self, value: float) -> Sample:
-        """A figure with how busy the server was since, and what others took of its core."""
+    def sample(self, value: float, operations: int) -> Sample:
+        """A figure with the processor time since: the server's a second and an operation, and what others took."""
         took = time.monotonic() - self.began
-        busy = (busy_s(self.server.pids) - self.server_s) / took
+        used_s = busy_s(self.server.pids) - self.server_s
         core = (core_busy_s(self.stage.cores.server) - self.core_s) / took
-        return Sample(value, busy, max(0.0, core - busy))
+        return Sample(value, used_s / took, max(0.0, core - used_s / took), used_s / operations * 1e6)
+
+    def expect_origin(self, operations: int) -> None:
+        """Raise BenchError when the origins did not work for every operation: then something was answered for them."""
+        each_us = (self._origins_s() - self.origin_s) / operations * 1e6
+        if each_us < _LEAST_ORIGIN_US:
+            raise BenchError(
+                f"{self.server.name}: the origins worked {each_us:.2f} µs for each of {operations} requests"
+            )
 
     def expect_no_origin(self) -> None:
         """Raise BenchError when the origins worked: then it was no cached read that was measured."""

@@ -18,7 +18,10 @@ from loadtest.bench.machine import BenchError
 
 _HERE: Final = Path(__file__).parent
 _SBIN: Final = "/usr/sbin:/usr/local/sbin"
+_LIVE: Final = ("publish.c", "origin.c")
 _NCHAN: Final = "ngx_nchan_module.so"
+_SSL_HEADER: Final = "openssl/ssl.h"
+_INCLUDE_FOLDERS: Final = ("/usr/include", "/usr/local/include")
 _MODULE_FOLDERS: Final = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
 
 _PACKAGES: Final = {
@@ -28,6 +31,19 @@ _PACKAGES: Final = {
     "cc": "gcc libc6-dev",
     _NCHAN: "libnginx-mod-nchan",
 }
+
+_SECURE_PACKAGES: Final = {"h2load": "nghttp2-client", "openssl": "openssl", _SSL_HEADER: "libssl-dev"}
+"""What is needed beside those where TLS is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecureTools:
+    """What loads a server over TLS."""
+
+    openssl: Path
+    h2load: Path
+    live: Path
+    multiplex: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,9 @@ class Tools:
     nchan_module: Path
     respond: Path
     live: Path
+    poll: Path
+    join: Path
+    secure: SecureTools | None
 
     def versions(self) -> dict[str, str]:
         """Each peer's own word on its version."""
@@ -47,9 +66,10 @@ class Tools:
         return {name: _first_line([str(part) for part in argv]) for name, argv in spoken.items()}
 
 
-def prepare(build: Path) -> Tools:
+def prepare(build: Path, *, has_tls: bool = False) -> Tools:
     """Find or install every tool and build the clients into `build`.  Raises BenchError naming what is missing."""
-    missing = [name for name in _PACKAGES if _find(name) is None]
+    needed = [*_PACKAGES, *(_SECURE_PACKAGES if has_tls else ())]
+    missing = [name for name in needed if _find(name) is None]
     if missing:
         _install(missing)
     still = [name for name in missing if _find(name) is None]
@@ -62,13 +82,27 @@ def prepare(build: Path) -> Tools:
         wrk=_found("wrk"),
         nchan_module=_found(_NCHAN),
         respond=_compile(build / "respond", "respond.c"),
-        live=_compile(build / "live", "live.c", "origin.c"),
+        live=_compile(build / "live", "live.c", *_LIVE),
+        poll=_compile(build / "poll", "poll.c", *_LIVE),
+        join=_compile(build / "join", "join.c", *_LIVE),
+        secure=_prepare_secure(build) if has_tls else None,
+    )
+
+
+def _prepare_secure(build: Path) -> SecureTools:
+    return SecureTools(
+        openssl=_found("openssl"),
+        h2load=_found("h2load"),
+        live=_compile(build / "live-tls", "live.c", *_LIVE, has_tls=True),
+        multiplex=_compile(build / "multiplex", "multiplex.c", *_LIVE, has_tls=True),
     )
 
 
 def _find(name: str) -> Path | None:
     if name == _NCHAN:
         return next((path for folder in _MODULE_FOLDERS if (path := Path(folder, _NCHAN)).exists()), None)
+    if name == _SSL_HEADER:
+        return next((path for folder in _INCLUDE_FOLDERS if (path := Path(folder, name)).exists()), None)
     found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
     return Path(found) if found else None
 
@@ -80,7 +114,7 @@ def _found(name: str) -> Path:
 
 
 def _packages(names: Iterable[str]) -> list[str]:
-    return [package for name in names for package in _PACKAGES[name].split()]
+    return [package for name in names for package in {**_PACKAGES, **_SECURE_PACKAGES}[name].split()]
 
 
 def _install(names: Iterable[str]) -> None:
@@ -97,9 +131,10 @@ def _install(names: Iterable[str]) -> None:
             raise BenchError(f"{' '.join(command[:2])} cannot install {' '.join(packages)}: {lines[-1]}")
 
 
-def _compile(output: Path, *sources: str) -> Path:
+def _compile(output: Path, *sources: str, has_tls: bool = False) -> Path:
     folder = _HERE / "clients"
     command = ["cc", "-D_GNU_SOURCE", "-std=gnu11", "-O2", "-o", str(output), *(str(folder / name) for name in sources)]
+    command += ["-DWITH_TLS", "-lssl", "-lcrypto"] if has_tls else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"cc cannot build {sources[0]}: {(done.stderr.splitlines() or ['no reason given'])[0]}")

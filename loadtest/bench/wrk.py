@@ -37,6 +37,7 @@ class Load:
     """What is asked, of whom, and how hard."""
 
     path: str
+    scheme: str = "http"
     connections: int = 50
     headers: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
@@ -58,7 +59,7 @@ def run(wrk: Path, port: int, load: Load, seconds: float, core: int) -> WrkRepor
         command += ["-H", f"{name}: {value}"]
     if load.script is not None:
         command += ["-s", str(SCRIPTS / load.script)]
-    command += [f"http://127.0.0.1:{port}{load.path}", "--", *load.arguments]
+    command += [f"{load.scheme}://127.0.0.1:{port}{load.path}", "--", *load.arguments]
     with pinned(core):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)

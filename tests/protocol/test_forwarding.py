@@ -143,6 +143,19 @@ class TestResponse:
         ]
 
     @pytest.mark.parametrize(
+        ("origin", "buffering"),
+        [
+            ({"Content-Type": "text/event-stream; charset=utf-8"}, ["no"]),
+            ({"Content-Type": "text/event-stream", "X-Accel-Buffering": "yes"}, ["yes"]),
+            ({"Content-Type": "application/json"}, []),
+            ({}, []),
+        ],
+    )
+    def test_a_relayed_event_stream_is_not_to_be_buffered(self, origin: dict[str, str], buffering: list[str]) -> None:
+        passed = response_headers_for_client(CIMultiDict(origin), node="gw", http_version="1.1")
+        assert passed.getall("X-Accel-Buffering", []) == buffering
+
+    @pytest.mark.parametrize(
         ("name", "value"),
         [
             ("Access-Control-Allow-Origin", "*"),
@@ -168,6 +181,7 @@ class TestResponse:
             "Server", "Via", "Cache-Status", "Last-Modified", "Accept-Ranges", "Vary", "Connection",
             "Transfer-Encoding", "Keep-Alive", "Retry-After",
             "RateLimit", "RateLimit-Policy", "X-RateLimit-Remaining", "X-Request-Id",
+            "X-Accel-Buffering", "X-Accel-Expires",
         ],
     )  # fmt: skip
     def test_what_is_true_of_one_reply_is_not(self, name: str) -> None:

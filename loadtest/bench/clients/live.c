@@ -8,7 +8,12 @@
  *         With --stalled, so many more connections are open that never read.
  * wake    has N long-polls wait, publishes one event, and prints when the first and the last answer were there; --rounds
  *         times on the same connections.
- * idle    opens N live readers (--mode sse|longpoll), prints a line, and holds them until its standard input ends.
+ * idle    opens N live readers (--mode sse|longpoll), prints a line with what that took, and holds them until its standard
+ *         input ends.
+ *
+ * With --tls the readers speak TLS.
+ *
+ * Every result has the processor time of the server's processes (--pid, once for each) and of this one.
  *
  * With --origin it serves the stream itself on that port (origin.c) and publishing is writing to whoever follows;
  * with --post it publishes to the server under test by POST, one at a time on each of a few connections.  Every message
@@ -18,92 +23,31 @@
 #include <getopt.h>
 
 #include "histogram.h"
+#include "link.h"
 #include "net.h"
 #include "origin.h"
-#include "ticks.h"
+#include "processor.h"
+#include "publish.h"
 
-#define MARK "{\"n\":"
-#define MARK_BYTES 5
-#define STAMP_BYTES 39 /* MARK, ten digits, ,"t": and nineteen digits */
-#define POSTS 4
 #define BATCH 256
+#define STILL_NS 8000000 /* of processor time in a quarter of a second: its timers */
 
-static int port, post_port, origin_port, subscribers = 1, window = 1, pid, core = -1, rounds = 3, stalled;
+static int port, origin_port, subscribers = 1, window = 1, core = -1, rounds = 3, stalled;
 static int is_long_poll;
 static double seconds = 2, warmup = 0.5;
 static int64_t gap_ns;
-static size_t message_bytes = 100;
-static const char *path = "/", *post_path = "/";
+static const char *path = "/";
 
 static int epoll;
 
-/* -- publishing ---------------------------------------------------------------------------------------------------- */
-
-static char message[4096];
-static uint32_t published, complete;
+static uint32_t complete;
 static uint32_t *arrived; /* how many readers have event n, at n modulo its size */
 static uint32_t arrived_mask;
-
-struct post {
-    int fd, is_busy;
-    struct buffer in, out;
-};
-static struct post posts[POSTS];
-static int post_count;
-
-static void make_message(void) {
-    size_t size = (size_t)snprintf(message, sizeof message, MARK "%010u,\"t\":%019lld,\"p\":\"", published,
-                                   (long long)now_ns());
-    memset(message + size, 'x', message_bytes - size - 2);
-    memcpy(message + message_bytes - 2, "\"}", 2);
-}
-
-static struct post *free_post(void) {
-    for (int i = 0; i < post_count; i++)
-        if (!posts[i].is_busy) return &posts[i];
-    return NULL;
-}
-
-static int can_publish(void) { return origin_port || free_post() != NULL; }
-
-static void publish(void) {
-    make_message();
-    arrived[published & arrived_mask] = 0;
-    published++;
-    if (origin_port) {
-        origin_publish(message);
-        return;
-    }
-    struct post *p = free_post();
-    buffer_print(&p->out, "POST %s HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
-                 post_path, message_bytes);
-    buffer_add(&p->out, message, message_bytes);
-    p->is_busy = 1;
-    if (buffer_send(&p->out, p->fd) < 0) die("the publishing connection was lost");
-}
-
-static void take_post(struct post *p) {
-    if (buffer_receive(&p->in, p->fd, 4096) < 0) die("the publishing connection was lost");
-    size_t whole = whole_message(p->in.data + p->in.start, buffer_size(&p->in), 1);
-    if (whole == 0) return;
-    if (p->in.data[p->in.start + 9] != '2') die("publishing was refused: %.12s", p->in.data + p->in.start);
-    p->in.start += whole;
-    p->is_busy = 0;
-}
-
-static void open_posts(void) {
-    if (!post_port) return;
-    post_count = window < POSTS ? window : POSTS;
-    for (int i = 0; i < post_count; i++) {
-        posts[i].fd = connect_to(post_port, 0);
-        watch(epoll, EPOLL_CTL_ADD, posts[i].fd, EPOLLIN, &posts[i]);
-    }
-}
 
 /* -- reading ------------------------------------------------------------------------------------------------------- */
 
 struct subscriber {
-    int fd;
+    struct link link;
     uint32_t seen;           /* the next number expected */
     uint8_t is_sent, is_open, is_answered, carried;
     char carry[STAMP_BYTES]; /* what may be the beginning of a message */
@@ -118,20 +62,14 @@ static uint64_t deliveries;
 static int is_counting;
 static int64_t first_ns, last_ns;
 
-static uint64_t digits(const char *at, int n) {
-    uint64_t value = 0;
-    for (int i = 0; i < n; i++) value = value * 10 + (uint64_t)(at[i] - '0');
-    return value;
-}
-
 static void arrive(struct subscriber *s, const char *at, int64_t now) {
-    uint32_t number = (uint32_t)digits(at + MARK_BYTES, 10);
+    uint32_t number = number_of(at);
     if (origin_port && number != s->seen) die("a reader got message %u in place of %u", number, s->seen);
     s->seen++;
     arrived[number & arrived_mask]++;
     if (is_counting) {
         deliveries++;
-        histogram_add(&delays, now - (int64_t)digits(at + 20, 19));
+        histogram_add(&delays, now - birth_of(at));
     }
 }
 
@@ -144,7 +82,7 @@ static void request(struct subscriber *s) {
     else
         size = snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: bench\r\nAccept: %s\r\n\r\n", path,
                         is_long_poll ? "*/*" : "text/event-stream");
-    if (send(s->fd, text, (size_t)size, MSG_NOSIGNAL) != size) die("a request could not be sent: %s", strerror(errno));
+    if (!link_send(s->link, text, (size_t)size)) die("a request could not be sent: %s", strerror(errno));
     if (!s->is_sent) sent_count++;
     s->is_sent = 1;
 }
@@ -153,7 +91,7 @@ static char chunk[1 << 20];
 
 static void read_events(struct subscriber *s) {
     memcpy(chunk, s->carry, s->carried);
-    ssize_t got = recv(s->fd, chunk + s->carried, sizeof chunk - s->carried, 0);
+    ssize_t got = link_receive(s->link, chunk + s->carried, sizeof chunk - s->carried);
     if (got < 0 && errno == EAGAIN) return;
     if (got <= 0) die("a reader was sent away, %u of %u there", open_count, (unsigned)subscribers);
     if (!s->is_open) {
@@ -174,7 +112,10 @@ static void read_events(struct subscriber *s) {
 }
 
 static void read_answer(struct subscriber *s) {
-    if (buffer_receive(&s->in, s->fd, 4096) < 0) die("a waiting reader was sent away");
+    ssize_t got = link_receive(s->link, buffer_space(&s->in, 4096), 4096);
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) die("a waiting reader was sent away");
+    s->in.end += (size_t)got;
     char *head = s->in.data + s->in.start;
     size_t whole = whole_message(head, buffer_size(&s->in), 1);
     if (whole == 0) return;
@@ -204,27 +145,25 @@ static void step(int timeout_ms) {
         void *whose = events[i].data.ptr;
         if (whose == &is_standard_input_over) {
             is_standard_input_over = read(0, chunk, 1024) <= 0;
-        } else if ((char *)whose >= (char *)posts && (char *)whose < (char *)(posts + POSTS)) {
-            take_post(whose);
         } else if ((char *)whose >= (char *)all && (char *)whose < (char *)(all + subscribers)) {
             struct subscriber *s = whose;
             if (is_long_poll) read_answer(s);
             else read_events(s);
         } else {
-            origin_took(whose, events[i].events);
+            publish_took(whose, events[i].events);
         }
     }
 }
 
 /* Waits until the server has had nothing to do for a while, which is when all readers wait. */
 static void settle(void) {
-    int64_t began = now_ns(), still_since = began;
-    long ticks = busy_ticks(pid);
+    int64_t began = now_ns(), still_since = began, busy = server_ns();
     while (now_ns() - still_since < 250000000) {
         step(20);
-        long now = busy_ticks(pid);
-        if (now != ticks || (origin_port && !origin_is_followed())) still_since = now_ns();
-        ticks = now;
+        if (server_ns() - busy > STILL_NS || (origin_port && !origin_is_followed())) {
+            still_since = now_ns();
+            busy = server_ns();
+        }
         if (now_ns() - began > 20000000000) die("the server did not come to rest with %d readers", sent_count);
     }
 }
@@ -233,8 +172,8 @@ static void open_all(void) {
     all = calloc((size_t)subscribers, sizeof *all);
     for (int i = 0; i < subscribers; i++) strcpy(all[i].offset, "-1");
     for (int i = 0; i < subscribers; i++) {
-        all[i].fd = connect_to(port, 0);
-        watch(epoll, EPOLL_CTL_ADD, all[i].fd, EPOLLIN, &all[i]);
+        all[i].link = link_to(port, 0);
+        watch(epoll, EPOLL_CTL_ADD, all[i].link.fd, EPOLLIN, &all[i]);
         request(&all[i]);
         if ((i + 1) % BATCH != 0 && i + 1 < subscribers) continue;
         /* In batches, so that no listener's queue overflows: a lost SYN costs a second. */
@@ -245,7 +184,7 @@ static void open_all(void) {
         }
     }
     for (int i = 0; i < stalled; i++) {
-        struct subscriber unread = {.offset = "-1", .fd = connect_to(port, 4096)};
+        struct subscriber unread = {.offset = "-1", .link = link_to(port, 4096)};
         request(&unread);
         step(0);
     }
@@ -253,36 +192,34 @@ static void open_all(void) {
 }
 
 static int work_fanout(void) {
-    int64_t next = now_ns(), began = next, counted_from = 0;
+    int64_t next = now_ns(), began = next;
     uint32_t published_before = 0;
-    long server = 0, anybody = 0;
+    struct used before = {0};
     for (;;) {
         while (complete < published && arrived[complete & arrived_mask] == (uint32_t)subscribers) complete++;
         int64_t now = now_ns();
         if (!is_counting && now - began >= (int64_t)(warmup * 1e9)) {
             is_counting = 1;
-            counted_from = now;
             published_before = published;
-            server = busy_ticks(pid);
-            anybody = core_ticks(core);
+            before = used_now(core);
         }
-        if (is_counting && now - counted_from >= (int64_t)(seconds * 1e9)) break;
+        if (is_counting && now - before.at >= (int64_t)(seconds * 1e9)) break;
         if (published - complete >= (uint32_t)window || now < next || !can_publish()) {
             step(now < next && next - now < 1000000 ? 0 : 1);
             continue;
         }
+        arrived[published & arrived_mask] = 0;
         publish();
         next = now + gap_ns;
         step(0);
     }
-    double took = (double)(now_ns() - counted_from) / 1e9;
-    double whole = (double)sysconf(_SC_CLK_TCK) * took;
-    double busy = (double)(busy_ticks(pid) - server) / whole, core_busy = (double)(core_ticks(core) - anybody) / whole;
-    printf("{\"deliveries\": %llu, \"seconds\": %.6f, \"events\": %u, \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f, "
-           "\"server_busy\": %.3f, \"core_busy\": %.3f, \"upstream_live\": %lu}\n",
-           (unsigned long long)deliveries, took, published - published_before, (double)histogram_at(&delays, .5) / 1e6,
-           (double)histogram_at(&delays, .99) / 1e6, (double)delays.largest / 1e6, busy, core_busy,
+    printf("{\"deliveries\": %llu, \"events\": %u, \"p50_ms\": %.4f, \"p99_ms\": %.4f, \"max_ms\": %.4f, "
+           "\"upstream_live\": %lu, ",
+           (unsigned long long)deliveries, published - published_before, (double)histogram_at(&delays, .5) / 1e6,
+           (double)histogram_at(&delays, .99) / 1e6, (double)delays.largest / 1e6,
            origin_counts.sse + origin_counts.long_poll);
+    print_used(before, core);
+    printf("}\n");
     return 0;
 }
 
@@ -314,9 +251,11 @@ static int work_wake(void) {
     return 0;
 }
 
-static int work_idle(void) {
-    printf("{\"open\": %d, \"upstream_live\": %lu}\n", is_long_poll ? sent_count - answered_count : open_count,
+static int work_idle(struct used before) {
+    printf("{\"open\": %d, \"upstream_live\": %lu, ", is_long_poll ? sent_count - answered_count : open_count,
            origin_counts.sse + origin_counts.long_poll);
+    print_used(before, core);
+    printf("}\n");
     fflush(stdout);
     watch(epoll, EPOLL_CTL_ADD, 0, EPOLLIN, &is_standard_input_over);
     while (!is_standard_input_over) step(1000);
@@ -328,9 +267,10 @@ int main(int argc, char **argv) {
         {"port", 1, 0, 'p'},   {"path", 1, 0, 'q'},    {"subscribers", 1, 0, 'n'}, {"window", 1, 0, 'w'},
         {"origin", 1, 0, 'o'}, {"post", 1, 0, 't'},    {"post-path", 1, 0, 'u'},   {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'W'}, {"gap-us", 1, 0, 'g'},  {"pid", 1, 0, 'P'},         {"rounds", 1, 0, 'r'},
-        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {0, 0, 0, 0}};
+        {"core", 1, 0, 'c'},   {"stalled", 1, 0, 'S'}, {"message-bytes", 1, 0, 'b'}, {"mode", 1, 0, 'm'},  {"tls", 0, 0, 'T'},  {0, 0, 0, 0}};
     if (argc < 2) die("usage: live fanout|wake|idle --port PORT ...");
     const char *work = argv[1];
+    struct publisher publisher = {.post_path = "/", .message_bytes = 100};
     optind = 2;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
@@ -338,32 +278,34 @@ int main(int argc, char **argv) {
         case 'q': path = optarg; break;
         case 'n': subscribers = atoi(optarg); break;
         case 'w': window = atoi(optarg); break;
-        case 'o': origin_port = atoi(optarg); break;
-        case 't': post_port = atoi(optarg); break;
-        case 'u': post_path = optarg; break;
+        case 'o': origin_port = publisher.origin_port = atoi(optarg); break;
+        case 't': publisher.post_port = atoi(optarg); break;
+        case 'u': publisher.post_path = optarg; break;
         case 's': seconds = atof(optarg); break;
         case 'W': warmup = atof(optarg); break;
         case 'g': gap_ns = atoll(optarg) * 1000; break;
-        case 'P': pid = atoi(optarg); break;
+        case 'P': server_has(atoi(optarg)); break;
         case 'r': rounds = atoi(optarg); break;
         case 'c': core = atoi(optarg); break;
         case 'S': stalled = atoi(optarg); break;
-        case 'b': message_bytes = (size_t)atol(optarg); break;
+        case 'b': publisher.message_bytes = (size_t)atol(optarg); break;
+        case 'T': links_use_tls("http/1.1"); break;
         case 'm': is_long_poll = strcmp(optarg, "longpoll") == 0; break;
         default: return 2;
         }
     }
-    if (!port || !(origin_port || post_port)) die("live needs --port, and --origin or --post");
-    if (message_bytes < 60 || message_bytes > sizeof message) die("--message-bytes must be from 60 to 4096");
+    if (!port) die("live needs --port");
+    publisher.path = path;
+    publisher.posts = window;
     if (strcmp(work, "wake") == 0) is_long_poll = 1;
     for (arrived_mask = 1; arrived_mask < 4u * (uint32_t)window; arrived_mask *= 2) {}
     arrived = calloc(arrived_mask--, sizeof *arrived);
     allow_many_files();
     epoll = epoll_create1(0);
-    if (origin_port) origin_start(epoll, origin_port, path, message_bytes);
-    open_posts();
+    publish_start(epoll, &publisher);
+    struct used before = used_now(core);
     open_all();
     if (strcmp(work, "wake") == 0) return work_wake();
-    if (strcmp(work, "idle") == 0) return work_idle();
+    if (strcmp(work, "idle") == 0) return work_idle(before);
     return work_fanout();
 }

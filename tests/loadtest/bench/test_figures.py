@@ -52,17 +52,29 @@ def test_every_target_has_a_text() -> None:
         "≤ 1.5 x nginx",
         "< nginx",
         "≤ nginx + 1.5",
+        "cpu ≤ 1.5 x nginx",
         "≤ 1.5",
     ]
 
 
-def test_a_rate_per_processor_second_does_not_mind_who_else_used_the_core() -> None:
-    made = row()
-    made.add(GATEWAY, Sample(50.0, busy=0.5, foreign=0.5))
-    made.add("nginx", Sample(60.0, busy=1.0, foreign=0.0))
-    assert made.per_busy_s(GATEWAY) == 100.0
+def test_processor_time_does_not_mind_who_else_used_the_core() -> None:
+    target = Target(Relation.AT_MOST_CPU, 0.7, "nginx")
+    made = row(target)
+    assert target.is_reached(made) is None
+    made.add(GATEWAY, Sample(50.0, busy=0.5, foreign=0.5, cpu_us=10_000.0))
+    assert target.is_reached(made) is None
+    made.add("nginx", Sample(60.0, busy=1.0, foreign=0.0, cpu_us=16_000.0))
+    assert made.cpu_us_of(GATEWAY) == 10_000.0
     assert made.ratio_to("nginx") == pytest.approx(5 / 6)
-    assert made.busy_ratio_to("nginx") == pytest.approx(10 / 6)
+    assert made.cpu_ratio_to("nginx") == pytest.approx(10 / 16)
+    assert target.is_reached(made) is True
+    assert Target(Relation.AT_MOST_CPU, 0.6, "nginx").is_reached(made) is False
+
+
+def test_a_figure_without_processor_time_has_none_to_compare() -> None:
+    made = row(gateway=1.0, nginx=2.0)
+    assert made.cpu_us_of(GATEWAY) is None
+    assert made.cpu_ratio_to("nginx") is None
 
 
 def test_the_load_was_the_limit_where_the_servers_core_had_time_left() -> None:

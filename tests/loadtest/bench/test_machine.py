@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -31,3 +33,13 @@ def test_a_core_that_is_not_there_is_named() -> None:
     assert core_busy_s(min(os.sched_getaffinity(0))) > 0
     with pytest.raises(BenchError, match=re.escape("core 9999")):
         core_busy_s(9999)
+
+
+def test_processor_time_of_another_process_is_its_own_clock() -> None:
+    program = "import sys, time\nwhile time.process_time() < 0.05: pass\nprint(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        assert busy_s([other.pid]) >= 0.05
+        assert busy_s([other.pid, os.getpid()]) > busy_s([other.pid])
+        other.communicate()

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import load_config
+from gateway.config_file import ConfigError, load_config
+from loadtest.bench.certificates import HAS_TLS, Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.fetch import header, status
 from loadtest.bench.peers import SIZES, closed_stream, gateway_config, nchan_config, nginx_config, varnish_config
+from tests.debian import program
 
+CERTIFICATE = Certificate(Path("/c.pem"), Path("/k.pem"))
 ORIGINS = {"1k": 1001, "64k": 1002, "1m": 1003, "pass": 1004}
 
 
@@ -33,6 +36,7 @@ def test_braces_of_server_configurations_are_balanced() -> None:
     texts = (
         nginx_config(80, ORIGINS, Path("/f"), Path("/s")),
         nchan_config(80, Path("/f"), Path("/m.so")),
+        nchan_config(80, Path("/f"), Path("/m.so"), nginx_tls(443, CERTIFICATE)),
         varnish_config(ORIGINS),
     )
     for text in texts:
@@ -48,3 +52,33 @@ def test_a_closed_stream_says_so_and_is_as_long_as_it_says(size: int) -> None:
     assert header(answer, "content-length") == str(size)
     assert header(answer, "stream-cursor") == ""
     assert len(answer.partition(b"\r\n\r\n")[2]) == size
+
+
+def test_what_was_never_asked_for_is_kept_by_the_gateway_alone() -> None:
+    text = nginx_config(80, ORIGINS, Path("/f"), Path("/s"))
+    for name in SIZES:
+        assert f"location /{name}/cold/ {{ proxy_pass http://u{name}; }}" in text
+
+
+def test_tls_is_measured_as_soon_as_the_gateways_configuration_has_it(tmp_path: Path) -> None:
+    certificate = make_certificate(program("openssl", "openssl"), tmp_path)
+    file = tmp_path / "gateway.toml"
+    text = gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None, tls=gateway_tls(4438, certificate))
+    file.write_text(text, encoding="utf-8")
+    try:
+        load_config(file, environ={})
+    except ConfigError:
+        is_known = False
+    else:
+        is_known = True
+    assert is_known is HAS_TLS
+
+
+def test_nginx_and_nchan_take_both_protocols_with_the_certificate() -> None:
+    lines = nginx_tls(443, CERTIFICATE)
+    assert "listen 127.0.0.1:443 ssl http2" in lines
+    for text in (
+        nginx_config(80, ORIGINS, Path("/f"), Path("/s"), lines),
+        nchan_config(80, Path("/f"), Path("/m.so"), lines),
+    ):
+        assert lines in text

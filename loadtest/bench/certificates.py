@@ -1,0 +1,60 @@
+"""TLS for the servers: one certificate for all of them, and the lines of configuration that have each use it.
+
+nginx and nchan speak HTTP/2 on the same port, by ALPN, as the gateway does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.config import GatewayConfig
+from loadtest.bench.machine import BenchError
+
+HAS_TLS: Final = "listener" in GatewayConfig.model_fields
+"""Whether the gateway has listeners with TLS; what is measured over TLS is left out where it has none."""
+
+_STREAMS: Final = 128
+"""At once on a connection, as nginx has it by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Two files in PEM, of an ECDSA key on P-256."""
+
+    certificate: Path
+    key: Path
+
+
+def make_certificate(openssl: Path, folder: Path) -> Certificate:
+    """A certificate that nobody has signed; the load does not ask.  Raises BenchError with openssl's last line."""
+    made = Certificate(folder / "certificate.pem", folder / "key.pem")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", made.key, "-out", made.certificate]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"openssl: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    return made
+
+
+def nginx_tls(port: int, certificate: Certificate) -> str:
+    """What stands in an nginx `server` beside its plain listener."""
+    return f"""\
+    listen 127.0.0.1:{port} ssl http2 backlog=4096;
+    ssl_certificate {certificate.certificate};
+    ssl_certificate_key {certificate.key};
+    ssl_protocols TLSv1.2 TLSv1.3;
+    http2_max_concurrent_streams {_STREAMS};
+"""
+
+
+def gateway_tls(port: int, certificate: Certificate) -> str:
+    """What stands in the gateway's TOML beside its plain listener."""
+    return f"""
+[[listener]]
+address = "127.0.0.1:{port}"
+certificate = "{certificate.certificate}"
+key = "{certificate.key}"
+"""

@@ -1,0 +1,58 @@
+"""h2load: how it is called, and its report as figures."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from loadtest.bench.machine import BenchError, pinned
+
+_PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class H2Report:
+    """What one run showed."""
+
+    requests_per_s: float
+    requests: int
+    """Answered."""
+    errors: int
+    """Requests that failed, timed out, or were answered with 4xx or 5xx."""
+
+
+def run(
+    h2load: Path, port: int, path: str, seconds: float, core: int, *, connections: int = 10, streams: int = 10
+) -> H2Report:
+    """Load a server over HTTP/2 and TLS for so long, with so many requests at once on each connection.
+
+    Raises BenchError when anything at all went wrong: a failed request is a fast one.
+    """
+    command = [str(h2load), "-D", str(max(1, round(seconds))), "-c", str(connections), "-m", str(streams)]
+    command += ["-H", "user-agent: bench", f"https://127.0.0.1:{port}{path}"]
+    with pinned(core):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + _PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"h2load was not over {_PATIENCE_S:g} s after its time") from error
+    if done.returncode:
+        raise BenchError(f"h2load failed: {((done.stderr or done.stdout).strip().splitlines() or [''])[-1]}")
+    report = parse(done.stdout)
+    if report.errors or not report.requests:
+        raise BenchError(f"h2load saw {report.errors} errors in {report.requests} requests to port {port}{path}")
+    return report
+
+
+def parse(text: str) -> H2Report:
+    """h2load's report.  Raises BenchError when it is none, or not of HTTP/2."""
+    if not re.search(r"^Application protocol: h2\s*$", text, re.MULTILINE):
+        raise BenchError("h2load's report is not of HTTP/2")
+    rate = re.search(r"^finished in [^,]+, ([\d.]+) req/s", text, re.MULTILINE)
+    counts = re.search(r"(\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", text)
+    if rate is None or counts is None:
+        raise BenchError("h2load's report cannot be read")
+    done, succeeded, *_ = map(int, counts.groups())
+    return H2Report(float(rate[1]), done, done - succeeded)
