@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from aiohttp import hdrs
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -70,7 +69,7 @@ class Client:
         """
         if url.scheme != SCHEME or self._origins is None:
             on_sent()
-            return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live)
+            return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live, on_repeat=on_sent)
         pool = self._origins.pool(url)
         if pool.follows_redirects and body is not None and not isinstance(body, bytes):
             body = await _held(body, bounds.total_s)
@@ -97,7 +96,14 @@ class Client:
             on_sent()
             try:
                 reply = await self.exchanges.send(
-                    method, pool.url(sent, url), headers, bounds, body, Sending(sent, now), is_live=is_live
+                    method,
+                    pool.url(sent, url),
+                    headers,
+                    bounds,
+                    body,
+                    Sending(sent, now),
+                    is_live=is_live,
+                    on_repeat=on_sent,
                 )
             except GatewayError as error:
                 pool.forget_leader(method, path)
@@ -108,7 +114,7 @@ class Client:
                 continue
             if reply.status not in _LED:
                 return reply
-            leader = pool.leader(sent, method, url, reply.headers.get(hdrs.LOCATION))
+            leader = pool.leader(sent, method, url, reply.headers.get("Location"))
             if leader is None or hops == _MOST_HOPS or not (body is None or isinstance(body, bytes)):
                 return reply
             reply.close()
