@@ -20,9 +20,8 @@ Bytes that nobody asked for cannot be told from the next reply, so a connection 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from multidict import CIMultiDict, CIMultiDictProxy, istr
@@ -38,11 +37,18 @@ MOST_INTERIM: Final = 16
 MOST_FRAMING_BYTES: Final = 65_536
 """Of chunk extensions and trailers, one after the other, without a byte of a body between them."""
 
+_IDLE, _BODY, _CLOSED = State.IDLE, State.BODY, State.CLOSED
+_BEGUN, _HEAD_DONE, _DONE, _LAST_DONE = Step.BEGUN, Step.HEAD_DONE, Step.DONE, Step.LAST_DONE
+
+_FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """What no reason phrase may hold (RFC 9112 section 4).  llhttp looks for it in fields only."""
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
+_CONNECTION: Final = istr("Connection")
+_CONTENT_LENGTH: Final = istr("Content-Length")
+_TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
 _USUAL: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -58,8 +64,7 @@ class ReplyBroken(Exception):
     """What came is no reply, none that may be handed on, or none that anybody asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """A final reply's head."""
 
     status: int
@@ -91,6 +96,9 @@ class _Framing(Enum):
     CLOSE = auto()
 
 
+_LENGTH, _CHUNKS, _CLOSE = _Framing.LENGTH, _Framing.CHUNKS, _Framing.CLOSE
+
+
 class ReplyParser:
     """The replies of one connection.  A plain object of one thread; after ReplyBroken it reads nothing more."""
 
@@ -100,9 +108,11 @@ class ReplyParser:
         "_fields",
         "_framing",
         "_head_bytes",
+        "_head_fields",
         "_interim",
         "_is_complete",
         "_is_head_done",
+        "_is_overrun",
         "_keeps",
         "_left",
         "_llhttp",
@@ -114,10 +124,21 @@ class ReplyParser:
     )
 
     def __init__(self) -> None:
-        self.state = State.IDLE
+        self.state = _IDLE
         self.is_awaited = False
         """Whether a request is on its way whose reply has not ended."""
         self._answers_head = False
+        self._framing = _LENGTH
+        self._keeps = False
+        self._left = 0
+        """Bytes of the body that are still to come."""
+        self._quiet_bytes = 0
+        """What has come of chunks since a byte of the body did."""
+        self._pieces: list[bytes] = []
+        self._fields: list[tuple[bytes, bytes]]
+        self._head_fields: list[tuple[bytes, bytes]]
+        self._behind: bytes
+        """The last bytes that came, up to as many as tell an end."""
         self._begin()
 
     def __repr__(self) -> str:
@@ -126,12 +147,12 @@ class ReplyParser:
     @property
     def may_go_on(self) -> bool:
         """Whether another request may be sent on this connection, once the reply that is awaited has ended."""
-        return self.state is not State.CLOSED
+        return self.state is not _CLOSED
 
     @property
     def has_begun(self) -> bool:
         """Whether a byte of the awaited reply has come, be it of an interim one."""
-        return self.state is not State.IDLE or self._interim > 0
+        return self.state is not _IDLE or self._interim > 0
 
     def expect(self, *, is_head: bool) -> None:
         """A request has been sent, a HEAD or another; only one at a time."""
@@ -143,25 +164,27 @@ class ReplyParser:
         """What these bytes bring.  ReplyBroken where they break the syntax, or nobody asked for them."""
         events: list[Event] = []
         while data:
-            if self.state is State.BODY:
+            if self.state is _BODY:
                 data = self._feed_body(data, events)
-            elif self.is_awaited and self.state is not State.CLOSED:
+            elif self.is_awaited and self.state is not _CLOSED:
                 data = self._feed_head(data, events)
             elif events:
                 # Bytes behind a whole reply: that is as good as it was, and the last one.
-                self.state = State.CLOSED
+                self.state = _CLOSED
                 break
             else:
-                self.state = State.CLOSED
+                self.state = _CLOSED
                 raise ReplyBroken("bytes that nobody asked for")
         return events
 
     def feed_eof(self) -> list[Event]:
         """What the end of the connection brings; ReplyBroken where it comes in the middle of a reply."""
-        if self.state is State.BODY and self._framing is _Framing.CLOSE:
-            return [self._end(Step.LAST_DONE)]
+        if self.state is _BODY and self._framing is _CLOSE:
+            events: list[Event] = []
+            self._end(events, keeps=False)
+            return events
         is_broken = self.is_awaited
-        self.state = State.CLOSED
+        self.state = _CLOSED
         if is_broken:
             raise ReplyBroken("an end in the middle of a reply")
         return []
@@ -169,172 +192,171 @@ class ReplyParser:
     # -- heads
 
     def _begin(self) -> None:
+        """Be ready for the first byte of a head."""
         self._llhttp = HttpResponseParser(self)
-        self._fields: list[tuple[str, str]] = []
-        self._reason = b""
-        self._head_bytes = 0
-        self._behind = b""
-        """The last bytes that came, up to as many as a head's end has."""
-        self._interim = 0
-        self._is_head_done = False
-        self._is_complete = False
-        self._keeps = False
-        self._framing = _Framing.LENGTH
-        self._left = 0
-        self._pieces: list[bytes] = []
-        self._quiet_bytes = 0
+        self._fields = self._head_fields = []
+        self._reason = self._behind = b""
+        self._head_bytes = self._interim = 0
+        self._is_head_done = self._is_complete = self._is_overrun = False
 
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
         """Read on in a head; what lies behind it."""
-        if self.state is State.IDLE:
-            self.state = TRANSITIONS[self.state, Step.BEGUN]
+        if self.state is _IDLE:
+            if data[0] != _FIRST:
+                # llhttp would skip line ends, and half ones.
+                raise self._broken("no HTTP")
+            self.state = TRANSITIONS[_IDLE, _BEGUN]
         known = len(self._behind)
         found = (self._behind + data if known else data).find(_HEAD_END)
         if found < 0:
-            rest = b""
+            head, rest = data, b""
             self._behind = (self._behind + data)[-3:]
+        elif (end := found + len(_HEAD_END) - known) == len(data):
+            head, rest = data, b""
         else:
-            end = found + len(_HEAD_END) - known
-            data, rest = data[:end], data[end:]
-        self._head_bytes += len(data)
+            head, rest = data[:end], data[end:]
+        self._head_bytes += len(head)
         if self._head_bytes > MOST_HEAD_BYTES:
             raise self._broken("a head that is too long")
-        self._run(data)
-        if found < 0:
-            if not self._fields and not self._is_head_done and self._head_bytes > 2 * MOST_LINE_BYTES:
-                raise self._broken("a line that is too long")
-            return b""
-        if not self._is_head_done or self._pieces:
-            raise self._broken("no head")
-        return self._take_head(rest, events)
+        try:
+            self._llhttp.feed_data(head)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            raise self._broken("no HTTP") from error
+        if found >= 0:
+            return self._take_head(rest, events)
+        if not self._fields and self._head_bytes > 2 * MOST_LINE_BYTES:
+            raise self._broken("a line that is too long")
+        return b""
 
     def _take_head(self, rest: bytes, events: list[Event]) -> bytes:
-        parser = self._llhttp
-        status = parser.get_status_code()
-        version = parser.get_http_version()
+        if not self._is_head_done:
+            raise self._broken("no head")
+        status, version, fields = self._llhttp.get_status_code(), self._llhttp.get_http_version(), self._head_fields
         if status < 100 or status == 101 or version not in _VERSIONS or _CONTROL.search(self._reason) is not None:
             raise self._broken("a status line that is not for here")
+        if len(fields) > MOST_FIELDS or (self._head_bytes > MOST_LINE_BYTES and self._longest() > MOST_LINE_BYTES):
+            raise self._broken("too large or too many fields")
         if status < 200:
             interim = self._interim + 1
             if interim > MOST_INTERIM:
                 raise self._broken("too many interim replies")
-            self.state = State.IDLE
+            self.state = _IDLE
             self._begin()
             self._interim = interim
             return rest
-        headers = CIMultiDictProxy(CIMultiDict(self._fields))
-        length = headers.get("Content-Length")
+        headers = CIMultiDictProxy(
+            CIMultiDict(
+                [
+                    (_NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape").strip(" \t"))
+                    for name, value in fields
+                ]
+            )
+        )
+        length = headers.get(_CONTENT_LENGTH)
         content_length = None if length is None else int(length)
         has_body = not self._answers_head and status not in _NO_BODY
-        if "Transfer-Encoding" in headers:
-            self._framing = self._coded(headers.getall("Transfer-Encoding"))
+        self._keeps = version == "1.1" if _CONNECTION not in headers else _keeps(version, headers)
+        if _TRANSFER_ENCODING in headers:
+            self._framing = self._coded(headers.getall(_TRANSFER_ENCODING))
+            self._quiet_bytes = 0
+            self._behind = b""
         elif content_length is not None:
+            self._framing = _LENGTH
             self._left = content_length
-        elif has_body:
-            self._framing = _Framing.CLOSE
-        self._keeps = _keeps(version, headers)
-        is_delimited = not has_body or self._framing is not _Framing.CLOSE
-        events.append(
-            Head(status, self._reason.decode("utf-8", "surrogateescape"), headers, content_length, is_delimited)
-        )
-        self.state = TRANSITIONS[self.state, Step.HEAD_DONE]
-        if not has_body or (self._framing is _Framing.LENGTH and not self._left):
-            events.append(self._end(Step.DONE if self._keeps else Step.LAST_DONE))
+            has_body = has_body and content_length > 0
+        else:
+            self._framing = _CLOSE
+        is_delimited = not has_body or self._framing is not _CLOSE
+        reason = self._reason.decode("utf-8", "surrogateescape")
+        events.append(Head(status, reason, headers, content_length, is_delimited))
+        self.state = TRANSITIONS[self.state, _HEAD_DONE]
+        if not has_body:
+            self._end(events, keeps=self._keeps)
         return rest
+
+    def _longest(self) -> int:
+        """Bytes of the longest line of the head, but for what is the same in all."""
+        return max(len(self._reason), max((len(name) + len(value) for name, value in self._head_fields), default=0))
 
     def _coded(self, codings: list[str]) -> _Framing:
         """The framing that Transfer-Encoding asks for."""
         match [coding.lower() for coding in codings]:
             case ["chunked"]:
-                return _Framing.CHUNKS
+                return _CHUNKS
             case ["identity"]:
                 # Servers of the nineties say so of what they end by closing; RFC 9112 knows it no more.
-                return _Framing.CLOSE
+                return _CLOSE
         raise self._broken("a transfer coding that nobody asked for")
 
     # -- bodies
 
     def _feed_body(self, data: bytes, events: list[Event]) -> bytes:
         """Read on in a body; what lies behind it."""
-        match self._framing:
-            case _Framing.CLOSE:
-                events.append(data)
-                return b""
-            case _Framing.LENGTH:
-                rest = data[self._left :] if len(data) > self._left else b""
-                piece = data[: self._left] if rest else data
-                self._left -= len(piece)
-                events.append(piece)
-                if self._left:
-                    return b""
-                events.append(self._end(Step.DONE if self._keeps else Step.LAST_DONE))
-                return rest
-        return self._feed_chunks(data, events)
+        if self._framing is _LENGTH:
+            rest = data[self._left :] if len(data) > self._left else b""
+            piece = data[: self._left] if rest else data
+            self._left -= len(piece)
+            events.append(piece)
+            if not self._left:
+                self._end(events, keeps=self._keeps)
+            return rest
+        if self._framing is _CHUNKS:
+            self._feed_chunks(data, events)
+        else:
+            events.append(data)
+        return b""
 
-    def _feed_chunks(self, data: bytes, events: list[Event]) -> bytes:
-        self._quiet_bytes += len(data)
+    def _feed_chunks(self, data: bytes, events: list[Event]) -> None:
         try:
-            self._run(data)
-        except ReplyBroken:
+            self._llhttp.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
             if not self._is_complete:
-                raise
+                raise self._broken("no chunks") from error
+            self._is_overrun = True
+        tail = self._behind = (self._behind + data)[-5:]
         if self._pieces:
             self._quiet_bytes = 0
             events += self._pieces
             self._pieces = []
+        else:
+            self._quiet_bytes += len(data)
         if self._is_complete:
             # Nobody says where in these bytes the reply ended: it has one empty line, and llhttp skips further ones.
-            tail = (self._behind + data)[-5:]
-            is_exact = self.state is State.BODY and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
-            events.append(self._end(Step.DONE if is_exact and self._keeps else Step.LAST_DONE))
+            is_exact = not self._is_overrun and tail.endswith(_HEAD_END) and tail[:1] not in (b"\r", b"\n")
+            self._end(events, keeps=is_exact and self._keeps)
         elif self._quiet_bytes > MOST_FRAMING_BYTES:
             raise self._broken("chunks of nothing")
-        else:
-            self._behind = (self._behind + data)[-5:]
-        return b""
 
-    def _end(self, step: Step) -> End:
-        self.state = TRANSITIONS[self.state, step] if self.state is State.BODY else State.CLOSED
+    def _end(self, events: list[Event], *, keeps: bool) -> None:
+        self.state = TRANSITIONS[self.state, _DONE if keeps else _LAST_DONE]
         self.is_awaited = False
         self._begin()
-        return END
+        events.append(END)
 
     def _broken(self, why: str) -> ReplyBroken:
-        self.state = State.CLOSED
+        self.state = _CLOSED
         return ReplyBroken(why)
 
     # -- what llhttp has found
-
-    def _run(self, data: bytes) -> None:
-        try:
-            self._llhttp.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            if isinstance(error.__context__, ReplyBroken):
-                raise self._broken(str(error.__context__)) from None
-            raise self._broken("no HTTP") from error
-
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            self.state = State.CLOSED
-            raise ReplyBroken("bytes that nobody asked for")
 
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_head_done:
-            return  # of a trailer
-        if len(name) + len(value) > MOST_LINE_BYTES or len(self._fields) >= MOST_FIELDS:
-            raise ReplyBroken("too large or too many fields")
-        self._fields.append((_NAMES.get(name) or name.decode(), value.strip(b" \t").decode("utf-8", "surrogateescape")))
+        self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if len(self._reason) > MOST_LINE_BYTES:
-            raise ReplyBroken("a status line that is too long")
+        self._is_overrun = self._is_complete  # another head behind what was awaited
         self._is_head_done = True
+        self._head_fields = self._fields
+        # Of trailers from here on.
+        self._fields = []
 
     def on_body(self, piece: bytes) -> None:
-        self._pieces.append(piece)
+        if self._is_complete:
+            self._is_overrun = True
+        else:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         self._is_complete = True
@@ -342,7 +364,5 @@ class ReplyParser:
 
 def _keeps(version: str, headers: CIMultiDictProxy[str]) -> bool:
     """Whether the connection goes on behind a reply (RFC 9112 section 9.3); llhttp goes by bodies that do not come."""
-    if "Connection" not in headers:
-        return version == "1.1"
-    said = {word.strip().lower() for line in headers.getall("Connection") for word in line.split(",")}
+    said = {word.strip().lower() for line in headers.getall(_CONNECTION) for word in line.split(",")}
     return "close" not in said and (version == "1.1" or "keep-alive" in said)

@@ -62,11 +62,11 @@ class Incoming:
 
     async def until_head(self) -> Head:
         """Its head.  TimeoutError, ConnectionLost, ReplyBroken or UploadFailed where there is none."""
-        while self.head is None:
+        while (head := self.head) is None:
             if self._error is not None:
                 raise self._error
             await self._changed()
-        return self.head
+        return head
 
     def take(self) -> bytes | None:
         """What has come of the body and was not taken yet, empty at its end; None where that is still to come.  Raises
@@ -76,7 +76,7 @@ class Incoming:
             taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._pieces = []
             self._size = 0
-            if self.connection is not None:
+            if self.connection is not None and not self.connection.is_reading:
                 self.connection.resume()
             return taken
         if self.has_ended:
@@ -118,8 +118,9 @@ class Incoming:
                 self._size += len(event)
             else:
                 self.head = cast("Head", event)
-        if events:
-            self._wake()
+        waiter = self._waiter
+        if waiter is not None and events and not waiter.done():
+            waiter.set_result(None)
         return self.has_ended
 
     @property
@@ -154,7 +155,6 @@ class Connection(asyncio.Protocol):
         "_drained",
         "_incoming",
         "_is_lost",
-        "_is_reading",
         "_is_writing",
         "_keeper",
         "_loop",
@@ -163,6 +163,7 @@ class Connection(asyncio.Protocol):
         "_upload",
         "deadline",
         "endpoint",
+        "is_reading",
         "is_used",
         "made_at",
     )
@@ -181,7 +182,8 @@ class Connection(asyncio.Protocol):
         self._upload: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._is_writing = True
-        self._is_reading = True
+        self.is_reading = True
+        """Whether it takes what comes, or waits for its reader to take what has come."""
         self._is_lost = False
 
     def __repr__(self) -> str:
@@ -191,8 +193,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Whether a request may be sent on it, as far as anybody has heard."""
-        transport = self._transport
-        return not self._is_lost and transport is not None and not transport.is_closing() and self._parser.may_go_on
+        return not self._is_lost and self._transport is not None and not self._transport.is_closing()
 
     # -- one exchange
 
@@ -252,9 +253,9 @@ class Connection(asyncio.Protocol):
             self._over()
 
     def resume(self) -> None:
-        """Read on, if reading was paused."""
-        if not self._is_reading and self._transport is not None and not self._is_lost:
-            self._is_reading = True
+        """Read on after a pause."""
+        if self._transport is not None and not self._is_lost:
+            self.is_reading = True
             self._transport.resume_reading()
 
     def _over(self) -> None:
@@ -262,10 +263,11 @@ class Connection(asyncio.Protocol):
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.connection = None
-        if not self._parser.may_go_on or self._transport is None or self._transport.is_closing():
+        if not self._parser.may_go_on or not self.is_open:
             self.drop()
             return
-        self.resume()
+        if not self.is_reading:
+            self.resume()
         self.is_used = True
         self.deadline.move(self._loop.time() + KEEP_S)
         self._keeper.freed(self)
@@ -319,8 +321,8 @@ class Connection(asyncio.Protocol):
         if incoming.heard(events):
             if self._upload is None:
                 self._over()
-        elif incoming.is_full and self._is_reading and self._transport is not None:
-            self._is_reading = False
+        elif incoming.is_full and self.is_reading and self._transport is not None:
+            self.is_reading = False
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:

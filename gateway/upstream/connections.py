@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter, deque
+from collections import deque
 from typing import NamedTuple
 
 from gateway.upstream.connection import Connection
@@ -27,6 +27,25 @@ class Connections(NamedTuple):
     mean_s: float
 
 
+class _Host:
+    """One host's part of a pool."""
+
+    __slots__ = ("idle", "places", "waiting")
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.idle: dict[Connection, None] = {}
+        """In the order in which they became idle."""
+        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def sweep(self) -> int:
+        """Forget those at the front of the line who have left it; how many."""
+        before = len(self.waiting)
+        while self.waiting and self.waiting[0][1].done():
+            self.waiting.popleft()
+        return before - len(self.waiting)
+
+
 class ConnectionPool:
     """Owner of all its connections and of the line of those who wait for one.
 
@@ -36,17 +55,17 @@ class ConnectionPool:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._host_limit = limit
-        self._places: Counter[Endpoint] = Counter()
+        self._hosts: dict[Endpoint, _Host] = {}
         self._taken = 0
         self._busy: dict[Connection, None] = {}
-        self._idle: dict[Endpoint, dict[Connection, None]] = {}
         self._idle_count = 0
-        self._waiting: dict[Endpoint, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._waiting = 0
+        """Places in lines, those too that were left and not swept yet."""
         self._numbers = itertools.count()
         self._is_closed = False
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiting.values()))
+        waiting = sum(len(host.waiting) for host in self._hosts.values())
         return f"<ConnectionPool {self._taken} busy, {self._idle_count} idle, {waiting} waiting>"
 
     def __len__(self) -> int:
@@ -60,7 +79,7 @@ class ConnectionPool:
 
     def look(self, now: float) -> Connections:
         """The connections as they are now.  One that is being made has a place, and no age."""
-        idle = [connection for kept in self._idle.values() for connection in kept]
+        idle = [connection for host in self._hosts.values() for connection in host.idle]
         ages = [now - connection.made_at for connection in (*self._busy, *idle)]
         return Connections(len(self._busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
@@ -68,49 +87,59 @@ class ConnectionPool:
 
     def take(self, endpoint: Endpoint) -> Connection | None:
         """An idle connection that is as good as new, and a place for it; None where there is none of either."""
-        kept = self._idle.get(endpoint)
-        if not kept or endpoint in self._waiting or not self._has_room(endpoint):
+        host = self._hosts.get(endpoint)
+        if host is None or not host.idle or host.waiting:
             return None
-        self._places[endpoint] += 1
-        self._taken += 1
-        connection = self.idle(endpoint)
-        if connection is None:
-            self.leave_place(endpoint)
+        if self._limit and (self._taken >= self._limit or host.places >= self._host_limit):
+            return None
+        connection = self._idle(host)
+        if connection is not None:
+            host.places += 1
+            self._taken += 1
         return connection
 
     async def place(self, endpoint: Endpoint) -> None:
         """Wait for a place, which is then the caller's: to be given to a connection, or given back."""
-        if endpoint not in self._waiting and self._has_room(endpoint):
-            self._places[endpoint] += 1
+        host = self._hosts.get(endpoint)
+        if host is None:
+            host = self._hosts[endpoint] = _Host()
+        if not host.waiting and self._has_room(host):
+            host.places += 1
             self._taken += 1
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(endpoint, deque()).append((next(self._numbers), granted))
+        host.waiting.append((next(self._numbers), granted))
+        self._waiting += 1
         try:
             await granted
         except BaseException:
             if granted.done() and not granted.cancelled():
                 self.leave_place(endpoint)
             else:
-                # Those who wait are let in by their futures: a cancelled one is passed over.
+                # In the middle of the line it is passed over when its turn comes.
                 granted.cancel()
-                self._sweep(endpoint)
+                self._waiting -= host.sweep()
+                self._forget(endpoint, host)
             raise
 
     def leave_place(self, endpoint: Endpoint) -> None:
         """Give a place back that no connection has."""
-        self._places[endpoint] -= 1
-        if not self._places[endpoint]:
-            del self._places[endpoint]
-        self._taken -= 1
-        if self._waiting:
-            self._let_in()
+        self._leave(endpoint, self._hosts[endpoint])
 
     def idle(self, endpoint: Endpoint) -> Connection | None:
         """The connection that was used last, for a place that is taken; None where none is idle."""
-        kept = self._idle.get(endpoint)
-        while kept:
-            connection, _ = kept.popitem()
+        return self._idle(self._hosts[endpoint])
+
+    def made(self, connection: Connection) -> None:
+        """A new connection for a place that is taken."""
+        self._busy[connection] = None
+        if self._limit and self._idle_count and self._taken + self._idle_count > self._limit:
+            longest = (next(iter(host.idle)) for host in self._hosts.values() if host.idle)
+            min(longest, key=lambda one: one.deadline.at).drop()
+
+    def _idle(self, host: _Host) -> Connection | None:
+        while host.idle:
+            connection, _ = host.idle.popitem()
             self._idle_count -= 1
             if connection.is_open:
                 self._busy[connection] = None
@@ -118,35 +147,37 @@ class ConnectionPool:
             connection.drop()
         return None
 
-    def made(self, connection: Connection) -> None:
-        """A new connection for a place that is taken."""
-        self._busy[connection] = None
-        if self._limit and self._idle_count and self._taken + self._idle_count > self._limit:
-            oldest = min((next(iter(kept)) for kept in self._idle.values() if kept), key=lambda one: one.deadline.at)
-            oldest.drop()
+    def _has_room(self, host: _Host) -> bool:
+        return not self._limit or (self._taken < self._limit and host.places < self._host_limit)
 
-    def _has_room(self, endpoint: Endpoint) -> bool:
-        return not self._limit or (self._taken < self._limit and self._places[endpoint] < self._host_limit)
+    def _leave(self, endpoint: Endpoint, host: _Host) -> None:
+        host.places -= 1
+        self._taken -= 1
+        self._let_in()
+        self._forget(endpoint, host)
 
-    def _sweep(self, endpoint: Endpoint) -> None:
-        line = self._waiting.get(endpoint)
-        while line and line[0][1].done():
-            line.popleft()
-        if line is not None and not line:
-            del self._waiting[endpoint]
+    def _forget(self, endpoint: Endpoint, host: _Host) -> None:
+        if not host.places and not host.idle and not host.waiting:
+            self._hosts.pop(endpoint, None)
 
     def _let_in(self) -> None:
         """Give free places to those who wait for them the longest."""
         while self._waiting and (not self._limit or self._taken < self._limit):
-            for endpoint in tuple(self._waiting):
-                self._sweep(endpoint)
-            ready = [(line[0][0], endpoint) for endpoint, line in self._waiting.items() if self._has_room(endpoint)]
-            if not ready:
+            first: _Host | None = None
+            for host in self._hosts.values():
+                if host.waiting:
+                    self._waiting -= host.sweep()
+                    if (
+                        host.waiting
+                        and self._has_room(host)
+                        and (first is None or host.waiting[0][0] < first.waiting[0][0])
+                    ):
+                        first = host
+            if first is None:
                 return
-            _, endpoint = min(ready)
-            _, granted = self._waiting[endpoint].popleft()
-            self._sweep(endpoint)
-            self._places[endpoint] += 1
+            _, granted = first.waiting.popleft()
+            self._waiting -= 1
+            first.places += 1
             self._taken += 1
             granted.set_result(None)
 
@@ -154,28 +185,30 @@ class ConnectionPool:
 
     def freed(self, connection: Connection) -> None:
         """Its exchange has ended: keep it for the next one."""
+        host = self._hosts[connection.endpoint]
         del self._busy[connection]
-        self._idle.setdefault(connection.endpoint, {})[connection] = None
+        host.idle[connection] = None
         self._idle_count += 1
-        self.leave_place(connection.endpoint)
+        host.places -= 1
+        self._taken -= 1
+        if self._waiting:
+            self._let_in()
         if self._is_closed:
             connection.drop()
 
     def lost(self, connection: Connection) -> None:
         """It is no more."""
+        host = self._hosts.get(connection.endpoint)
         if connection in self._busy:
             del self._busy[connection]
             self.leave_place(connection.endpoint)
-            return
-        kept = self._idle.get(connection.endpoint)
-        if kept is not None and connection in kept:
-            del kept[connection]
+        elif host is not None and connection in host.idle:
+            del host.idle[connection]
             self._idle_count -= 1
-            if not kept:
-                del self._idle[connection.endpoint]
+            self._forget(connection.endpoint, host)
 
     def close(self) -> None:
         """End all connections."""
         self._is_closed = True
-        for connection in (*self._busy, *(one for kept in self._idle.values() for one in kept)):
+        for connection in (*self._busy, *(one for host in self._hosts.values() for one in host.idle)):
             connection.drop()

@@ -98,6 +98,19 @@ class Sending:
 class Reply:
     """An origin's answer: the head is here, the body comes by `chunks`.  Use as an async context manager."""
 
+    __slots__ = (
+        "_bounds",
+        "_deadline",
+        "_incoming",
+        "_sending",
+        "content_length",
+        "headers",
+        "is_delimited",
+        "reason",
+        "span",
+        "status",
+    )
+
     def __init__(
         self, head: Head, incoming: Incoming, bounds: Bounds, deadline: float, sending: Sending | None = None
     ) -> None:
@@ -114,30 +127,34 @@ class Reply:
         self.is_delimited = head.is_delimited
         """Whether the body's end can be told from a lost connection (RFC 9112 §6.3, all cases but the last)."""
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives.  Raises UpstreamBroken when it ends early, UpstreamTimeout when it stalls."""
-        incoming, idle_s = self._incoming, self._bounds.idle_s
-        now = asyncio.get_running_loop().time
+        # No generator: the loop keeps a weak reference to each of those, at the cost of a small reply's parsing.
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        now = asyncio.get_running_loop().time()
         try:
-            while True:
-                at = now()
-                if at >= self._deadline:
-                    # A buffer that never runs dry is a slow reader's, who would hold the connection for ever.
-                    raise TimeoutError
-                chunk = incoming.take()
-                if chunk is None:
-                    chunk = await incoming.read(min(at + idle_s, self._deadline))
-                if not chunk:
-                    return
-                if self._sending is not None:
-                    self._sending.heard()
-                yield chunk
+            if now >= self._deadline:
+                # A buffer that never runs dry is a slow reader's, who would hold the connection for ever.
+                raise TimeoutError
+            chunk = self._incoming.take()
+            if chunk is None:
+                chunk = await self._incoming.read(min(now + self._bounds.idle_s, self._deadline))
         except TimeoutError as error:
             raise self._failed(UpstreamTimeout()) from error
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
             if self._sending is not None and self._sending.broke():
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
+        if not chunk:
+            raise StopAsyncIteration
+        if self._sending is not None:
+            self._sending.heard()
+        return chunk
 
     def _failed(self, error: GatewayError) -> GatewayError:
         if self.span is not None:
