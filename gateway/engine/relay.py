@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.clock import Clock
 from gateway.engine.absent import Absences
@@ -117,7 +116,7 @@ class Relay:
         try:
             reply = await self._client.send(
                 passed.method,
-                URL(url, encoded=True),
+                url,
                 passed.headers,
                 bounds,
                 passed.body,

@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.connections import Connections
+from gateway.upstream.endpoint import split_url
 from gateway.upstream.exchange import Body, Bounds, Exchanges, Reply, Sending
 from gateway.upstream.origins import Origin
-from gateway.upstream.pool import SCHEME, Origins, Pool
+from gateway.upstream.pool import ROUTE_URL, Origins, Pool
 
 __all__ = ["Bounds", "Client", "Connections", "Reply"]
 
@@ -54,7 +54,7 @@ class Client:
     async def send(
         self,
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body = None,
@@ -67,7 +67,7 @@ class Client:
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.
         """
-        if url.scheme != SCHEME or self._origins is None:
+        if self._origins is None or not url.startswith(ROUTE_URL):
             on_sent()
             return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live, on_repeat=on_sent)
         pool = self._origins.pool(url)
@@ -80,14 +80,16 @@ class Client:
         pool: Pool,
         now: Callable[[], float],
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body,
         is_live: bool,
         on_sent: Callable[[], object],
     ) -> Reply:
-        headers, path = pool.dressed(headers), url.raw_path
+        headers = pool.dressed(headers)
+        _, target = split_url(url)
+        path = target.partition("?")[0]
         tried: list[Origin] = []
         leader: Origin | None = None
         hops = 0
@@ -97,7 +99,7 @@ class Client:
             try:
                 reply = await self.exchanges.send(
                     method,
-                    pool.url(sent, url),
+                    sent.origin.authority + target,
                     headers,
                     bounds,
                     body,
@@ -114,7 +116,7 @@ class Client:
                 continue
             if reply.status not in _LED:
                 return reply
-            leader = pool.leader(sent, method, url, reply.headers.get("Location"))
+            leader = pool.leader(sent, method, target, reply.headers.get("Location"))
             if leader is None or hops == _MOST_HOPS or not (body is None or isinstance(body, bytes)):
                 return reply
             reply.close()

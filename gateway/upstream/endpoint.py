@@ -1,4 +1,8 @@
-"""Where connections lead to: scheme, host and port."""
+"""Where requests go, as they are told: a URL's parts, and the server that connections lead to.
+
+URLs are text here.  Those of streams differ from request to request, and to have one parsed in full costs as much as to
+read the reply to it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,16 @@ class Endpoint(NamedTuple):
         return f"{self.scheme}://{self.says}"
 
 
+def split_url(url: str) -> tuple[str, str]:
+    """A URL's origin, as in `http://host:port`, and the target of a request for it in origin form."""
+    start = url.find("/", url.find("://") + 3)
+    return (url[:start], url[start:]) if start > 0 else (url, "/")
+
+
 @lru_cache(1_024)
-def _endpoint(scheme: str, authority: str) -> Endpoint:
-    url = URL(f"{scheme}://{authority}", encoded=True)
-    if scheme not in ("http", "https") or not url.raw_host or not url.port:
+def endpoint_of(origin: str) -> Endpoint:
+    """The server of that origin; ValueError where it is none that speaks HTTP."""
+    url = URL(origin, encoded=True)
+    if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
         raise ValueError("no URL to send requests to")
-    return Endpoint(scheme, url.raw_host, url.port, url.host_port_subcomponent or "")
-
-
-def endpoint_of(url: URL) -> Endpoint:
-    """The server that a URL names; ValueError where it names none that speaks HTTP."""
-    return _endpoint(url.scheme, url.raw_authority)
+    return Endpoint(url.scheme, url.raw_host, url.port, url.host_port_subcomponent or "")

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import UnfitRequest, request_head
@@ -33,7 +32,7 @@ from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.connection import Connection, Incoming
 from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
-from gateway.upstream.endpoint import Endpoint, endpoint_of
+from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
 from gateway.upstream.origins import Sent
 from gateway.upstream.reasons import is_own_fault, reason_of
@@ -230,7 +229,7 @@ class Exchanges:
     async def send(
         self,
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body = None,
@@ -260,7 +259,7 @@ class Exchanges:
     async def _exchange(
         self,
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body,
@@ -276,11 +275,12 @@ class Exchanges:
         pool = self._live if is_live else self._brief
         incoming: Incoming | None = None
         try:
-            endpoint = endpoint_of(url)
+            origin, target = split_url(url)
+            endpoint = endpoint_of(origin)
             whole = body if isinstance(body, bytes) else None
             length = len(whole) if whole is not None else upload.measure(headers) if upload is not None else None
             is_chunked = upload is not None and length is None
-            request = request_head(method, url.raw_path_qs, endpoint.says, headers, length, is_chunked=is_chunked)
+            request = request_head(method, target, endpoint.says, headers, length, is_chunked=is_chunked)
             connection = pool.take(endpoint)
             while True:
                 if connection is None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.clock import Clock, pause
 from gateway.config import RouteConfig
@@ -115,7 +114,7 @@ class Health:
     async def _ask(self, url: str, timeout_s: float) -> str | None:
         """What is wrong; None where the answer is below 500."""
         try:
-            reply = await self._exchanges.send("GET", URL(url, encoded=True), _headers(), _bounds(timeout_s))
+            reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s))
         except GatewayError as error:
             return reason_of(error.__cause__ or error)
         reply.close()
@@ -147,7 +146,7 @@ class Health:
             return None
         try:
             reply: Reply = await self._exchanges.send(
-                "HEAD", URL(f"{origin.authority}/"), _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
+                "HEAD", f"{origin.authority}/", _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
             )
         except GatewayError as error:
             return reason_of(error.__cause__ or error)

@@ -34,7 +34,7 @@ class StreamSink:
     """One stream's writer.  Owner of a client of its own, so that logging never waits for a reader's connection."""
 
     def __init__(self, url: str, clock: Clock, rng: random.Random, *, node: str, authorization: str = "") -> None:
-        self._url = URL(url, encoded=True)
+        self._url = str(URL(url, encoded=True).with_fragment(None))
         self._clock = clock
         self._rng = rng
         self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")
