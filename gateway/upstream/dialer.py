@@ -9,14 +9,14 @@ from gateway.tasks import Tasks
 from gateway.upstream.connection import Connection, Keeper
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
-from gateway.upstream.resolver import Resolver
+from gateway.upstream.resolver import LookUp, Resolver, look_up
 
 
 class Dialer:
     """Owner of the resolver and of the TLS context."""
 
-    def __init__(self, tasks: Tasks) -> None:
-        self._resolver = Resolver(tasks)
+    def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
+        self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
         self._context: ssl.SSLContext | None = None
 
     async def dial(self, endpoint: Endpoint, keeper: Keeper, within_s: float) -> Connection:

@@ -36,6 +36,7 @@ from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
 from gateway.upstream.origins import Sent
 from gateway.upstream.reasons import is_own_fault, reason_of
+from gateway.upstream.resolver import LookUp, look_up
 
 Body = AsyncIterator[bytes] | bytes | None
 
@@ -205,10 +206,10 @@ class Exchanges:
     minutes each, they would leave none for the requests that everybody waits for.
     """
 
-    def __init__(self, connections: int, tracer: Tracer = NO_TRACER) -> None:
+    def __init__(self, connections: int, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self._tracer = tracer
         self._tasks = Tasks()
-        self._dialer = Dialer(self._tasks)
+        self._dialer = Dialer(self._tasks, look_up)
         self._brief = ConnectionPool(connections)
         self._live = ConnectionPool(0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
@@ -29,11 +30,17 @@ class _Known:
     failed: list[str] = field(default_factory=list)
 
 
+LookUp = Callable[[str, int], Awaitable[Iterable[str]]]
+"""The addresses of a name, for connections to a port; OSError where there are none."""
+
+
 class Resolver:
     """Owner of what is known of names, and of the questions under way."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: Tasks, now: Callable[[], float], look_up: LookUp) -> None:
         self._tasks = tasks
+        self._now = now
+        self._look_up = look_up
         self._known: dict[tuple[str, int], _Known] = {}
         self._asking: dict[tuple[str, int], asyncio.Task[list[str] | OSError]] = {}
 
@@ -44,7 +51,7 @@ class Resolver:
         """Where a host may be reached, in the order to try; OSError where its name does not resolve."""
         if _is_address(host):
             return [host]
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         known = self._known.get((host, port))
         if known is None or now >= known.until:
             found = await self._asked(host, port)
@@ -68,7 +75,7 @@ class Resolver:
     async def _asked(self, host: str, port: int) -> list[str]:
         task = self._asking.get((host, port))
         if task is None:
-            task = self._asking[host, port] = self._tasks.start(_ask(host, port), f"resolve {host}")
+            task = self._asking[host, port] = self._tasks.start(self._ask(host, port), f"resolve {host}")
             task.add_done_callback(lambda _: self._asking.pop((host, port), None))
         found = await asyncio.shield(task)
         if isinstance(found, OSError):
@@ -76,17 +83,13 @@ class Resolver:
             raise type(found)(*found.args) from found
         return list(found)
 
-
-async def _ask(host: str, port: int) -> list[str] | OSError:
-    """The addresses of a name, or why there are none: that is told to who asked, and no line in a log."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        return socket.gaierror(socket.EAI_NONAME, str(error))
-    except OSError as error:
-        return error
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-    return addresses[:_MOST_ADDRESSES] or socket.gaierror(socket.EAI_NONAME, "no address")
+    async def _ask(self, host: str, port: int) -> list[str] | OSError:
+        """The addresses, or why there are none: that is told to who asked, and no line in a log."""
+        try:
+            addresses = list(dict.fromkeys(await self._look_up(host, port)))
+        except OSError as error:
+            return error
+        return addresses[:_MOST_ADDRESSES] or socket.gaierror(socket.EAI_NONAME, "no address")
 
 
 def _is_address(host: str) -> bool:
@@ -95,3 +98,12 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def look_up(host: str, port: int) -> list[str]:
+    """The addresses of a name by the system's resolver."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, "no name") from error
+    return [str(info[4][0]) for info in found]
