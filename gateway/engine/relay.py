@@ -32,7 +32,8 @@ from gateway.protocol.offsets import is_sentinel, is_well_formed
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
-from gateway.upstream.client import Client, Reply
+from gateway.upstream.reply import Reply
+from gateway.upstream.upstream import Upstream
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
@@ -77,7 +78,7 @@ class Relay:
 
     def __init__(
         self,
-        client: Client,
+        upstream: Upstream,
         library: Library,
         live: Live,
         absences: Absences,
@@ -86,7 +87,7 @@ class Relay:
         journal: Journal = UNKEPT,
     ) -> None:
         self._absences = absences
-        self._client = client
+        self._upstream = upstream
         self._library = library
         self._live = live
         self._clock = clock
@@ -114,7 +115,7 @@ class Relay:
             self._writes.setdefault(passed.group, set()).add(write)
             self._absences.write_begins(passed.group)
         try:
-            reply = await self._client.send(
+            reply = await self._upstream.send(
                 passed.method,
                 url,
                 passed.headers,

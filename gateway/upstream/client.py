@@ -20,11 +20,10 @@ from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.connections import Connections
 from gateway.upstream.endpoint import split_url
-from gateway.upstream.exchange import Body, Bounds, Exchanges, Reply, Sending
+from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import Origin
 from gateway.upstream.pool import ROUTE_URL, Origins, Pool
-
-__all__ = ["Bounds", "Client", "Connections", "Reply"]
+from gateway.upstream.reply import Body, Bounds, Reply, Sending
 
 _LED: Final = frozenset({307, 308})
 _MOST_HOPS: Final = 2
@@ -62,7 +61,7 @@ class Client:
         is_live: bool = False,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
-        """Send one request and wait for the head of its answer; `on_sent` is called for each host that it is sent to.
+        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
 
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.

@@ -24,10 +24,11 @@ from gateway.config_origins import HealthCheckConfig
 from gateway.errors import GatewayError
 from gateway.tasks import Tasks
 from gateway.upstream.breaker import State
-from gateway.upstream.exchange import Bounds, Exchanges, Reply, Sending
+from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import FAILING, Origin
 from gateway.upstream.pool import Origins, authority_of
 from gateway.upstream.reasons import reason_of, reason_of_status
+from gateway.upstream.reply import Bounds, Reply, Sending
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_S: Final = 5.0

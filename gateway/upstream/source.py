@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multidict import CIMultiDict
 
 from gateway.protocol.target import Target, upstream_query
-from gateway.upstream.client import Bounds
+from gateway.upstream.reply import Bounds
 
 
 @dataclass(frozen=True, slots=True)

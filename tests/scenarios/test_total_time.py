@@ -6,7 +6,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamTimeout
-from gateway.upstream.client import Bounds, Client
+from gateway.upstream.client import Client
+from gateway.upstream.reply import Bounds
 from tests.scenarios.conftest import Hostile, Start, bounded, eventually
 from tests.scenarios.hostile import Asked, part_of_stream
 

@@ -14,8 +14,9 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream import connection as connection_module
-from gateway.upstream.exchange import Bounds, Exchanges, Reply
+from gateway.upstream.exchange import Exchanges
 from gateway.upstream.reasons import reason_of
+from gateway.upstream.reply import Bounds, Reply
 
 T = TypeVar("T")
 
