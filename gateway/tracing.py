@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -96,7 +95,7 @@ class Tracer(Protocol):
     def flight(self, kind: str) -> FlightSpan:
         """A shared fetch is launched for the running request; `kind` is one of few words."""
 
-    def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan | None:
+    def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan | None:
         """A request is about to be sent to an origin; None where nothing is traced."""
 
     async def close(self, within_s: float) -> None:
@@ -145,7 +144,7 @@ class _NoTracer:
     def flight(self, kind: str) -> FlightSpan:
         return NO_FLIGHT
 
-    def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan | None:
+    def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan | None:
         return None
 
     async def close(self, within_s: float) -> None: ...

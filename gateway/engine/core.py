@@ -37,6 +37,7 @@ from gateway.upstream.client import Client
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
+from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
 
@@ -47,7 +48,10 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all."""
+    """Answers reads and relays the rest.  Owner of everything below it; `close` ends it all.
+
+    `upstream` stands in for the client that is made here, whose connections are the real ones.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Engine:
         tracer: Tracer = NO_TRACER,
         journal: Journal = UNKEPT,
         credentials: Credentials | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
         limits = config.limits
         self.clock = clock
@@ -66,6 +71,7 @@ class Engine:
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
         self.client = Client(limits.upstream_connections, tracer, self.origins)
+        upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {})
         eviction = POLICIES[limits.eviction]()
@@ -81,10 +87,10 @@ class Engine:
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
-        self.live = Live(self.client, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
+        self.live = Live(upstream, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
         self.absences = Absences(clock.now)
         self.deck = FlightDeck(
-            self.client,
+            upstream,
             self.library,
             clock,
             self.tasks,
@@ -97,7 +103,7 @@ class Engine:
             tracer,
             journal,
         )
-        self.relay = Relay(self.client, self.library, self.live, self.absences, clock, recorder, journal)
+        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder, journal)
         self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(

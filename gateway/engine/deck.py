@@ -32,9 +32,10 @@ from gateway.tape.library import Library
 from gateway.tape.stream import End, Sighting, Stream
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer
-from gateway.upstream.client import Client, Reply
 from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Head, Refusal, StreamHead, as_seen_by
+from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
+from gateway.upstream.upstream import Upstream
 
 _KINDS = {METADATA: "metadata", NOW: "tail"}
 _RETRY_DELAY_S = (0.05, 0.15)
@@ -46,7 +47,7 @@ class FlightDeck:
 
     def __init__(
         self,
-        client: Client,
+        upstream: Upstream,
         library: Library,
         clock: Clock,
         tasks: Tasks,
@@ -59,7 +60,7 @@ class FlightDeck:
         tracer: Tracer = NO_TRACER,
         journal: Journal = UNKEPT,
     ) -> None:
-        self._client = client
+        self._upstream = upstream
         self._library = library
         self._clock = clock
         self._tasks = tasks
@@ -228,7 +229,7 @@ class FlightDeck:
         known = Known.of(stream, flight.start)
         name = route.config.name
         try:
-            async with await self._client.send(
+            async with await self._upstream.send(
                 "HEAD" if is_metadata else "GET",
                 url,
                 source.headers,
@@ -304,7 +305,7 @@ class FlightDeck:
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self._clock.now()
             # Only the head is wanted: a body is dropped together with its connection.
-            async with await self._client.send(
+            async with await self._upstream.send(
                 method,
                 source.url(offset),
                 source.headers,

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.clock import Clock
 from gateway.engine.absent import Absences
@@ -33,7 +32,8 @@ from gateway.protocol.offsets import is_sentinel, is_well_formed
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
-from gateway.upstream.client import Client, Reply
+from gateway.upstream.reply import Reply
+from gateway.upstream.upstream import Upstream
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
@@ -78,7 +78,7 @@ class Relay:
 
     def __init__(
         self,
-        client: Client,
+        upstream: Upstream,
         library: Library,
         live: Live,
         absences: Absences,
@@ -87,7 +87,7 @@ class Relay:
         journal: Journal = UNKEPT,
     ) -> None:
         self._absences = absences
-        self._client = client
+        self._upstream = upstream
         self._library = library
         self._live = live
         self._clock = clock
@@ -115,9 +115,9 @@ class Relay:
             self._writes.setdefault(passed.group, set()).add(write)
             self._absences.write_begins(passed.group)
         try:
-            reply = await self._client.send(
+            reply = await self._upstream.send(
                 passed.method,
-                URL(url, encoded=True),
+                url,
                 passed.headers,
                 bounds,
                 passed.body,

@@ -17,8 +17,8 @@ from gateway.engine.unshared import Unshared
 from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target
 from gateway.tape.stream import Group, StreamKey
-from gateway.upstream.client import Bounds
 from gateway.upstream.pool import authority_of, route_url
+from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
 
 

@@ -41,8 +41,8 @@ from gateway.protocol.offsets import NOW, START, is_before, is_sentinel, is_well
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
-from gateway.upstream.client import Reply
 from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Head, Refusal, StreamHead
+from gateway.upstream.reply import Reply
 from gateway.upstream.source import Source
 
 NO_HEAD = frozenset({405, 501})

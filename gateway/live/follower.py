@@ -56,8 +56,9 @@ from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.library import Library
 from gateway.tape.stream import End
 from gateway.tracing import detach
-from gateway.upstream.client import Bounds, Client, Reply
 from gateway.upstream.flight import Foreign, Refusal, StreamHead
+from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ class Follower:
     def __init__(
         self,
         topic: Topic,
-        client: Client,
+        upstream: Upstream,
         library: Library,
         clock: Clock,
         recorder: Recorder,
@@ -95,7 +96,7 @@ class Follower:
         self._topic = topic
         self._stream = topic.stream
         self._route = topic.stream.key.route
-        self._client = client
+        self._upstream = upstream
         self._library = library
         self._clock = clock
         self._recorder = recorder
@@ -317,7 +318,7 @@ class Follower:
             headers = headers.copy()
             headers["Accept"] = SSE_TYPE
         asked_at = self._clock.now()
-        reply = await self._client.send(
+        reply = await self._upstream.send(
             "GET", source.url(at, live, cursor), headers, bounds, is_live=True, on_sent=self._sent
         )
         self._recorder.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)

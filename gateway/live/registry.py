@@ -25,8 +25,8 @@ from gateway.protocol.offsets import START, is_before
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Stream
 from gateway.tasks import Tasks
-from gateway.upstream.client import Client
 from gateway.upstream.flight import StreamHead
+from gateway.upstream.upstream import Upstream
 
 _CONNECTING_S = 0.5
 """How long a read that asks for the tail may wait for a live request that was just begun."""
@@ -41,7 +41,7 @@ class Live:
 
     def __init__(
         self,
-        client: Client,
+        upstream: Upstream,
         library: Library,
         clock: Clock,
         tasks: Tasks,
@@ -52,7 +52,7 @@ class Live:
     ) -> None:
         self._most = most
         self._journal = journal
-        self._client = client
+        self._upstream = upstream
         self._library = library
         self._clock = clock
         self._tasks = tasks
@@ -231,7 +231,7 @@ class Live:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
-        follower = Follower(topic, self._client, self._library, self._clock, self._recorder, self._rng, self._journal)
+        follower = Follower(topic, self._upstream, self._library, self._clock, self._recorder, self._rng, self._journal)
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
     async def _run(self, topic: Topic, follower: Follower) -> None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
 from gateway.tape.library import Holding
-from gateway.upstream.client import Connections
+from gateway.upstream.connections import Connections
 from gateway.upstream.origins import OriginState
 
 

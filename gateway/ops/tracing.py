@@ -149,14 +149,15 @@ class OpenTelemetryTracer:
         timed = self._begin(f"flight {kind}", SpanKind.INTERNAL, _context(parent), {"gateway.flight": kind})
         return _FlightSpan(timed, parent)
 
-    def exchange(self, method: str, url: URL, headers: CIMultiDict[str]) -> ExchangeSpan:
+    def exchange(self, method: str, url: str, headers: CIMultiDict[str]) -> ExchangeSpan:
         flight, request = flight_now.get(), request_now.get()
         parent = flight.span if isinstance(flight, _FlightSpan) else None
         if parent is None and isinstance(request, _RequestSpan):
             parent = request.span
-        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(url.raw_path)}
-        if url.raw_host is not None and url.port is not None:
-            attributes |= {"server.address": url.raw_host, "server.port": url.port}
+        asked = URL(url, encoded=True)
+        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(asked.raw_path)}
+        if asked.raw_host is not None and asked.port is not None:
+            attributes |= {"server.address": asked.raw_host, "server.port": asked.port}
         timed = self._begin(f"{method} origin", SpanKind.CLIENT, _context(parent), attributes)
         return _ExchangeSpan(timed, headers)
 

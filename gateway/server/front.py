@@ -43,7 +43,7 @@ from gateway.server.replay import until_up_to_date
 from gateway.server.request import Answered, Channel, Request
 from gateway.tape.stream import StreamKey
 from gateway.tracing import current
-from gateway.upstream.client import Reply
+from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
 

@@ -14,18 +14,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from aiohttp import hdrs
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
 from gateway.tracing import NO_TRACER, Tracer
 from gateway.upstream.connections import Connections
-from gateway.upstream.exchange import Body, Bounds, Exchanges, Reply, Sending
+from gateway.upstream.endpoint import split_url
+from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import Origin
-from gateway.upstream.pool import SCHEME, Origins, Pool
-
-__all__ = ["Bounds", "Client", "Connections", "Reply"]
+from gateway.upstream.pool import ROUTE_URL, Origins, Pool
+from gateway.upstream.reply import Body, Bounds, Reply, Sending
 
 _LED: Final = frozenset({307, 308})
 _MOST_HOPS: Final = 2
@@ -55,7 +53,7 @@ class Client:
     async def send(
         self,
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body = None,
@@ -63,14 +61,14 @@ class Client:
         is_live: bool = False,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
-        """Send one request and wait for the head of its answer; `on_sent` is called for each host that it is sent to.
+        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
 
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.
         """
-        if url.scheme != SCHEME or self._origins is None:
+        if self._origins is None or not url.startswith(ROUTE_URL):
             on_sent()
-            return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live)
+            return await self.exchanges.send(method, url, headers, bounds, body, is_live=is_live, on_repeat=on_sent)
         pool = self._origins.pool(url)
         if pool.follows_redirects and body is not None and not isinstance(body, bytes):
             body = await _held(body, bounds.total_s)
@@ -81,14 +79,16 @@ class Client:
         pool: Pool,
         now: Callable[[], float],
         method: str,
-        url: URL,
+        url: str,
         headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body,
         is_live: bool,
         on_sent: Callable[[], object],
     ) -> Reply:
-        headers, path = pool.dressed(headers), url.raw_path
+        headers = pool.dressed(headers)
+        _, target = split_url(url)
+        path = target.partition("?")[0]
         tried: list[Origin] = []
         leader: Origin | None = None
         hops = 0
@@ -97,7 +97,14 @@ class Client:
             on_sent()
             try:
                 reply = await self.exchanges.send(
-                    method, pool.url(sent, url), headers, bounds, body, Sending(sent, now), is_live=is_live
+                    method,
+                    sent.origin.authority + target,
+                    headers,
+                    bounds,
+                    body,
+                    Sending(sent, now),
+                    is_live=is_live,
+                    on_repeat=on_sent,
                 )
             except GatewayError as error:
                 pool.forget_leader(method, path)
@@ -108,7 +115,7 @@ class Client:
                 continue
             if reply.status not in _LED:
                 return reply
-            leader = pool.leader(sent, method, url, reply.headers.get(hdrs.LOCATION))
+            leader = pool.leader(sent, method, target, reply.headers.get("Location"))
             if leader is None or hops == _MOST_HOPS or not (body is None or isinstance(body, bytes)):
                 return reply
             reply.close()

@@ -1,18 +1,21 @@
-"""Connections to origins: a pool that never answers one request with another's reply, and the session around it."""
+"""The pool: connections to all origins, kept for the next request, and a bound on how many are busy.
+
+Who finds no place waits in line: the longest-waiting one whose host has room is next, so one host's crowd does not hold
+up the others.  A place is a busy connection, from the first attempt to make it.  Idle connections have none, but busy
+and idle ones together are never more than places: the longest idle one makes room.
+
+All decisions here are plain functions; `place` alone waits, and what it waits with ends with its caller's bound.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+import asyncio
+import itertools
+from collections import deque
+from typing import NamedTuple
 
-import aiohttp
-from aiohttp.http import HttpVersion11
-
-if TYPE_CHECKING:
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.connector import Connection
-
-_READ_BYTES = 1 << 18
+from gateway.upstream.connection import Connection
+from gateway.upstream.endpoint import Endpoint
 
 
 class Connections(NamedTuple):
@@ -24,62 +27,188 @@ class Connections(NamedTuple):
     mean_s: float
 
 
-class Connector(aiohttp.TCPConnector):
-    """A pool that never reuses a connection with unread bytes on it, and knows how old its connections are.
+class _Host:
+    """One host's part of a pool."""
 
-    aiohttp 3.14 takes an idle connection although an origin has sent an unsolicited reply on it; the next request
-    would be answered with that, and every later one be off by one: stream A's bytes under stream B.
+    __slots__ = ("idle", "places", "waiting")
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.idle: dict[Connection, None] = {}
+        """In the order in which they became idle."""
+        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def sweep(self) -> int:
+        """Forget those at the front of the line who have left it; how many."""
+        before = len(self.waiting)
+        while self.waiting and self.waiting[0][1].done():
+            self.waiting.popleft()
+        return before - len(self.waiting)
+
+
+class ConnectionPool:
+    """Owner of all its connections and of the line of those who wait for one.
+
+    `limit` is how many connections may be busy, 0 for no bound.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._made_at: WeakKeyDictionary[ResponseHandler, float] = WeakKeyDictionary()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._host_limit = limit
+        self._hosts: dict[Endpoint, _Host] = {}
+        self._taken = 0
+        self._busy: dict[Connection, None] = {}
+        self._idle_count = 0
+        self._waiting = 0
+        """Places in lines, those too that were left and not swept yet."""
+        self._numbers = itertools.count()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        waiting = sum(len(host.waiting) for host in self._hosts.values())
+        return f"<ConnectionPool {self._taken} busy, {self._idle_count} idle, {waiting} waiting>"
+
+    def __len__(self) -> int:
+        """Places that are taken."""
+        return self._taken
 
     def leave_room(self, hosts: int) -> None:
-        """Let one of several hosts take three quarters of the connections at most: one that hangs would take all."""
-        # Counted by host from the start, as `limit_per_host` has it: the number may change, but not to or from none.
-        if self.limit:
-            self._limit_per_host = self.limit if hosts < 2 else max(1, self.limit * 3 // 4)
+        """Let one of several hosts take three quarters of the places at most: one that hangs would take all."""
+        self._host_limit = self._limit if hosts < 2 else max(1, self._limit * 3 // 4)
+        self._let_in()
 
-    async def _create_connection(self, *asked: Any) -> ResponseHandler:
-        protocol = await super()._create_connection(*asked)
-        self._made_at[protocol] = self._loop.time()
-        return protocol
+    def look(self, now: float) -> Connections:
+        """The connections as they are now.  One that is being made has a place, and no age."""
+        idle = [connection for host in self._hosts.values() for connection in host.idle]
+        ages = [now - connection.made_at for connection in (*self._busy, *idle)]
+        return Connections(len(self._busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
 
-    def look(self) -> Connections:
-        """The connections as they are now."""
-        now = self._loop.time()
-        # What is being connected has a place among the busy already, and no age.
-        busy = [protocol for protocol in self._acquired if protocol in self._made_at]
-        idle = [protocol for waiting in self._conns.values() for protocol, _ in waiting if protocol.is_connected()]
-        ages = [now - self._made_at[protocol] for protocol in (*busy, *idle)]
-        return Connections(len(busy), len(idle), max(ages, default=0.0), sum(ages) / max(1, len(ages)))
+    # -- places
 
-    async def _get(self, key: Any, traces: Any) -> Connection | None:
-        while (connection := await super()._get(key, traces)) is not None:
-            protocol: ResponseHandler | None = connection.protocol
-            if protocol is not None and not protocol.should_close:
+    def take(self, endpoint: Endpoint) -> Connection | None:
+        """An idle connection that is as good as new, and a place for it; None where there is none of either."""
+        host = self._hosts.get(endpoint)
+        if host is None or not host.idle or host.waiting:
+            return None
+        if self._limit and (self._taken >= self._limit or host.places >= self._host_limit):
+            return None
+        connection = self._idle(host)
+        if connection is not None:
+            host.places += 1
+            self._taken += 1
+        return connection
+
+    async def place(self, endpoint: Endpoint) -> None:
+        """Wait for a place, which is then the caller's: to be given to a connection, or given back."""
+        host = self._hosts.get(endpoint)
+        if host is None:
+            host = self._hosts[endpoint] = _Host()
+        if not host.waiting and self._has_room(host):
+            host.places += 1
+            self._taken += 1
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        host.waiting.append((next(self._numbers), granted))
+        self._waiting += 1
+        try:
+            await granted
+        except BaseException:
+            if granted.done() and not granted.cancelled():
+                self.leave_place(endpoint)
+            else:
+                # In the middle of the line it is passed over when its turn comes.
+                granted.cancel()
+                self._waiting -= host.sweep()
+                self._forget(endpoint, host)
+            raise
+
+    def leave_place(self, endpoint: Endpoint) -> None:
+        """Give a place back that no connection has."""
+        self._leave(endpoint, self._hosts[endpoint])
+
+    def idle(self, endpoint: Endpoint) -> Connection | None:
+        """The connection that was used last, for a place that is taken; None where none is idle."""
+        return self._idle(self._hosts[endpoint])
+
+    def made(self, connection: Connection) -> None:
+        """A new connection for a place that is taken."""
+        self._busy[connection] = None
+        if self._limit and self._idle_count and self._taken + self._idle_count > self._limit:
+            longest = (next(iter(host.idle)) for host in self._hosts.values() if host.idle)
+            min(longest, key=lambda one: one.deadline.at).drop()
+
+    def _idle(self, host: _Host) -> Connection | None:
+        while host.idle:
+            connection, _ = host.idle.popitem()
+            self._idle_count -= 1
+            if connection.is_open:
+                self._busy[connection] = None
                 return connection
-            connection.close()
+            connection.drop()
         return None
 
+    def _has_room(self, host: _Host) -> bool:
+        return not self._limit or (self._taken < self._limit and host.places < self._host_limit)
 
-def open_session(connections: int) -> aiohttp.ClientSession:
-    """A session with a pool of at most so many connections, 0 for no bound; its `close` is owed."""
-    session = aiohttp.ClientSession(
-        connector=Connector(limit=connections, limit_per_host=connections, keepalive_timeout=15.0, ttl_dns_cache=30),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        read_bufsize=_READ_BYTES,
-        max_line_size=16_384,
-        max_field_size=16_384,
-        version=HttpVersion11,
-    )
-    # By itself aiohttp sends every idempotent method again when a connection is lost, be it a DELETE that was done.
-    # What may be repeated is decided where it is known to be a read.
-    if not hasattr(session, "_retry_connection"):
-        raise RuntimeError("this aiohttp cannot be kept from repeating requests: install the locked version")
-    session._retry_connection = False
-    return session
+    def _leave(self, endpoint: Endpoint, host: _Host) -> None:
+        host.places -= 1
+        self._taken -= 1
+        self._let_in()
+        self._forget(endpoint, host)
+
+    def _forget(self, endpoint: Endpoint, host: _Host) -> None:
+        if not host.places and not host.idle and not host.waiting:
+            self._hosts.pop(endpoint, None)
+
+    def _let_in(self) -> None:
+        """Give free places to those who wait for them the longest."""
+        while self._waiting and (not self._limit or self._taken < self._limit):
+            first: _Host | None = None
+            for host in self._hosts.values():
+                if host.waiting:
+                    self._waiting -= host.sweep()
+                    if (
+                        host.waiting
+                        and self._has_room(host)
+                        and (first is None or host.waiting[0][0] < first.waiting[0][0])
+                    ):
+                        first = host
+            if first is None:
+                return
+            _, granted = first.waiting.popleft()
+            self._waiting -= 1
+            first.places += 1
+            self._taken += 1
+            granted.set_result(None)
+
+    # -- from connections
+
+    def freed(self, connection: Connection) -> None:
+        """Its exchange has ended: keep it for the next one."""
+        host = self._hosts[connection.endpoint]
+        del self._busy[connection]
+        host.idle[connection] = None
+        self._idle_count += 1
+        host.places -= 1
+        self._taken -= 1
+        if self._waiting:
+            self._let_in()
+        if self._is_closed:
+            connection.drop()
+
+    def lost(self, connection: Connection) -> None:
+        """It is no more."""
+        host = self._hosts.get(connection.endpoint)
+        if connection in self._busy:
+            del self._busy[connection]
+            self.leave_place(connection.endpoint)
+        elif host is not None and connection in host.idle:
+            del host.idle[connection]
+            self._idle_count -= 1
+            self._forget(connection.endpoint, host)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._is_closed = True
+        for connection in (*self._busy, *(one for host in self._hosts.values() for one in host.idle)):
+            connection.drop()

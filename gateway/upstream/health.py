@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.clock import Clock, pause
 from gateway.config import RouteConfig
@@ -25,10 +24,11 @@ from gateway.config_origins import HealthCheckConfig
 from gateway.errors import GatewayError
 from gateway.tasks import Tasks
 from gateway.upstream.breaker import State
-from gateway.upstream.exchange import Bounds, Exchanges, Reply, Sending
+from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import FAILING, Origin
 from gateway.upstream.pool import Origins, authority_of
 from gateway.upstream.reasons import reason_of, reason_of_status
+from gateway.upstream.reply import Bounds, Reply, Sending
 
 _JITTER: Final = (0.8, 1.2)
 _WATCH_S: Final = 5.0
@@ -115,7 +115,7 @@ class Health:
     async def _ask(self, url: str, timeout_s: float) -> str | None:
         """What is wrong; None where the answer is below 500."""
         try:
-            reply = await self._exchanges.send("GET", URL(url, encoded=True), _headers(), _bounds(timeout_s))
+            reply = await self._exchanges.send("GET", url, _headers(), _bounds(timeout_s))
         except GatewayError as error:
             return reason_of(error.__cause__ or error)
         reply.close()
@@ -147,7 +147,7 @@ class Health:
             return None
         try:
             reply: Reply = await self._exchanges.send(
-                "HEAD", URL(f"{origin.authority}/"), _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
+                "HEAD", f"{origin.authority}/", _headers(), _bounds(_PROBE_S), None, Sending(sent, self._clock.now)
             )
         except GatewayError as error:
             return reason_of(error.__cause__ or error)

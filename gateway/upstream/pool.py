@@ -28,11 +28,12 @@ from gateway.clock import Clock
 from gateway.config import RouteConfig
 from gateway.config_origins import OriginsConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
+from gateway.upstream.endpoint import split_url
 from gateway.upstream.origins import Origin, OriginState, Say, Sent
 from gateway.upstream.rendezvous import ranked
 
-SCHEME: Final = "route"
-"""Of URLs for requests: `route://<route>/<path at the origin>`.  The host is chosen when the request is sent."""
+ROUTE_URL: Final = "route://"
+"""How URLs of streams begin: `route://<route>/<path at the origin>`.  The host is chosen when the request is sent."""
 Credentials = Mapping[str, tuple[str, str]]
 """What routes show their origins: a header and its value, by the name of the route."""
 _MOST_LEADERS: Final = 10_000
@@ -42,7 +43,7 @@ _READS: Final = frozenset({"GET", "HEAD"})
 
 def route_url(route: str) -> str:
     """Where the streams of a route are asked for, whatever origin they are at; a path is appended to it."""
-    return f"{SCHEME}://{route}"
+    return ROUTE_URL + route
 
 
 @dataclass(slots=True)
@@ -160,31 +161,25 @@ class Pool:
 
     # -- leaders
 
-    def leader(self, sent: Sent, method: str, url: URL, location: str | None) -> Origin | None:
+    def leader(self, sent: Sent, method: str, target: str, location: str | None) -> Origin | None:
         """The host that a redirect's Location names as the stream's leader, and which is remembered; None where the
-        redirect is the client's to follow."""
+        redirect is the client's to follow.  `target` is what was asked for, in origin form."""
         if location is None:
             return None
-        asked = self.url(sent, url)
         try:
-            target = asked.join(URL(location, encoded=True))
-            authority = str(target.origin())
+            led = URL(sent.origin.authority + target, encoded=True).join(URL(location, encoded=True))
+            authority = str(led.origin())
         except ValueError:
             return None
         origin = self._hosts.get(authority)
-        if origin is None or origin is sent.origin or target.raw_path_qs != asked.raw_path_qs:
+        if origin is None or origin is sent.origin or led.raw_path_qs != target:
             return None
-        self._leaders[url.raw_path, method in _READS] = authority
+        self._leaders[led.raw_path, method in _READS] = authority
         return origin
 
     def forget_leader(self, method: str, path: str) -> None:
         """The leader could not be asked."""
         self._leaders.pop((path, method in _READS), None)
-
-    @staticmethod
-    def url(sent: Sent, url: URL) -> URL:
-        """A route's URL at the origin that the request is sent to."""
-        return URL(sent.origin.authority + url.raw_path_qs, encoded=True)
 
 
 class Origins:
@@ -238,9 +233,9 @@ class Origins:
             old.leave()
         return tuple(name for name in anew if name in pools)
 
-    def pool(self, url: URL) -> Pool:
-        """The pool that a route's URL names; UpstreamUnreachable where the route is no more."""
-        pool = self._pools.get(url.raw_host or "")
+    def pool(self, url: str) -> Pool:
+        """The pool of the route that a stream's URL names; UpstreamUnreachable where the route is no more."""
+        pool = self._pools.get(split_url(url)[0].removeprefix(ROUTE_URL))
         if pool is None:
             raise UpstreamUnreachable(is_unsent=True)
         return pool

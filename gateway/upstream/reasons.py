@@ -10,7 +10,8 @@ import socket
 import ssl
 from typing import Final
 
-import aiohttp
+from gateway.http.outgoing import UnfitRequest
+from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected
 
 _BY_NUMBER: Final = {
     errno.ECONNREFUSED: "connection refused",
@@ -23,40 +24,34 @@ _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 """What this machine lacks, and no origin is to be judged by."""
 
 
-def is_unsent(error: BaseException) -> bool:
-    """Whether a failure came before any byte of the request was sent."""
-    return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | ssl.CertificateError)
-
-
 def is_own_fault(error: BaseException) -> bool:
     """Whether a failure says nothing of the origin: the request may not be written, or this machine lacks something."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.errno in _OWN
-    # aiohttp's own errors in reading an answer are others: these are headers that may not be sent.
-    return isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientConnectionError | ssl.SSLError)
+    if isinstance(error, NotConnected):
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OWN
+    return isinstance(error, UnfitRequest)
 
 
 def reason_of(error: BaseException) -> str:
-    """What to call a foreign exception that ended a request before its answer's head."""
+    """What to call an exception that ended a request before its answer's head."""
     match error:
-        case aiohttp.ClientConnectorDNSError():
-            return "name does not resolve"
-        case aiohttp.ClientConnectorCertificateError() | ssl.CertificateError():
-            return "certificate refused"
-        case aiohttp.ClientSSLError():
-            return "TLS failed"
-        case aiohttp.ConnectionTimeoutError():
+        case ConnectTimedOut():
             return "connect timed out"
+        case NotConnected(__cause__=socket.gaierror()):
+            return "name does not resolve"
+        case NotConnected(__cause__=ssl.SSLCertVerificationError()):
+            return "certificate refused"
+        case NotConnected(__cause__=ssl.SSLError()):
+            return "TLS failed"
+        case NotConnected(__cause__=OSError(errno=number)):
+            return _BY_NUMBER.get(number or 0, "cannot connect")
+        case NotConnected():
+            return "cannot connect"
+        case ConnectionLost(__cause__=OSError(errno=number)):
+            return _BY_NUMBER.get(number or 0, "connection lost")
+        case ConnectionLost():
+            return "connection lost"
         case TimeoutError():
             return "timed out"
-        case aiohttp.ClientConnectorError(os_error=inner):
-            if isinstance(inner, socket.gaierror):
-                return "name does not resolve"
-            return _BY_NUMBER.get(inner.errno or 0, "cannot connect")
-        case aiohttp.ServerDisconnectedError():
-            return "connection lost"
-        case OSError(errno=number):
-            return _BY_NUMBER.get(number or 0, "connection lost")
     return "invalid answer"
 
 

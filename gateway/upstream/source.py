@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
-from yarl import URL
 
 from gateway.protocol.target import Target, upstream_query
-from gateway.upstream.client import Bounds
+from gateway.upstream.reply import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Source:
     bounds: Bounds
     live_bounds: Bounds
 
-    def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> URL:
+    def url(self, offset: str | None, live: str | None = None, cursor: str | None = None) -> str:
         """The URL of a read; protocol parameters in canonical order."""
         query = upstream_query(self.target, offset=offset, live=live, cursor=cursor)
-        return URL(f"{self.base}?{query}" if query else self.base, encoded=True)
+        return f"{self.base}?{query}" if query else self.base

@@ -20,7 +20,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.tape.library import Holding
-from gateway.upstream.client import Connections
+from gateway.upstream.connections import Connections
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

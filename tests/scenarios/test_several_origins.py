@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from yarl import URL
 
 from gateway.app import start_gateway
 from gateway.clock import ManualClock
@@ -62,7 +61,7 @@ def look(edge: Edge) -> dict[str, OriginState]:
 
 def home(edge: Edge, path: str, both: tuple[RunningOrigin, RunningOrigin]) -> tuple[RunningOrigin, RunningOrigin]:
     """The server that a stream belongs to, and the other."""
-    (first, *_) = edge.gateway.engine.origins.pool(URL(route_url("default"), encoded=True)).order("GET", path)
+    (first, *_) = edge.gateway.engine.origins.pool(route_url("default")).order("GET", path)
     return both if both[0].url == first.authority else (both[1], both[0])
 
 

@@ -19,7 +19,8 @@ from gateway.errors import GatewayError
 from gateway.ops.log_sinks.producer import Producer, Step, Verdict
 from gateway.ops.log_sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
-from gateway.upstream.client import Bounds, Client
+from gateway.upstream.client import Client
+from gateway.upstream.reply import Bounds
 
 _BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)
 _REPLY_BYTES = 1 << 16
@@ -34,7 +35,7 @@ class StreamSink:
     """One stream's writer.  Owner of a client of its own, so that logging never waits for a reader's connection."""
 
     def __init__(self, url: str, clock: Clock, rng: random.Random, *, node: str, authorization: str = "") -> None:
-        self._url = URL(url, encoded=True)
+        self._url = str(URL(url, encoded=True).with_fragment(None))
         self._clock = clock
         self._rng = rng
         self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")

@@ -1,0 +1,61 @@
+"""Making connections: a name resolved, its addresses tried one after the other, TLS spoken where the URL says so."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from gateway.tasks import Tasks
+from gateway.upstream.connection import Connection, Keeper
+from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.failures import ConnectTimedOut, NotConnected
+from gateway.upstream.resolver import LookUp, Resolver, look_up
+
+
+class Dialer:
+    """Owner of the resolver and of the TLS context."""
+
+    def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
+        self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
+        self._context: ssl.SSLContext | None = None
+
+    async def dial(self, endpoint: Endpoint, keeper: Keeper, within_s: float) -> Connection:
+        """A new connection, made within so many seconds, the name's resolution and TLS included.
+
+        Every address gets an equal share of the time that is left, so that a dead one does not take it all.  Raises
+        NotConnected.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + within_s
+        error: OSError | None = None
+        try:
+            async with asyncio.timeout_at(ends_at):
+                addresses = await self._resolver.addresses(endpoint.host, endpoint.port)
+            for number, address in enumerate(addresses):
+                share_s = (ends_at - loop.time()) / (len(addresses) - number)
+                try:
+                    async with asyncio.timeout(share_s):
+                        return await self._connect(loop, endpoint, address, keeper)
+                except OSError as failed:
+                    error = failed
+                    self._resolver.failed(endpoint.host, endpoint.port, address)
+        except OSError as failed:
+            error = failed
+        if isinstance(error, TimeoutError):
+            raise ConnectTimedOut from error
+        raise NotConnected from error
+
+    async def _connect(
+        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, keeper: Keeper
+    ) -> Connection:
+        is_secure = endpoint.scheme == "https"
+        if is_secure and self._context is None:
+            self._context = ssl.create_default_context()
+        _, connection = await loop.create_connection(
+            lambda: Connection(loop, keeper, endpoint),
+            address,
+            endpoint.port,
+            ssl=self._context if is_secure else None,
+            server_hostname=endpoint.host if is_secure else None,
+        )
+        return connection

@@ -1,0 +1,30 @@
+"""The way to the origins, as the engine knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from multidict import CIMultiDict
+
+from gateway.upstream.reply import Body, Bounds, Reply
+
+
+class Upstream(Protocol):
+    """Whoever sends requests to origins: `client.Client`, or a test's memory."""
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+        on_sent: Callable[[], object] = lambda: None,
+    ) -> Reply:
+        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
+
+        Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken; CircuitOpen, at once, where no origin may be asked.
+        """

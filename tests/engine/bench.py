@@ -1,0 +1,100 @@
+"""An engine on a manual clock, whose origins are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from multidict import CIMultiDict
+
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.engine.answer import Answer
+from gateway.engine.core import Engine
+from gateway.engine.relay import Passed
+from gateway.engine.request import Read
+from gateway.engine.route import Route
+from gateway.journal import Place
+from gateway.metrics_seam import Silent
+from gateway.protocol.mode import Mode
+from gateway.protocol.target import parse_target
+from gateway.tape.stream import Stream
+from gateway.upstream.reply import Reply
+from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
+
+TEXT = {"Content-Type": "text/plain"}
+
+
+def part_of_stream(body: bytes, end: str, **more: str) -> Callable[[Asked], None]:
+    """Answers as an origin does that has these bytes up to its tail."""
+    fields = {**TEXT, "Stream-Next-Offset": end, "Stream-Up-To-Date": "true"}
+    fields |= {name.replace("_", "-"): value for name, value in more.items()}
+    return lambda asked: asked.answer(200, fields, body if asked.method == "GET" else b"")
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Let the tasks go on until a state is reached."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+class EngineBench:
+    """The engine and what is around it.  `close` is owed."""
+
+    def __init__(self, script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> None:
+        config = GatewayConfig.for_origin("http://origin.test", **settings)
+        self.clock = ManualClock()
+        self.upstream = MemoryUpstream(script)
+        self.recorder = Silent()
+        self.engine = Engine(config, self.clock, self.recorder, Random(7), upstream=self.upstream)
+        self.route = Route(config.routes[0], "edge", self.clock)
+
+    def read(self, target: str, *, is_live: bool = False) -> Read:
+        parsed = parse_target(target)
+        credentials: CIMultiDict[str] = CIMultiDict()
+        key, source = self.route.key(parsed, credentials), self.route.source(parsed, credentials)
+        return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
+
+    async def body(self, target: str = "/s") -> tuple[int, bytes]:
+        """A catch-up read, whole."""
+        answer = await self.engine.catch_up(self.read(target))
+        try:
+            return answer.status, await _whole(answer)
+        finally:
+            answer.close()
+
+    async def relay(self, mode: Mode, body: bytes | None = None) -> Reply:
+        parsed = parse_target("/s")
+        key = self.route.key(parsed, CIMultiDict())
+        method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
+        place = Place.of(self.route.config.name, parsed, key.partition)
+
+        async def chunks() -> Any:
+            yield body
+
+        return await self.engine.relay.send(
+            Passed(
+                self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
+                chunks() if body is not None else None, place,
+            )
+        )  # fmt: skip
+
+    @property
+    def stream(self) -> Stream:
+        (found,) = self.engine.library
+        return found
+
+    async def until(self, count: int) -> Asked:
+        return await self.upstream.until(count)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+async def _whole(answer: Answer) -> bytes:
+    if answer.parts is None:
+        return answer.body
+    return b"".join([piece async for piece in answer.parts.stream(answer.is_json)])

@@ -1,0 +1,156 @@
+"""The follower by itself: one live request for all, its pauses and its ends, on a manual clock and without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.engine.answer import Answer
+from gateway.engine.tail import Subscription
+from gateway.errors import UpstreamUnreachable
+from gateway.protocol.names import SSE_DATA_ENCODING
+from gateway.protocol.sse import Control, encode_control, encode_data
+from tests.engine.bench import EngineBench, eventually, part_of_stream
+from tests.memory_upstream import Asked
+
+
+class Followed:
+    """A stream with one live reader, whose origin leaves live requests to the test."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.bench = EngineBench(self._answer, live_linger_s=0, **settings)
+        self.tail = "0002"
+        self._joining: list[asyncio.Task[Subscription | Answer]] = []
+
+    def _answer(self, asked: Asked) -> None:
+        if not asked.is_live:
+            body = b"ab" if asked.query.get("offset", "-1") == "-1" else b""
+            part_of_stream(body, self.tail, Content_Type="application/octet-stream")(asked)
+
+    @property
+    def live(self) -> list[Asked]:
+        return [asked for asked in self.bench.upstream.asked if asked.is_live]
+
+    @property
+    def position(self) -> str | None:
+        """Where the origin has said that the tail is, while it is being followed."""
+        topic = self.bench.engine.live.find(self.bench.stream)
+        return topic.position if topic is not None and topic.is_confirmed else None
+
+    def join(self) -> None:
+        """A live reader comes; it is let in when the origin has confirmed its place, or has not for a while."""
+        read = self.bench.read("/s?offset=-1&live=sse", is_live=True)
+        self._joining.append(asyncio.create_task(self.bench.engine.open_sse(read)))
+
+    async def asked(self, count: int) -> Asked:
+        """The live request of that number, however long the follower pauses before it."""
+
+        def has_come() -> bool:
+            if len(self.live) < count:
+                self.bench.clock.advance(0.05)
+            return len(self.live) >= count
+
+        await eventually(has_come)
+        return self.live[count - 1]
+
+    async def close(self) -> None:
+        for joining in self._joining:
+            joining.cancel()
+        for opened in await asyncio.gather(*self._joining, return_exceptions=True):
+            if isinstance(opened, Subscription | Answer):
+                opened.close()
+        await self.bench.close()
+
+
+@pytest.fixture
+async def followed() -> AsyncIterator[Followed]:
+    made = Followed()
+    yield made
+    await made.close()
+
+
+def begin(asked: Asked, at: str) -> None:
+    """Open an SSE answer that confirms the place."""
+    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
+    asked.inflow.say(encode_control(Control(at, "1", True, False)))
+
+
+async def test_one_live_request_follows_for_all_and_moves_them_on(followed: Followed) -> None:
+    for _ in range(5):
+        followed.join()
+    asked = await followed.asked(1)
+    assert (asked.query["offset"], asked.query["live"]) == ("0002", "sse")
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    await eventually(lambda: followed.position == "0004")
+    assert followed.bench.stream.tape.tail == "0004"
+    assert len(followed.live) == 1
+
+
+async def test_pauses_between_connections_that_fail_grow_up_to_a_bound(followed: Followed) -> None:
+    followed.join()
+    pauses: list[float] = []
+    for number in range(1, 12):
+        asked = await followed.asked(number)
+        asked.fail(UpstreamUnreachable())
+        began = followed.bench.clock.now()
+        await followed.asked(number + 1)
+        pauses.append(followed.bench.clock.now() - began)
+    assert pauses[0] < 1.0
+    assert all(2.4 < pause < 6.0 for pause in pauses[-3:])
+
+
+async def test_a_connection_that_is_lost_after_it_was_good_is_begun_anew_where_it_ended(followed: Followed) -> None:
+    followed.join()
+    asked = await followed.asked(1)
+    begin(asked, "0002")
+    asked.inflow.say(encode_data(b"cd", base64=True) + encode_control(Control("0004", "2", True, False)))
+    # Half an event is none.
+    asked.inflow.say(encode_data(b"ef", base64=True))
+    await eventually(lambda: followed.position == "0004")
+    followed.tail = "0004"
+    asked.fail(UpstreamUnreachable())
+    await eventually(lambda: followed.position is None)
+    again = await followed.asked(2)
+    assert again.query["offset"] == "0004"
+    begin(again, "0004")
+    await eventually(lambda: followed.position == "0004")
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_stream_that_is_no_more_is_followed_no_more(followed: Followed, status: int) -> None:
+    followed.join()
+    (await followed.asked(1)).answer(status)
+    stream = followed.bench.stream
+    await eventually(lambda: stream.ended is not None)
+    followed.bench.clock.advance(60.0)
+    assert len(followed.live) == 1
+
+
+async def test_a_stream_that_closes_needs_no_live_request_any_more(followed: Followed) -> None:
+    followed.join()
+    asked = await followed.asked(1)
+    begin(asked, "0002")
+    asked.inflow.say(encode_control(Control("0002", None, True, True)))
+    await eventually(lambda: followed.bench.stream.tape.closed_at == "0002")
+    await eventually(lambda: not followed.bench.engine.tasks)
+    followed.bench.clock.advance(60.0)
+    assert len(followed.live) == 1
+
+
+async def test_an_origin_that_speaks_no_sse_is_long_polled(followed: Followed) -> None:
+    followed.join()
+    (await followed.asked(1)).answer(406)
+    asked = await followed.asked(2)
+    assert asked.query["live"] == "long-poll"
+    asked.answer(
+        200,
+        {"Content-Type": "application/octet-stream", "Stream-Next-Offset": "0004", "Stream-Up-To-Date": "true"},
+        b"cd",
+    )
+    await eventually(lambda: followed.position == "0004")
+    assert (await followed.asked(3)).query["offset"] == "0004"

@@ -1,0 +1,134 @@
+"""Origins in memory: every request waits for the test to answer it, or is answered by a script; no socket, no timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from urllib.parse import parse_qs, urlsplit
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.http.reply import Head
+from gateway.upstream.failures import ConnectionLost
+from gateway.upstream.reply import Body, Bounds, Reply
+
+BOUND_S = 20.0
+"""Nothing in memory takes this long; what does is a hang."""
+
+
+class MemoryInflow:
+    """A reply's body as a test has it come."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._has_ended = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def say(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._changed.set()
+
+    def finish(self) -> None:
+        self._has_ended = True
+        self._changed.set()
+
+    def take(self) -> bytes | None:
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            return b"".join(pieces)
+        if self._has_ended:
+            return b""
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def read(self, by: float) -> bytes:
+        while (taken := self.take()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return taken
+
+    def end(self, error: BaseException) -> None:
+        if not self._has_ended and self._error is None:
+            self._error = error
+            self._changed.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended or self._error is not None
+
+
+class Asked:
+    """One request, and the answer to it."""
+
+    def __init__(
+        self, method: str, url: str, headers: CIMultiDict[str], bounds: Bounds, body: Body, *, is_live: bool
+    ) -> None:
+        parts = urlsplit(url)
+        self.method = method
+        self.path = parts.path
+        self.query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.headers = headers
+        self.bounds = bounds
+        self.body = body
+        self.is_live = is_live
+        self.inflow = MemoryInflow()
+        self._answer: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+
+    def begin(self, status: int, headers: dict[str, str], length: int | None = None) -> None:
+        """Answer with a head; the body comes by `inflow`."""
+        fields = CIMultiDictProxy(CIMultiDict(headers))
+        self._answer.set_result(Head(status, "", fields, length, is_delimited=True))
+
+    def answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        """Answer, whole."""
+        self.begin(status, headers or {}, len(body))
+        if body and self.method != "HEAD":
+            self.inflow.say(body)
+        self.inflow.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Fail before the head, by an error of `errors.py`; or break off after it."""
+        if self._answer.done():
+            self.inflow.end(ConnectionLost())
+        else:
+            self._answer.set_exception(error)
+
+    async def reply(self) -> Reply:
+        return Reply(await self._answer, self.inflow, self.bounds, inf)
+
+
+class MemoryUpstream:
+    """What an engine sends its requests by.  What the script leaves alone is the test's to answer."""
+
+    def __init__(self, script: Callable[[Asked], None] = lambda asked: None) -> None:
+        self.script = script
+        self.asked: list[Asked] = []
+        self._came = asyncio.Condition()
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+        on_sent: Callable[[], object] = lambda: None,
+    ) -> Reply:
+        asked = Asked(method, url, headers, bounds, body, is_live=is_live)
+        self.asked.append(asked)
+        on_sent()
+        self.script(asked)
+        async with self._came:
+            self._came.notify_all()
+        return await asked.reply()
+
+    async def until(self, count: int) -> Asked:
+        """Wait until so many requests have been sent in all; the last of them."""
+        async with asyncio.timeout(BOUND_S), self._came:
+            await self._came.wait_for(lambda: len(self.asked) >= count)
+        return self.asked[count - 1]

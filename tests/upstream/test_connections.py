@@ -1,0 +1,89 @@
+"""Places in the pool: how many, for whom, and in which order those who wait get them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.upstream.connections import ConnectionPool
+from gateway.upstream.endpoint import endpoint_of
+
+A, B, C = (endpoint_of(f"http://{name}.test") for name in "abc")
+
+
+async def turns() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class Line:
+    """Those who wait, in the order in which they got a place."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.pool = pool
+        self.got: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def join(self, *names: str) -> None:
+        for name in names:
+            self.tasks[name] = asyncio.create_task(self._wait(name))
+            await turns()
+
+    async def _wait(self, name: str) -> None:
+        await self.pool.place({"a": A, "b": B, "c": C}[name[0]])
+        self.got.append(name)
+
+    async def left(self, *names: str) -> None:
+        for name in names:
+            self.tasks[name].cancel()
+        await asyncio.gather(*(self.tasks[name] for name in names), return_exceptions=True)
+
+
+async def test_who_has_waited_longest_is_next() -> None:
+    pool = ConnectionPool(2)
+    line = Line(pool)
+    await line.join("a1", "b1", "a2", "b2", "a3")
+    assert line.got == ["a1", "b1"]
+    assert repr(pool) == "<ConnectionPool 2 busy, 0 idle, 3 waiting>"
+    for _ in range(3):
+        pool.leave_place(A if len(line.got) % 2 == 0 else B)
+        await turns()
+    assert line.got == ["a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_one_hosts_crowd_does_not_hold_up_the_others() -> None:
+    pool = ConnectionPool(4)
+    pool.leave_room(2)
+    line = Line(pool)
+    await line.join("a1", "a2", "a3", "a4", "a5", "b1", "c1", "b2")
+    assert line.got == ["a1", "a2", "a3", "b1"]
+    pool.leave_place(B)
+    await turns()
+    assert line.got[-1] == "c1"
+    pool.leave_place(A)
+    await turns()
+    assert line.got[-1] == "a4"
+    pool.leave_room(1)
+    pool.leave_place(C)
+    await turns()
+    assert line.got[-1] == "a5"
+
+
+async def test_who_leaves_the_line_is_passed_over_and_takes_no_place_with_him() -> None:
+    pool = ConnectionPool(1)
+    line = Line(pool)
+    await line.join("a1", "a2", "a3", "a4")
+    await line.left("a3")
+    pool.leave_place(A)
+    # Granted, and not taken up any more.
+    await line.left("a2")
+    await turns()
+    assert line.got == ["a1", "a4"]
+    pool.leave_place(A)
+    assert repr(pool) == "<ConnectionPool 0 busy, 0 idle, 0 waiting>"
+
+
+async def test_without_a_bound_nobody_waits() -> None:
+    pool = ConnectionPool(0)
+    line = Line(pool)
+    await line.join(*(f"a{number}" for number in range(50)))
+    assert len(line.got) == len(pool) == 50

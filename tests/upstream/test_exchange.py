@@ -1,0 +1,529 @@
+"""Exchanges with an origin that is nothing but a socket: what is sent, what is repeated, what every wait ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.upstream import connection as connection_module
+from gateway.upstream.exchange import Exchanges
+from gateway.upstream.reasons import reason_of
+from gateway.upstream.reply import Bounds, Reply
+
+T = TypeVar("T")
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngood"
+ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LARGE = 8 << 20
+PATIENT = Bounds(connect_s=20.0, first_byte_s=20.0, idle_s=20.0, total_s=20.0)
+
+
+async def bounded(work: Awaitable[T]) -> T:
+    async with asyncio.timeout(20):
+        return await work
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Peer:
+    """One connection as the origin sees it."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.reader = reader
+        self.writer = writer
+
+    async def asked(self) -> bytes:
+        """The next request's head."""
+        return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def says(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def hang_up(self) -> None:
+        self.writer.transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class Origin:
+    """Listens, and hands each connection to a script; it is closed when that returns."""
+
+    def __init__(self, script: Script) -> None:
+        self.connections = 0
+        self.port = 0
+        self._script = script
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            await self._script(Peer(self.connections, reader, writer))
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def stop(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def origin(script: Script) -> AsyncIterator[Origin]:
+    running = Origin(script)
+    server = await asyncio.start_server(running.serve, "127.0.0.1", 0, limit=1 << 16)
+    running.port = server.sockets[0].getsockname()[1]
+    try:
+        yield running
+    finally:
+        server.close()
+        await running.stop()
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def exchanges() -> AsyncIterator[Exchanges]:
+    made = Exchanges(16)
+    yield made
+    assert made.open_connections == 0, "every connection is given back or dropped"
+    await made.close()
+
+
+async def send(exchanges: Exchanges, url: str, method: str = "GET", bounds: Bounds | None = None, **more: Any) -> Reply:
+    return await bounded(exchanges.send(method, url + "/s", CIMultiDict(), bounds or PATIENT, **more))
+
+
+async def body_of(reply: Reply) -> bytes:
+    async with reply:
+        return await bounded(reply.read(2 * LARGE))
+
+
+async def always_good(peer: Peer) -> None:
+    while True:
+        await peer.asked()
+        await peer.says(GOOD)
+
+
+# -- what is repeated
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_read_for_which_a_kept_connection_proves_dead_is_sent_once_more(
+    exchanges: Exchanges, method: str
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        if peer.number == 1:
+            await peer.says(b"HTTP/1.1 204 N\r\n\r\n")
+            await peer.asked()
+            return
+        await peer.says(b"HTTP/1.1 204 N\r\n\r\n")
+        await peer.asked()
+
+    repeated: list[None] = []
+    async with origin(script) as running:
+        await body_of(await send(exchanges, running.url))
+        reply = await send(exchanges, running.url, method, on_repeat=lambda: repeated.append(None))
+        await body_of(reply)
+        assert (reply.status, running.connections, len(repeated)) == (204, 2, 1)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", b"HTTP/1.1 103 E\r\n\r\n"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+async def test_nothing_else_is_repeated(exchanges: Exchanges, method: str, said: bytes) -> None:
+    """A read neither, once a byte of its answer has come."""
+    if method == "GET" and not said:
+        return
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(GOOD)
+        await peer.asked()
+        await peer.says(said)
+
+    repeated: list[None] = []
+    async with origin(script) as running:
+        await body_of(await send(exchanges, running.url))
+        with pytest.raises(UpstreamUnreachable) as failed:
+            await send(exchanges, running.url, method, on_repeat=lambda: repeated.append(None))
+        assert not failed.value.is_unsent
+        assert (running.connections, repeated) == (1, [])
+
+
+async def test_a_read_is_not_repeated_for_ever(exchanges: Exchanges) -> None:
+    asked: list[int] = []
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        asked.append(peer.number)
+        if peer.number == 1:
+            await peer.says(GOOD)
+            await peer.asked()
+            asked.append(peer.number)
+
+    async with origin(script) as running:
+        await body_of(await send(exchanges, running.url))
+        with pytest.raises(UpstreamUnreachable):
+            await send(exchanges, running.url)
+        # A new connection that ends without a word is the origin's answer.
+        with pytest.raises(UpstreamUnreachable):
+            await send(exchanges, running.url)
+        assert asked == [1, 1, 2, 3]
+
+
+# -- connections
+
+
+async def test_connections_are_kept_used_again_and_dropped_when_idle_for_long(
+    exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with origin(always_good) as running:
+        for _ in range(5):
+            assert await body_of(await send(exchanges, running.url)) == b"good"
+        assert running.connections == 1
+        shared = exchanges.connections()["shared"]
+        assert (shared.busy, shared.idle) == (0, 1)
+        monkeypatch.setattr(connection_module, "KEEP_S", 0.05)
+        await body_of(await send(exchanges, running.url))
+        await eventually(lambda: exchanges.connections()["shared"].idle == 0)
+
+
+async def test_a_connection_is_given_back_before_its_small_answer_is_read(exchanges: Exchanges) -> None:
+    async with origin(always_good) as running:
+        first = await send(exchanges, running.url)
+        await eventually(lambda: exchanges.open_connections == 0)
+        second = await send(exchanges, running.url)
+        assert [await body_of(first), await body_of(second)] == [b"good", b"good"]
+        assert running.connections == 1
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", b"\r\n", b"x"])
+async def test_a_connection_on_which_something_unasked_came_is_not_used_again(
+    exchanges: Exchanges, said: bytes
+) -> None:
+    go_on = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(GOOD)
+        await go_on.wait()
+        await peer.says(said)
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate")
+
+    async with origin(script) as running:
+        assert await body_of(await send(exchanges, running.url)) == b"good"
+        go_on.set()
+        await eventually(lambda: exchanges.connections()["shared"].idle == 0)
+        assert await body_of(await send(exchanges, running.url)) == b"good"
+        assert running.connections == 2
+
+
+async def test_a_pool_that_is_full_makes_others_wait_in_line() -> None:
+    exchanges = Exchanges(1)
+    gate = asyncio.Event()
+    order: list[str] = []
+
+    async def script(peer: Peer) -> None:
+        while True:
+            head = await peer.asked()
+            order.append(head.split(b" ")[1].decode())
+            await gate.wait()
+            await peer.says(GOOD)
+
+    async def one(name: str) -> None:
+        await body_of(await bounded(exchanges.send("GET", f"{running.url}/{name}", CIMultiDict(), Bounds())))
+
+    async with origin(script) as running:
+        asking = [asyncio.create_task(one(name)) for name in "abcd"]
+        await eventually(lambda: order == ["/a"])
+        asking[2].cancel()
+        gate.set()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert order == ["/a", "/b", "/d"]
+        assert (running.connections, exchanges.open_connections) == (1, 0)
+        await exchanges.close()
+
+
+async def test_live_requests_take_no_places_of_others() -> None:
+    exchanges = Exchanges(1)
+    async with origin(always_good) as running:
+        held = [await send(exchanges, running.url, is_live=True) for _ in range(3)]
+        assert await body_of(await send(exchanges, running.url)) == b"good"
+        for reply in held:
+            await body_of(reply)
+    await exchanges.close()
+
+
+async def test_an_address_at_which_nobody_listens_does_not_keep_from_the_next() -> None:
+    async def look_up(host: str, port: int) -> list[str]:
+        return ["127.0.0.9", "127.0.0.1"]
+
+    exchanges = Exchanges(4, look_up=look_up)
+    async with origin(always_good) as running:
+        assert await body_of(await send(exchanges, f"http://origin.test:{running.port}")) == b"good"
+    await exchanges.close()
+
+
+async def test_a_name_that_does_not_resolve_is_said_to_be_that() -> None:
+    async def look_up(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    exchanges = Exchanges(4, look_up=look_up)
+    with pytest.raises(UpstreamUnreachable) as failed:
+        await send(exchanges, "http://origin.test")
+    assert failed.value.is_unsent
+    assert reason_of(failed.value.__cause__ or failed.value) == "name does not resolve"
+    assert exchanges.open_connections == 0
+    await exchanges.close()
+
+
+async def test_a_name_server_that_is_silent_costs_the_bound_on_connecting() -> None:
+    async def look_up(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    exchanges = Exchanges(4, look_up=look_up)
+    with pytest.raises(UpstreamTimeout) as failed:
+        await send(exchanges, "http://origin.test", bounds=replace(Bounds(), connect_s=0.05))
+    assert failed.value.is_unsent
+    assert reason_of(failed.value.__cause__ or failed.value) == "connect timed out"
+    await exchanges.close()
+
+
+async def test_tls_is_not_spoken_with_one_who_does_not(exchanges: Exchanges) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.says(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async with origin(script) as running:
+        with pytest.raises(UpstreamUnreachable) as failed:
+            await send(exchanges, running.url.replace("http:", "https:"))
+        assert failed.value.is_unsent
+        assert reason_of(failed.value.__cause__ or failed.value) == "TLS failed"
+
+
+async def test_who_leaves_while_waiting_leaves_no_connection_behind(exchanges: Exchanges) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        asking = asyncio.create_task(send(exchanges, running.url))
+        await eventually(lambda: exchanges.connections()["shared"].busy == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert exchanges.open_connections == 0
+
+
+# -- bounds
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"", UpstreamTimeout),
+        (b"HTTP/1.1 200 OK\r\n", UpstreamTimeout),
+        (b"HTTP/1.1 103 E\r\n\r\n", UpstreamTimeout),
+        (b"nonsense", UpstreamBroken),
+        (b"HTTP/1.1 101 S\r\n\r\n", UpstreamBroken),
+    ],
+)
+async def test_a_head_that_does_not_come_ends_the_wait(
+    exchanges: Exchanges, said: bytes, error: type[GatewayError]
+) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(said)
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        bounds = replace(PATIENT, first_byte_s=0.2) if error is UpstreamTimeout else PATIENT
+        with pytest.raises(error) as failed:
+            await send(exchanges, running.url, bounds=bounds)
+        assert not failed.value.is_unsent
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"\r\n"])
+async def test_a_body_that_stalls_ends_the_wait(exchanges: Exchanges, framing: bytes) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\n" + framing)
+        await peer.reader.read()
+
+    bounds = replace(PATIENT, idle_s=0.1)
+    async with origin(script) as running, await send(exchanges, running.url, bounds=bounds) as reply:
+        with pytest.raises(UpstreamTimeout):
+            await body_of(reply)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 9\r\n\r\nab", b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n"])
+async def test_a_body_that_breaks_off_is_never_taken_for_a_whole_one(exchanges: Exchanges, framing: bytes) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\n" + framing)
+
+    async with origin(script) as running, await send(exchanges, running.url) as reply:
+        chunks = reply.chunks()
+        assert await bounded(anext(chunks)) == b"ab"
+        with pytest.raises(UpstreamBroken):
+            await bounded(anext(chunks))
+
+
+async def test_a_body_without_a_length_ends_with_the_connection(exchanges: Exchanges) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 200 OK\r\n\r\nab")
+
+    async with origin(script) as running:
+        reply = await send(exchanges, running.url)
+        assert not reply.is_delimited
+        assert await body_of(reply) == b"ab"
+
+
+# -- flow
+
+
+async def test_no_more_is_read_than_a_reader_takes(exchanges: Exchanges) -> None:
+    sent = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal sent
+        await peer.asked()
+        peer.writer.transport.set_write_buffer_limits(high=0)
+        await peer.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (8 * LARGE))
+        for _ in range(8 * LARGE // (1 << 16)):
+            await peer.says(bytes(1 << 16))
+            sent += 1 << 16
+
+    async with origin(script) as running:
+        reply = await send(exchanges, running.url)
+        before = -1
+        while sent != before or not sent:
+            before = sent
+            await asyncio.sleep(0.05)
+        # What the kernels hold on both sides, and the reader's own share.
+        assert sent < 4 * LARGE
+        size = 0
+        async with reply:
+            async for chunk in reply.chunks():
+                size += len(chunk)
+        assert size == 8 * LARGE
+
+
+async def test_an_upload_is_taken_no_faster_than_the_origin_reads_it(exchanges: Exchanges) -> None:
+    go_on = asyncio.Event()
+    made = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal made
+        for _ in range(8 * LARGE // (1 << 16)):
+            made += 1 << 16
+            yield bytes(1 << 16)
+
+    async def script(peer: Peer) -> None:
+        assert b"Transfer-Encoding: chunked\r\n" in await peer.asked()
+        await go_on.wait()
+        while await peer.reader.readuntil(b"\r\n") != b"0\r\n":
+            await peer.reader.readexactly((1 << 16) + 2)
+        await peer.reader.readexactly(2)
+        await peer.says(GOOD)
+        await peer.asked()
+
+    async with origin(script) as running:
+        asking = asyncio.create_task(send(exchanges, running.url, "POST", body=chunks()))
+        before = -1
+        while made != before or not made:
+            before = made
+            await asyncio.sleep(0.05)
+        assert made < 4 * LARGE
+        go_on.set()
+        assert await body_of(await bounded(asking)) == b"good"
+        assert made == 8 * LARGE
+        assert exchanges.connections()["shared"].idle == 1
+
+
+async def test_an_answer_may_come_before_the_upload_has_ended(exchanges: Exchanges) -> None:
+    """Its connection is not used again unless the upload ends, too."""
+    ended: list[str] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            yield b"one"
+            await asyncio.Event().wait()
+        finally:
+            ended.append("upload")
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        await peer.says(b"HTTP/1.1 413 Too Large\r\nContent-Length: 4\r\n\r\ngood")
+        await peer.reader.read()
+        ended.append("connection")
+
+    async with origin(script) as running:
+        reply = await send(exchanges, running.url, "POST", body=chunks())
+        assert reply.status == 413
+        assert await body_of(reply) == b"good"
+        await eventually(lambda: sorted(ended) == ["connection", "upload"])
+        assert exchanges.connections()["shared"].idle == 0
+
+
+@pytest.mark.parametrize("length", [None, "3", "100"])
+async def test_an_upload_that_breaks_off_never_makes_a_whole_request(exchanges: Exchanges, length: str | None) -> None:
+    """Nor does one that is longer or shorter than it said."""
+    got: list[bytes] = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"one"
+        if length is None:
+            raise RuntimeError("gone")
+        if length == "3":
+            yield b"two"
+
+    async def script(peer: Peer) -> None:
+        await peer.asked()
+        try:
+            got.append(await peer.reader.read(100))
+            got.append(await peer.reader.read())
+        except ConnectionError:
+            pass
+        got.append(b"end")
+
+    headers = CIMultiDict({} if length is None else {"Content-Length": length})
+    async with origin(script) as running:
+        with pytest.raises(UpstreamBroken) as failed:
+            await bounded(exchanges.send("POST", running.url + "/s", headers, Bounds(), chunks()))
+        assert not failed.value.is_unsent
+        await eventually(lambda: bool(got) and got[-1] == b"end")
+        assert b"0\r\n\r\n" not in b"".join(got)
+
+
+async def test_a_request_that_could_be_read_as_two_is_not_sent(exchanges: Exchanges) -> None:
+    async with origin(always_good) as running:
+        for headers, target in [({"X": "a\r\nY: b"}, "/s"), ({}, "/s HTTP/1.1\r\nX: y")]:
+            with pytest.raises(UpstreamBroken):
+                await bounded(exchanges.send("GET", running.url + target, CIMultiDict(headers), Bounds()))
+        assert running.connections == 0

@@ -1,0 +1,96 @@
+"""Names are asked for once in a while, for all who wait, and dead addresses are tried last."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from gateway.clock import ManualClock
+from gateway.tasks import Tasks
+from gateway.upstream.resolver import TTL_S, Resolver
+
+
+class Names:
+    """A name server: its answers, and what was asked."""
+
+    def __init__(self) -> None:
+        self.answer: list[str] | OSError = ["192.0.2.1", "192.0.2.2", "192.0.2.1"]
+        self.asked = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.clock = ManualClock()
+        self.resolver = Resolver(Tasks(), self.clock.now, self.look_up)
+
+    async def look_up(self, host: str, port: int) -> list[str]:
+        self.asked += 1
+        await self.gate.wait()
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+    async def addresses(self) -> list[str]:
+        return await self.resolver.addresses("origin.test", 80)
+
+
+async def test_connections_take_turns_among_the_addresses_of_a_name() -> None:
+    names = Names()
+    assert [(await names.addresses())[0] for _ in range(4)] == ["192.0.2.1", "192.0.2.2"] * 2
+    assert sorted(await names.addresses()) == ["192.0.2.1", "192.0.2.2"]
+    assert names.asked == 1
+
+
+async def test_a_name_is_resolved_again_after_its_time() -> None:
+    names = Names()
+    await names.addresses()
+    names.answer = ["192.0.2.3"]
+    names.clock.advance(TTL_S - 0.1)
+    assert "192.0.2.3" not in await names.addresses()
+    names.clock.advance(0.1)
+    assert await names.addresses() == ["192.0.2.3"]
+
+
+async def test_an_address_at_which_nobody_answers_is_tried_last_until_the_name_is_resolved_again() -> None:
+    names = Names()
+    await names.addresses()
+    names.resolver.failed("origin.test", 80, "192.0.2.1")
+    for _ in range(3):
+        assert await names.addresses() == ["192.0.2.2", "192.0.2.1"]
+    names.resolver.failed("origin.test", 80, "192.0.2.2")
+    assert await names.addresses() == ["192.0.2.1", "192.0.2.2"]
+    names.clock.advance(TTL_S)
+    assert {(await names.addresses())[0] for _ in range(2)} == {"192.0.2.1", "192.0.2.2"}
+
+
+async def test_all_who_ask_at_once_share_one_question_and_one_who_leaves_does_not_end_it() -> None:
+    names = Names()
+    names.gate.clear()
+    asking = [asyncio.create_task(names.addresses()) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    await asyncio.sleep(0)
+    names.gate.set()
+    found = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert [sorted(one) for one in found[1:] if isinstance(one, list)] == [["192.0.2.1", "192.0.2.2"]] * 2
+    assert names.asked == 1
+
+
+async def test_what_does_not_resolve_is_asked_for_again() -> None:
+    names = Names()
+    answers: list[list[str] | OSError] = [socket.gaierror(socket.EAI_NONAME, "no such name"), []]
+    for answer in answers:
+        names.answer = answer
+        with pytest.raises(socket.gaierror):
+            await names.addresses()
+    names.answer = ["192.0.2.1"]
+    assert await names.addresses() == ["192.0.2.1"]
+    assert names.asked == 3
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+async def test_an_address_needs_no_resolving(address: str) -> None:
+    names = Names()
+    assert await names.resolver.addresses(address, 80) == [address]
+    assert names.asked == 0
