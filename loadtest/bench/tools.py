@@ -82,11 +82,14 @@ def prepare(build: Path, *, has_tls: bool = False) -> Tools:
         wrk=_found("wrk"),
         nchan_module=_found(_NCHAN),
         respond=_compile(build / "respond", "respond.c"),
-        live=_compile(build / "live", "live.c", *_LIVE),
-        poll=_compile(build / "poll", "poll.c", *_LIVE),
-        join=_compile(build / "join", "join.c", *_LIVE),
+        **live_clients(build),
         secure=_prepare_secure(build) if has_tls else None,
     )
+
+
+def live_clients(build: Path) -> dict[str, Path]:
+    """The clients of live readers, built into `build`, by name.  Raises BenchError when one cannot be."""
+    return {name: _compile(build / name, f"{name}.c", *_LIVE) for name in ("live", "poll", "join")}
 
 
 def _prepare_secure(build: Path) -> SecureTools:

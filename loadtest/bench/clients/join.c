@@ -9,6 +9,7 @@
  * Prints, as one line of JSON, the joins and the processor time of the server and of this process in the window. */
 #include <getopt.h>
 
+#include "admission.h"
 #include "net.h"
 #include "origin.h"
 #include "processor.h"
@@ -50,7 +51,7 @@ static void come(struct reader *r) {
 /* Whether the first event is there, whole. */
 static int has_event(const struct reader *r) {
     if (r->size < 12) return 0;
-    if (memcmp(r->data + 9, "200", 3) != 0) die("a reader was answered %.12s", r->data);
+    if (memcmp(r->data + 9, "200", 3) != 0) die("a reader was answered %s", on_one_line(r->data, r->size));
     const char *body = memmem(r->data, r->size, "\r\n\r\n", 4);
     return body != NULL && memmem(body + 4, (size_t)(r->data + r->size - body - 4), "\n\n", 2) != NULL;
 }
@@ -122,6 +123,7 @@ int main(int argc, char **argv) {
     allow_many_files();
     epoll = epoll_create1(0);
     publish_start(epoll, &publisher);
+    if (origin_port) wait_for_admission(port, path, step);
     open_all();
     for (int64_t began = now_ns(); now_ns() - began < (int64_t)(warmup * 1e9);) step(1);
     uint64_t joins_before = joins;

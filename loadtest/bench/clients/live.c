@@ -22,6 +22,7 @@
  * The result is one line of JSON on stdout. */
 #include <getopt.h>
 
+#include "admission.h"
 #include "histogram.h"
 #include "link.h"
 #include "net.h"
@@ -303,6 +304,7 @@ int main(int argc, char **argv) {
     allow_many_files();
     epoll = epoll_create1(0);
     publish_start(epoll, &publisher);
+    if (origin_port) wait_for_admission(port, path, step);
     struct used before = used_now(core);
     open_all();
     if (strcmp(work, "wake") == 0) return work_wake();

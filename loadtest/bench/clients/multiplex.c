@@ -11,6 +11,7 @@
  * Prints, as one line of JSON, the deliveries and the processor time of the server and of this process in the window. */
 #include <getopt.h>
 
+#include "admission.h"
 #include "histogram.h"
 #include "link.h"
 #include "origin.h"
@@ -36,7 +37,7 @@ struct connection {
     int count;
 };
 
-static int port, origin_port, subscribers = 1, streams = 100, window = 1, core = -1;
+static int port, origin_port, subscribers = 1, streams = 100, window = 1, core = -1, is_tls;
 static double seconds = 2, warmup = 0.5;
 static const char *path = "/", *scheme = "http";
 
@@ -255,7 +256,7 @@ int main(int argc, char **argv) {
         case 'W': warmup = atof(optarg); break;
         case 'P': server_has(atoi(optarg)); break;
         case 'c': core = atoi(optarg); break;
-        case 'T': links_use_tls("h2"), scheme = "https"; break;
+        case 'T': is_tls = 1, scheme = "https"; break;
         default: return 2;
         }
     }
@@ -267,6 +268,9 @@ int main(int argc, char **argv) {
     allow_many_files();
     epoll = epoll_create1(0);
     publish_start(epoll, &publisher);
+    if (is_tls) links_use_tls("http/1.1");
+    if (origin_port) wait_for_admission(port, path, step);
+    if (is_tls) links_use_tls("h2");
     open_all();
     return fan_out();
 }

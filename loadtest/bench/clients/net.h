@@ -175,4 +175,13 @@ static inline size_t whole_message(const char *data, size_t size, int has_body) 
     return size - head >= 5 && memcmp(data + head, "0\r\n\r\n", 5) == 0 ? head + 5 : 0;
 }
 
+/* An answer of so many bytes on one line, as far as a message has room for it. */
+static inline const char *on_one_line(const char *answer, size_t size) {
+    static char line[600];
+    size_t length = size < sizeof line - 1 ? size : sizeof line - 1;
+    for (size_t i = 0; i < length; i++) line[i] = answer[i] < ' ' || answer[i] > '~' ? ' ' : answer[i];
+    line[length] = 0;
+    return line;
+}
+
 #endif

@@ -14,6 +14,7 @@
  * processor time of the server and of this process in the window. */
 #include <getopt.h>
 
+#include "admission.h"
 #include "histogram.h"
 #include "net.h"
 #include "origin.h"
@@ -21,6 +22,8 @@
 #include "publish.h"
 
 #define BATCH 256
+#define STILL_NS 8000000 /* of processor time in a quarter of a second: its timers */
+#define FIRST_GAP_NS 1000000000
 #define PATIENCE_NS 20000000000
 
 struct place {
@@ -97,7 +100,7 @@ static void take_answer(struct reader *r) {
     const char *head = r->in.data + r->in.start;
     size_t whole = whole_message(head, buffer_size(&r->in), 1);
     if (whole == 0) return;
-    if (memcmp(head + 9, "200", 3) != 0) die("a reader was answered %.12s", head);
+    if (memcmp(head + 9, "200", 3) != 0) die("a reader was answered %s", on_one_line(head, whole));
     size_t size = (size_t)((const char *)memmem(head, whole, "\r\n\r\n", 4) - head) + 4;
     keep(&r->position, head, size, origin_port ? "stream-next-offset:" : "last-modified:");
     keep(&r->second, head, size, origin_port ? "stream-cursor:" : "etag:");
@@ -127,10 +130,15 @@ static void open_all(void) {
         if ((i + 1) % BATCH == 0)
             for (int64_t began = now_ns(); now_ns() - began < 50000000;) step(5);
     }
-    int64_t began = now_ns();
-    while (origin_port && !origin_is_followed()) {
-        step(5);
-        if (now_ns() - began > PATIENCE_NS) die("nobody follows the stream");
+    /* Until the server has had nothing to do for a while, which is when all wait. */
+    int64_t began = now_ns(), still_since = began, busy = server_ns();
+    while (now_ns() - still_since < 250000000) {
+        step(20);
+        if (server_ns() - busy > STILL_NS || (origin_port && !origin_is_followed())) {
+            still_since = now_ns();
+            busy = server_ns();
+        }
+        if (now_ns() - began > PATIENCE_NS) die("the server did not come to rest with %d readers", subscribers);
     }
 }
 
@@ -139,13 +147,15 @@ static int read_on(void) {
     uint32_t chance = 2463534242u;
     int64_t began = now_ns(), next = began;
     uint64_t answers_before = 0;
-    /* Counted from when all have been answered once: nchan's have no place before that, and who asks late misses messages. */
+    /* Counted from when all have been answered once, for which there is time: nchan's have no place before that, and who
+     * asks late misses messages. */
     for (;;) {
         int64_t now = now_ns();
         if (first_answers < subscribers && now - began > PATIENCE_NS)
             die("only %d of %d readers were answered", first_answers, subscribers);
         if (!is_counting && first_answers == subscribers && now - began >= (int64_t)(warmup * 1e9)) {
             is_counting = 1;
+            next = now;
             answers_before = answers;
             before = used_now(core);
         }
@@ -153,7 +163,7 @@ static int read_on(void) {
         if (now >= next && can_publish()) {
             publish();
             chance ^= chance << 13, chance ^= chance >> 17, chance ^= chance << 5; /* xorshift: the same in every run */
-            next = now + gap_ns + (int64_t)(chance % 1024) * gap_ns / 1024;
+            next = now + (is_counting ? gap_ns + (int64_t)(chance % 1024) * gap_ns / 1024 : FIRST_GAP_NS);
         }
         step(1);
     }
@@ -193,6 +203,7 @@ int main(int argc, char **argv) {
     allow_many_files();
     epoll = epoll_create1(0);
     publish_start(epoll, &publisher);
+    if (origin_port) wait_for_admission(port, path, step);
     open_all();
     return read_on();
 }
