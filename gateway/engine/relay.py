@@ -55,7 +55,7 @@ class Passed:
     query: str
     raw_query: str
     headers: CIMultiDict[str]
-    body: AsyncIterator[bytes] | None
+    body: AsyncIterator[bytes] | bytes | None
     place: Place
     """What was asked for, as the log has it: the client may have left, and be noted, by the time this is sent."""
     is_cut_short: Callable[[], bool] = lambda: False

@@ -75,6 +75,12 @@ class RequestBody:
         if codings and codings.strip(" \t").lower() != "chunked":
             raise UnknownTransferCoding
 
+    def take_whole(self) -> bytes | None:
+        """All of it, where all of it is here and nothing has been read yet; else None."""
+        if not self.is_whole:
+            return None
+        return self._take() if self._pieces else b""
+
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
         """The body as it arrives."""
         size = 0

@@ -19,7 +19,7 @@ from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import TOO_LARGE, Subscription, Waiting
-from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
+from gateway.errors import BadRequest, BodyTooLarge, GatewayError, LoopDetected, NoRoute, VersionNotSupported
 from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
@@ -35,6 +35,7 @@ from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
+from gateway.server.body import RequestBody
 from gateway.server.delivery import Delivery
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
@@ -406,7 +407,7 @@ class Front:
             target.query,
             _raw_query(request),
             headers,
-            body.chunks(self._limits) if body is not None else None,
+            self._upload(body) if body is not None else None,
             Place.of(route.config.name, target, key.partition),
             lambda: body is not None and body.error is not None,
         )
@@ -445,6 +446,14 @@ class Front:
             )
             note_fetched(len(chunk))
             yield chunk
+
+    def _upload(self, body: RequestBody) -> AsyncIterator[bytes] | bytes:
+        whole = body.take_whole()
+        if whole is None:
+            return body.chunks(self._limits)
+        if len(whole) > self._limits.max_request_bytes:
+            raise BodyTooLarge
+        return whole
 
     async def _send(self, request: Request, passed: Passed) -> Reply:
         """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
