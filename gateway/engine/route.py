@@ -74,14 +74,18 @@ class Route:
             Coding.GZIP: config.gzip_level,
         }
         self.credential_names = tuple(name.lower() for name in config.credential_headers)
+        self._host = config.host.lower()
+        self._is_path_kept = not (config.strip_prefix and self._prefix)
 
     def serves(self, host: str, path: str) -> bool:
         """Whether host (lower case, no port) and canonical path are this route's."""
-        wanted = self.config.host.lower()
+        wanted = self._host
+        if wanted == "*":
+            return self.covers(path)
         if wanted.startswith("*."):
             if not host.endswith(wanted[1:]):
                 return False
-        elif wanted not in ("*", host):
+        elif wanted != host:
             return False
         return self.covers(path)
 
@@ -98,13 +102,11 @@ class Route:
 
     def relays(self, offset: str) -> bool:
         """Whether reads from this offset are relayed: it names no position of a stream."""
-        return self._relayed_offset.fullmatch(offset) is not None
+        return bool(self.config.relayed_offsets) and self._relayed_offset.fullmatch(offset) is not None
 
     def upstream_path(self, path: str) -> str:
         """The path at the origin for a canonical request path."""
-        if self.config.strip_prefix and self._prefix:
-            path = path[len(self._prefix) :] or "/"
-        return self._base_path + path
+        return self._base_path + (path if self._is_path_kept else path[len(self._prefix) :] or "/")
 
     def upstream_base(self, path: str) -> str:
         """The route's URL for a canonical request path: `Client.send` sends it to one of the origins."""
@@ -136,9 +138,9 @@ class Route:
 
     def key(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> StreamKey:
         """The key of the tape that this request may share; `passed_nodes` as in `source`."""
-        shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
-        if self.config.credentials != "partition":
-            shown = []
+        shown = []
+        if credentials and self.config.credentials == "partition":
+            shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
         if passed_nodes:
             shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
         partition = self.share

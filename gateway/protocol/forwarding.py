@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -37,6 +37,8 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 """Fields that speak about one connection, in lower case."""
+
+_ANSWERED_HERE: Final = HOP_BY_HOP | {"host", "expect"}
 
 _NEVER_NOMINATED: Final = frozenset(
     {
@@ -116,8 +118,7 @@ def nominated(headers: Headers) -> frozenset[str]:
     return frozenset(name for name in names if name not in _NEVER_NOMINATED and not name.startswith(_PROTOCOL_PREFIXES))
 
 
-def _end_to_end(headers: Headers, also_dropped: Iterable[str] = ()) -> CIMultiDict[str]:
-    dropped = HOP_BY_HOP.union(also_dropped)
+def _end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMultiDict[str]:
     if "Connection" in headers:
         dropped |= nominated(headers)
     return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
@@ -132,9 +133,9 @@ def request_headers_for_origin(
     section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586) have one more member.  `client` is the peer's address
     without a port, None when unknown; `host` is what the client asked for; `http_version` is the client's, as in `1.1`.
     """
-    passed = _end_to_end(headers, ("host", "expect"))
+    passed = _end_to_end(headers, _ANSWERED_HERE)
     _append(passed, "Via", f"{http_version} {node}")
-    _append(passed, "Forwarded", f"for={_node_identifier(client)};host={_quoted(host)};proto={scheme}")
+    _append(passed, "Forwarded", _forwarded(client, host, scheme))
     _append(passed, "CDN-Loop", node)
     return passed
 
@@ -189,7 +190,7 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
     Gone is what is true of one reply only (dates, validators, lengths, codings, cookies, positions, traces) and what
     the gateway says itself.
     """
-    kept = _end_to_end(headers, _UNSTORABLE)
+    kept = _end_to_end(headers, HOP_BY_HOP | _UNSTORABLE)
     for name in {name for name in kept if name.lower().startswith(_UNSTORABLE_PREFIXES)}:
         del kept[name]
     return kept
@@ -197,8 +198,14 @@ def storable_headers(headers: Headers) -> CIMultiDict[str]:
 
 def _append(headers: CIMultiDict[str], name: str, member: str) -> None:
     """Add a member to a list field, on one line with those that are there."""
-    earlier = [value for value in headers.getall(name, ()) if value.strip()]
-    headers[name] = ", ".join([*earlier, member])
+    if name in headers:
+        member = ", ".join([*(value for value in headers.getall(name) if value.strip()), member])
+    headers[name] = member
+
+
+@lru_cache(maxsize=1024)
+def _forwarded(client: str | None, host: str, scheme: str) -> str:
+    return f"for={_node_identifier(client)};host={_quoted(host)};proto={scheme}"
 
 
 def _quoted(text: str) -> str:

@@ -62,6 +62,8 @@ class Pool:
         self._clock = clock
         self._hosts: dict[str, Origin] = {}
         self._members: tuple[tuple[str, int], ...] = ()
+        self._only: Origin | None = None
+        """The one host there is, where there is one."""
         self.shows: tuple[str, str] | None = None
         """The header and value that its origins are shown in place of what clients send; a secret."""
         self._live: dict[str, _Live] = {}
@@ -76,6 +78,7 @@ class Pool:
         """Have these origins from here on: all hosts that may be asked, and those that streams are spread over."""
         self._hosts = dict(hosts)
         self._members = tuple(members)
+        self._only = next(iter(hosts.values())) if len(hosts) == 1 else None
         self.shows = credentials
 
     @property
@@ -123,6 +126,8 @@ class Pool:
 
     def order(self, method: str, path: str) -> list[Origin]:
         """The origins in the order in which a stream's request tries them."""
+        if self._only is not None:
+            return [self._only]
         names = [name for name, _ in self._members]
         if len(names) > 1:
             names = ranked(self._members, path)
