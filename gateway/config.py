@@ -348,7 +348,7 @@ class ServerConfig(Model):
         default=10, ge=0.1, le=600, description="Bound on the drain after SIGTERM or SIGINT; what is left is dropped."
     )
     fast_path: bool = Field(
-        default=True, description="Answer repeated plain hits at the door, from ready bytes; false is for comparison."
+        default=True, description="Look repeated requests up by their bytes; false is for comparison."
     )
     console_writes: bool = Field(
         default=False, description="Forms in the console that create, append to, close and delete streams."

@@ -12,7 +12,7 @@ What is known of a request is known in several places.  While it is being answer
 down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
 kept, or a task works for nobody in particular, they say it to nobody.
 
-The front door answers the same hit over and over, faster than records could be filled in: what such answers have in
+A connection answers the same hit over and over, faster than records could be filled in: what such answers have in
 common is noted once, as a `Repeated`, and each of them adds only when, to whom, and the request in the client's bytes.
 """
 

@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: the front door, the handlers behind it, and the writers of live connections."""
+"""Bytes in, bytes out: clients' connections, the handlers behind them, and what is remembered by a request's bytes."""

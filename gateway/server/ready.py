@@ -1,8 +1,8 @@
 """Ready answers: what a plain hit looks like in bytes, kept beside the very request that led to it.
 
-The first time a request goes the strict way.  When its answer is a plain hit, one that needs neither the origin nor
+The first time a request goes to a handler.  When its answer is a plain hit, one that needs neither the origin nor
 anything that is still in the air, the bytes of the request become a key to it.  No second parser judges requests: these
-very bytes were judged by the strict one.
+very bytes were judged by the parser.
 
 Requests that differ from call to call in headers that mean nothing here (trace ids, user agents, cookies where they are
 no credentials) share one key: the request without those lines.  Such a line is taken out only where it is of the one
@@ -223,7 +223,7 @@ class ReadyAnswers:
         self._recorder = recorder
         self._touch = touch
         self.exact: dict[bytes, Ready] = {}
-        """Requests byte for byte: where the door looks first."""
+        """Requests byte for byte: where a connection looks first."""
         self._by_loose: dict[bytes, Ready] = {}
         self._by_tight: dict[bytes, Ready] = {}
         self._by_stream: dict[Stream, set[Ready]] = {}
@@ -349,7 +349,7 @@ class ReadyAnswers:
     # -- remembering and forgetting
 
     def remember(self, request: bytes, ready: Ready, credential_headers: Collection[str]) -> None:
-        """The strict way has answered `request` by `ready`; the request is kept without its meaningless lines.
+        """A handler has answered `request` by `ready`; the request is kept without its meaningless lines.
 
         `credential_headers` are those of its route, in lower case.
         """

@@ -1,8 +1,8 @@
-"""Tracing around the front and the door, put in place only where a tracer is configured: without one neither exists.
+"""Tracing around the front, put in place only where a tracer is configured: without one neither exists.
 
 The front is wrapped in a span per request, which is the running one while the front answers.  A live answer goes on
-after that: where the front has parked the span, it ends with the answer.  Requests that the door answers from ready
-bytes never reach the front: they are told of one by one, by the door.
+after that: where the front has parked the span, it ends with the answer.  Requests that are
+answered from ready bytes never reach the front: the entrance tells of them one by one.
 """
 
 from __future__ import annotations
