@@ -75,6 +75,8 @@ class SseParser:
         """Take the next bytes; give the events they complete, in order.  Raises `SseTooLarge`."""
         if self._at_start:
             data = self._without_bom(data)
+            if self._at_start:
+                return []
         if self._skip_lf and data:
             # The CR that ended the last piece has already ended its line; an LF right behind it belongs to it.
             self._skip_lf = False

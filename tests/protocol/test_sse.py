@@ -7,7 +7,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.protocol.sse import (
@@ -190,6 +190,7 @@ class TestBound:
         assert parser.comments == 100
 
     @given(pieces, st.integers(1, 40), st.lists(st.integers(0, 80), max_size=6))
+    @example(b"\xef\xbb\xbf", 1, [2])
     def test_whether_the_bound_is_passed_does_not_depend_on_the_cuts(
         self, stream: bytes, bound: int, cuts: list[int]
     ) -> None:
