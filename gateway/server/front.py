@@ -270,11 +270,12 @@ class Front:
     def _subscribe(self, exchange: Exchange, place: Subscription) -> None:
         request = exchange.request
         origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
+        join = Join(place.read, Mode.SSE, origin)
         self._live.subscribe(
-            request.channel, origin, place, exchange.began, keeps=request.keeps_alive, is_chunked=is_chunked
+            request.channel, join, place, exchange.began, keeps=request.keeps_alive, is_chunked=is_chunked
         )
         exchange.is_parked = True
-        self._remember(request.channel, Join(place.read, Mode.SSE, origin))
+        self._remember(request.channel, join)
 
     def _wait(self, exchange: Exchange, place: Waiting) -> None:
         request = exchange.request
@@ -318,7 +319,7 @@ class Front:
             if subscription is None:
                 return False
             try:
-                self._live.subscribe(channel, join.origin, subscription, began, keeps=keeps, is_chunked=is_chunked)
+                self._live.subscribe(channel, join, subscription, began, keeps=keeps, is_chunked=is_chunked)
             except GatewayError:
                 return False
         else:

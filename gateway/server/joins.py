@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from multidict import CIMultiDict
+
 from gateway.engine.request import Read
 from gateway.protocol.mode import Mode
 from gateway.server.crowd import Crowd
@@ -17,6 +19,17 @@ from gateway.server.crowd import Crowd
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 1_000
 """Bytes charged for a request beside its own."""
+
+
+@dataclass(slots=True)
+class Memo:
+    """The head of an SSE response, and what it was made of: the same again within the second."""
+
+    headers: CIMultiDict[str]
+    """Those that the stream's answers repeat."""
+    content_type: str | None
+    second: int
+    head: bytes
 
 
 @dataclass(slots=True)
@@ -29,6 +42,7 @@ class Join:
     """Its Origin header, which shapes what an answer says of CORS."""
     crowd: Crowd | None = None
     """Those who have sent the same and wait."""
+    memo: Memo | None = None
 
 
 class Joins:

@@ -24,6 +24,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.crowd import Crowd, Dress, Rendering
 from gateway.server.head import response_head
+from gateway.server.joins import Join, Memo
 from gateway.server.request import Channel
 from gateway.tracing import NO_REQUEST, RequestSpan, current
 
@@ -46,30 +47,30 @@ class LiveAnswers:
     def subscribe(
         self,
         channel: Channel,
-        origin: str | None,
+        join: Join,
         subscription: Subscription,
         began: float,
         *,
         keeps: bool = True,
         is_chunked: bool = True,
     ) -> None:
-        """Begin an SSE response to a client that sent this Origin header.  Raises UpstreamBroken, and closes the
-        subscription, for headers not to be written."""
-        route = subscription.read.route
-        headers = CIMultiDict(subscription.stream.headers)
-        headers.update(subscription.headers)
-        headers["Content-Type"] = SSE_TYPE
-        headers["Cache-Control"] = "no-cache, no-transform"
-        headers[ACCEL_BUFFERING] = "no"
-        headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
-        if is_chunked:
-            headers["Transfer-Encoding"] = "chunked"
-        self.dress(route, origin, headers)
-        try:
-            head = self.head(200, headers, keeps=keeps)
-        except GatewayError:
-            subscription.close()
-            raise
+        """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
+        route, stream, second = subscription.read.route, subscription.stream, int(self.clock.wall())
+        memo = join.memo
+        if (
+            memo is not None
+            and memo.second == second
+            and memo.headers is stream.headers
+            and memo.content_type == stream.content_type
+        ):
+            head = memo.head
+        else:
+            try:
+                head = self._sse_head(subscription, join.origin, keeps=keeps, is_chunked=is_chunked)
+            except GatewayError:
+                subscription.close()
+                raise
+            join.memo = Memo(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
         def look(into: Record) -> None:
@@ -83,6 +84,18 @@ class LiveAnswers:
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
+
+    def _sse_head(self, subscription: Subscription, origin: str | None, *, keeps: bool, is_chunked: bool) -> bytes:
+        headers = CIMultiDict(subscription.stream.headers)
+        headers.update(subscription.headers)
+        headers["Content-Type"] = SSE_TYPE
+        headers["Cache-Control"] = "no-cache, no-transform"
+        headers[ACCEL_BUFFERING] = "no"
+        headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
+        if is_chunked:
+            headers["Transfer-Encoding"] = "chunked"
+        self.dress(subscription.read.route, origin, headers)
+        return self.head(200, headers, keeps=keeps)
 
     def wait(
         self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
