@@ -207,8 +207,14 @@ class ConnectionPool:
             self._idle_count -= 1
             self._forget(connection.endpoint, host)
 
+    def drop_idle(self) -> None:
+        """Begin anew with every request that comes."""
+        for connection in [one for host in self._hosts.values() for one in host.idle]:
+            connection.drop()
+
     def close(self) -> None:
         """End all connections."""
         self._is_closed = True
-        for connection in (*self._busy, *(one for host in self._hosts.values() for one in host.idle)):
+        self.drop_idle()
+        for connection in tuple(self._busy):
             connection.drop()

@@ -16,12 +16,13 @@ What becomes of a request is told to the books of the origin that it was sent to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
 from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.config_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
@@ -55,6 +56,13 @@ class Exchanges:
     def leave_room(self, hosts: int) -> None:
         """Spread connections over so many hosts, so that one that hangs does not take them all."""
         self._brief.leave_room(hosts)
+
+    def trust(self, tls: Mapping[str, OriginTls]) -> None:
+        """Speak TLS with these origins like this from here on; connections that are kept are not used for it."""
+        if tls or self._dialer.tls:
+            self._dialer.tls = dict(tls)
+            self._brief.drop_idle()
+            self._live.drop_idle()
 
     @property
     def open_connections(self) -> int:
