@@ -24,6 +24,7 @@ from gateway.config_change import change as config_change
 from gateway.config_credentials import load_credentials
 from gateway.config_file import ConfigError, load_plan
 from gateway.config_reader import ConfigReader, Load
+from gateway.config_tls import OriginTls, load_tls
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.engine.planned import Planned
@@ -156,10 +157,10 @@ class RunningGateway:
         if self._reader is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
         async with self._reloading:
-            wanted, plan, credentials = await self._reader.read()
+            wanted, plan, credentials, tls = await self._reader.read()
             change = config_change(self.config, wanted)
             self.config = change.config
-            if anew := self.engine.take(change.config, credentials):
+            if anew := self.engine.take(change.config, credentials, tls):
                 # A secret may be another one in the same place.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
@@ -226,7 +227,7 @@ async def start_gateway(
     clock = clock or SystemClock()
     environ = os.environ if environ is None else environ
     plan = load_plan(config)
-    credentials = _shown(config, environ)
+    credentials, tls = _shown(config, environ), load_tls(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
     rng = rng or random.Random()
@@ -235,7 +236,7 @@ async def start_gateway(
     _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
-    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials)
+    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials, tls=tls)
     entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
     clients = entrance.clients
     metrics.before_collect = clients.count
@@ -250,10 +251,13 @@ async def start_gateway(
     return await gateway.listen(application)
 
 
-def _loaded(load: Load, environ: Mapping[str, str]) -> tuple[GatewayConfig, CachePlan | None, Credentials]:
-    """The configuration as it is now, with its plan and what its routes show their origins."""
+_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls]]
+
+
+def _loaded(load: Load, environ: Mapping[str, str]) -> _Loaded:
+    """The configuration as it is now, its plan, what its routes show their origins, and how TLS is spoken there."""
     config = load()
-    return config, load_plan(config), _shown(config, environ)
+    return config, load_plan(config), _shown(config, environ), load_tls(config)
 
 
 def _shown(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:

@@ -43,6 +43,7 @@ from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_credentials import load_credentials
 from gateway.config_file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config_tls import load_tls
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
@@ -228,6 +229,7 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     loaded = load_config(config, environ=os.environ)
     load_plan(loaded.config)
     load_credentials(loaded.config, os.environ)
+    load_tls(loaded.config)
     _print_settings(loaded)
 
 

@@ -22,6 +22,7 @@ from gateway.config_origins import (
     OriginCredentialsConfig,
     OriginList,
     OriginsConfig,
+    OriginTlsConfig,
 )
 from gateway.config_values import (
     GIB,
@@ -104,6 +105,9 @@ class RouteConfig(Model):
     )
     origin_credentials: OriginCredentialsConfig | None = Field(
         default=None, description="Credentials that the origins are shown; absent: those that clients send."
+    )
+    origin_tls: OriginTlsConfig | None = Field(
+        default=None, description="TLS to the origins; absent: by the certificates that the system trusts."
     )
     strip_prefix: bool = Field(default=False, description="Take the prefix off the path before asking the origin.")
     cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")

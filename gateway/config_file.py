@@ -37,7 +37,13 @@ from gateway.config import (
     TracingConfig,
 )
 from gateway.config_model import MisfitError
-from gateway.config_origins import HealthCheckConfig, OriginConfig, OriginCredentialsConfig, OriginsConfig
+from gateway.config_origins import (
+    HealthCheckConfig,
+    OriginConfig,
+    OriginCredentialsConfig,
+    OriginsConfig,
+    OriginTlsConfig,
+)
 from gateway.config_values import format_bytes
 
 ENV_PREFIX: Final = "DURABLE_GATEWAY_"
@@ -53,6 +59,7 @@ _TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (RouteConfig, "cors"): CorsConfig,
     (RouteConfig, "health_check"): HealthCheckConfig,
     (RouteConfig, "origin_credentials"): OriginCredentialsConfig,
+    (RouteConfig, "origin_tls"): OriginTlsConfig,
     (CacheConfig, "plan"): CachePlanConfig,
 }
 """Tables inside of a section."""
@@ -60,6 +67,7 @@ _FOR_EXAMPLE: Final[Mapping[type[BaseModel], str]] = {
     CorsConfig: "MAX_AGE_S",
     HealthCheckConfig: "INTERVAL_S",
     OriginCredentialsConfig: "FILE",
+    OriginTlsConfig: "CA_FILE",
     CachePlanConfig: "FILE",
 }
 _TRUE: Final = frozenset({"true", "yes", "on", "1"})

@@ -71,6 +71,33 @@ class OriginCredentialsConfig(Model):
         return self
 
 
+class OriginTlsConfig(Model):
+    """How a route's https origins are known, and what they are shown."""
+
+    ca_file: str = Field(
+        default="",
+        description="File of certificates (PEM) that origins' own are to be signed by; read at start and at each "
+        "reload. Empty: those that the system trusts.",
+    )
+    cert_file: str = Field(
+        default="", description="File of the certificate (PEM) that origins are shown, with its chain. Empty: none."
+    )
+    key_file: str = Field(
+        default="", description="File of its key (PEM), without a password. Empty: the key is in cert_file."
+    )
+    server_name: str = Field(
+        default="",
+        description="Name that origins' certificates are to be for, and that is asked for (SNI). Empty: the host of "
+        "their URL.",
+    )
+
+    @model_validator(mode="after")
+    def _key_of_a_certificate(self) -> Self:
+        if self.key_file and not self.cert_file:
+            raise MisfitError("is set without cert_file", "key_file")
+        return self
+
+
 class OriginsConfig(Model):
     """How origins are judged, for the whole process: the circuit breaker of each, and what may wait for it."""
 

@@ -22,7 +22,13 @@ from gateway.config import (
     TracingConfig,
 )
 from gateway.config_file import ConfigError, Flag, every_field, load_config
-from gateway.config_origins import HealthCheckConfig, OriginConfig, OriginCredentialsConfig, OriginsConfig
+from gateway.config_origins import (
+    HealthCheckConfig,
+    OriginConfig,
+    OriginCredentialsConfig,
+    OriginsConfig,
+    OriginTlsConfig,
+)
 from gateway.config_values import Address, format_bytes, parse_address, parse_bytes
 from gateway.toml_lines import key_lines
 
@@ -517,6 +523,7 @@ def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() 
         cors=CorsConfig(),
         health_check=HealthCheckConfig(),
         origin_credentials=OriginCredentialsConfig(),
+        origin_tls=OriginTlsConfig(),
     )
 
     prose = " ".join(re.sub(r"^# ?", "", text, flags=re.MULTILINE).split())

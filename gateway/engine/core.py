@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from gateway.clock import Clock
 from gateway.config import GatewayConfig
+from gateway.config_tls import OriginTls
 from gateway.engine.absent import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
@@ -63,6 +64,7 @@ class Engine:
         journal: Journal = UNKEPT,
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
+        tls: Mapping[str, OriginTls] | None = None,
     ) -> None:
         limits = config.limits
         self.clock = clock
@@ -73,7 +75,7 @@ class Engine:
         self.client = Client(limits.upstream_connections, tracer, self.origins)
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
-        self.take(config, credentials or {})
+        self.take(config, credentials or {}, tls)
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -266,11 +268,14 @@ class Engine:
         self.coder.forget(stream)
         self.on_forget(stream)
 
-    def take(self, config: GatewayConfig, credentials: Credentials) -> tuple[str, ...]:
+    def take(
+        self, config: GatewayConfig, credentials: Credentials, tls: Mapping[str, OriginTls] | None = None
+    ) -> tuple[str, ...]:
         """Have the origins of this configuration from here on, with what its routes show them; the routes that show
         another secret than before."""
         anew = self.origins.take(config.routes, config.origins, credentials)
         self.health.take(config.routes)
+        self.client.exchanges.trust(tls or {})
         self.client.exchanges.leave_room(len(self.origins))
         return anew
 

@@ -149,11 +149,6 @@ class ReplyParser:
         """Whether another request may be sent on this connection, once the reply that is awaited has ended."""
         return self.state is not _CLOSED
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a byte of the awaited reply has come, be it of an interim one."""
-        return self.state is not _IDLE or self._interim > 0
-
     def expect(self, *, is_head: bool) -> None:
         """A request has been sent, a HEAD or another; only one at a time."""
         self.is_awaited = True

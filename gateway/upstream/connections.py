@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gateway.upstream.connection import Connection
 from gateway.upstream.endpoint import Endpoint
+from gateway.upstream.failures import NotConnected
 
 
 class Connections(NamedTuple):
@@ -99,7 +100,10 @@ class ConnectionPool:
         return connection
 
     async def place(self, endpoint: Endpoint) -> None:
-        """Wait for a place, which is then the caller's: to be given to a connection, or given back."""
+        """Wait for a place, which is then the caller's: to be given to a connection, or given back.  NotConnected once
+        the pool is closed."""
+        if self._is_closed:
+            raise NotConnected("the pool is closed")
         host = self._hosts.get(endpoint)
         if host is None:
             host = self._hosts[endpoint] = _Host()
@@ -113,7 +117,7 @@ class ConnectionPool:
         try:
             await granted
         except BaseException:
-            if granted.done() and not granted.cancelled():
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.leave_place(endpoint)
             else:
                 # In the middle of the line it is passed over when its turn comes.
@@ -207,8 +211,18 @@ class ConnectionPool:
             self._idle_count -= 1
             self._forget(connection.endpoint, host)
 
+    def drop_idle(self) -> None:
+        """Begin anew with every request that comes."""
+        for connection in [one for host in self._hosts.values() for one in host.idle]:
+            connection.drop()
+
     def close(self) -> None:
-        """End all connections."""
+        """End all connections, and the waiting for one."""
         self._is_closed = True
-        for connection in (*self._busy, *(one for host in self._hosts.values() for one in host.idle)):
+        for host in tuple(self._hosts.values()):
+            for _, granted in host.waiting:
+                if not granted.done():
+                    granted.set_exception(NotConnected("the pool is closed"))
+        self.drop_idle()
+        for connection in tuple(self._busy):
             connection.drop()

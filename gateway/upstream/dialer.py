@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 
+from gateway.config_tls import OriginTls
 from gateway.tasks import Tasks
 from gateway.upstream.connection import Connection, Keeper
 from gateway.upstream.endpoint import Endpoint
@@ -13,11 +15,13 @@ from gateway.upstream.resolver import LookUp, Resolver, look_up
 
 
 class Dialer:
-    """Owner of the resolver and of the TLS context."""
+    """Owner of the resolver and of the default TLS context."""
 
     def __init__(self, tasks: Tasks, look_up: LookUp = look_up) -> None:
         self._resolver = Resolver(tasks, lambda: asyncio.get_running_loop().time(), look_up)
         self._context: ssl.SSLContext | None = None
+        self.tls: Mapping[str, OriginTls] = {}
+        """Origins with which TLS is spoken otherwise than by default, by scheme, host and port."""
 
     async def dial(self, endpoint: Endpoint, keeper: Keeper, within_s: float) -> Connection:
         """A new connection, made within so many seconds, the name's resolution and TLS included.
@@ -48,14 +52,19 @@ class Dialer:
     async def _connect(
         self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, keeper: Keeper
     ) -> Connection:
-        is_secure = endpoint.scheme == "https"
-        if is_secure and self._context is None:
-            self._context = ssl.create_default_context()
+        context: ssl.SSLContext | None = None
+        server_name: str | None = None
+        if endpoint.scheme == "https":
+            tls = self.tls.get(str(endpoint))
+            if tls is None and self._context is None:
+                self._context = ssl.create_default_context()
+            context = tls.context if tls is not None else self._context
+            server_name = (tls.server_name if tls is not None else "") or endpoint.host
         _, connection = await loop.create_connection(
             lambda: Connection(loop, keeper, endpoint),
             address,
             endpoint.port,
-            ssl=self._context if is_secure else None,
-            server_hostname=endpoint.host if is_secure else None,
+            ssl=context,
+            server_hostname=server_name,
         )
         return connection

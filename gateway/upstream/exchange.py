@@ -16,17 +16,18 @@ What becomes of a request is told to the books of the origin that it was sent to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from multidict import CIMultiDict
 
+from gateway.config_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.tasks import Tasks
-from gateway.tracing import NO_TRACER, Tracer
+from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.connection import Connection, Incoming
 from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
@@ -56,6 +57,13 @@ class Exchanges:
         """Spread connections over so many hosts, so that one that hangs does not take them all."""
         self._brief.leave_room(hosts)
 
+    def trust(self, tls: Mapping[str, OriginTls]) -> None:
+        """Speak TLS with these origins like this from here on; connections that are kept are not used for it."""
+        if tls or self._dialer.tls:
+            self._dialer.tls = dict(tls)
+            self._brief.drop_idle()
+            self._live.drop_idle()
+
     @property
     def open_connections(self) -> int:
         """Connections in use now."""
@@ -66,7 +74,7 @@ class Exchanges:
         now = asyncio.get_running_loop().time()
         return {"shared": self._brief.look(now), "live": self._live.look(now)}
 
-    async def send(
+    def send(
         self,
         method: str,
         url: str,
@@ -77,7 +85,7 @@ class Exchanges:
         *,
         is_live: bool = False,
         on_repeat: Callable[[], object] = lambda: None,
-    ) -> Reply:
+    ) -> Coroutine[Any, Any, Reply]:
         """Send one request and wait for the head of its answer; `on_repeat` is called where it is sent once more.
 
         A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
@@ -85,16 +93,8 @@ class Exchanges:
         """
         span = self._tracer.exchange(method, url, headers)
         if span is None:
-            return await self._exchange(method, url, headers, bounds, body, sending, is_live, on_repeat)
-        try:
-            reply = await self._exchange(method, url, span.headers, bounds, body, sending, is_live, on_repeat)
-        except BaseException as error:
-            span.failed(error)
-            span.end()
-            raise
-        span.answered(reply.status)
-        reply.span = span
-        return reply
+            return self._exchange(method, url, headers, bounds, body, sending, is_live, on_repeat)
+        return _traced(span, self._exchange(method, url, span.headers, bounds, body, sending, is_live, on_repeat))
 
     async def _exchange(
         self,
@@ -224,6 +224,19 @@ class _Upload:
         if self._has_ended and incoming.head is None and incoming.connection is not None:
             now = asyncio.get_running_loop().time()
             connection.deadline.move(min(now + self._first_byte_s, self._deadline))
+
+
+async def _traced(span: ExchangeSpan, exchange: Coroutine[Any, Any, Reply]) -> Reply:
+    """The same exchange, told to its span."""
+    try:
+        reply = await exchange
+    except BaseException as error:
+        span.failed(error)
+        span.end()
+        raise
+    span.answered(reply.status)
+    reply.span = span
+    return reply
 
 
 def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError | None:

@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.upstream.connections import ConnectionPool
 from gateway.upstream.endpoint import endpoint_of
+from gateway.upstream.failures import NotConnected
 
 A, B, C = (endpoint_of(f"http://{name}.test") for name in "abc")
 
@@ -78,6 +79,17 @@ async def test_who_leaves_the_line_is_passed_over_and_takes_no_place_with_him() 
     await line.left("a2")
     await turns()
     assert line.got == ["a1", "a4"]
+    pool.leave_place(A)
+    assert repr(pool) == "<ConnectionPool 0 busy, 0 idle, 0 waiting>"
+
+
+async def test_nobody_waits_for_a_place_in_a_pool_that_is_closed() -> None:
+    pool = ConnectionPool(1)
+    line = Line(pool)
+    await line.join("a1", "a2", "b1")
+    pool.close()
+    waited = await asyncio.gather(line.tasks["a2"], line.tasks["b1"], pool.place(C), return_exceptions=True)
+    assert {type(error) for error in waited} == {NotConnected}
     pool.leave_place(A)
     assert repr(pool) == "<ConnectionPool 0 busy, 0 idle, 0 waiting>"
 

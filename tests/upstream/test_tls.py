@@ -1,0 +1,154 @@
+"""TLS to origins: whom the gateway believes, what it asks for, what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.config import GatewayConfig
+from gateway.config_file import ConfigError
+from gateway.config_tls import load_tls
+from gateway.errors import GatewayError, UpstreamUnreachable
+from gateway.upstream.exchange import Exchanges
+from gateway.upstream.reasons import reason_of
+from gateway.upstream.reply import Bounds
+
+BOUNDS = Bounds(20.0, 20.0, 20.0, 20.0)
+
+
+def made(folder: Path, name: str, issuer: str | None = None) -> None:
+    """A key and a certificate for a name, signed by an issuer made before or by itself."""
+    of = ["-CA", f"{folder}/{issuer}.crt", "-CAkey", f"{folder}/{issuer}.key"] if issuer else []
+    extensions = ["-addext", f"subjectAltName=DNS:{name}"] if issuer else []
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt", *of, *extensions],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two authorities, an origin, and a client of that origin."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name, issuer in [("ca", None), ("stranger", None), ("origin.test", "ca"), ("client", "ca")]:
+        made(folder, name, issuer)
+    return folder
+
+
+class SecureOrigin:
+    """Speaks TLS and answers each request."""
+
+    def __init__(self, folder: Path, *, asks_client: bool = False) -> None:
+        self.asked_for: list[str | None] = []
+        self.port = 0
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(folder / "origin.test.crt", folder / "origin.test.key")
+        self._context.sni_callback = lambda _, name, __: self.asked_for.append(name)
+        if asks_client:
+            self._context.load_verify_locations(folder / "ca.crt")
+            self._context.verify_mode = ssl.CERT_REQUIRED
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngood")
+        except (asyncio.IncompleteReadError, OSError):
+            writer.close()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[SecureOrigin]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            await server.wait_closed()
+
+
+async def ask(origin: SecureOrigin, **tls: str) -> bytes:
+    """What the origin says to a gateway with this `origin_tls`."""
+    exchanges = Exchanges(4)
+    try:
+        if tls:
+            exchanges.trust(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
+        async with await exchanges.send("GET", origin.url + "/s", CIMultiDict(), BOUNDS) as reply:
+            return await reply.read(100)
+    finally:
+        await exchanges.close()
+
+
+async def test_an_origin_whose_authority_nobody_here_knows_is_not_spoken_to(certificates: Path) -> None:
+    stranger = str(certificates / "stranger.crt")
+    async with SecureOrigin(certificates).running() as origin:
+        for tls in ({}, {"ca_file": stranger}, {"ca_file": stranger, "server_name": "origin.test"}):
+            with pytest.raises(UpstreamUnreachable) as failed:
+                await ask(origin, **tls)
+            assert failed.value.is_unsent
+            assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
+
+
+async def test_an_origin_is_known_by_its_authority_and_asked_for_by_its_name(certificates: Path) -> None:
+    authority = str(certificates / "ca.crt")
+    async with SecureOrigin(certificates).running() as origin:
+        assert await ask(origin, ca_file=authority, server_name="origin.test") == b"good"
+        assert origin.asked_for == ["origin.test"]
+        for more in ({}, {"server_name": "other.test"}):
+            with pytest.raises(UpstreamUnreachable) as failed:
+                await ask(origin, ca_file=authority, **more)
+            assert reason_of(failed.value.__cause__ or failed.value) == "certificate refused"
+
+
+async def test_an_origin_that_asks_for_a_certificate_is_shown_one(certificates: Path) -> None:
+    known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
+    shown = {"cert_file": str(certificates / "client.crt"), "key_file": str(certificates / "client.key")}
+    async with SecureOrigin(certificates, asks_client=True).running() as origin:
+        assert await ask(origin, **known, **shown) == b"good"
+        with pytest.raises(GatewayError):
+            await ask(origin, **known)
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        ({"ca_file": "absent.crt"}, "ca_file: {}/absent.crt: cannot be read: No such file or directory"),
+        ({"ca_file": "ca.key"}, "ca_file: {}/ca.key: holds no certificates"),
+        ({"cert_file": "absent.crt"}, "cert_file: {}/absent.crt: cannot be read: No such file or directory"),
+        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or not that of its key"),
+        (
+            {"cert_file": "client.crt", "key_file": "ca.key"},
+            "cert_file: {}/client.crt: holds no certificate, or not that of its key",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(certificates: Path, tls: dict[str, str], said: str) -> None:
+    config = GatewayConfig.for_origin(
+        "https://origin.test", origin_tls={name: str(certificates / file) for name, file in tls.items()}
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_tls(config)
+    assert str(caught.value) == "route.default.origin_tls." + said.format(certificates)
+
+
+def test_routes_may_not_contradict_each_other_about_an_origin(certificates: Path) -> None:
+    one = {"name": "one", "prefix": "/1", "origin": "https://origin.test", "origin_tls": {"server_name": "a"}}
+    other = {"name": "other", "prefix": "/2", "origin": "https://origin.test:443/v1"}
+    with pytest.raises(ConfigError, match=r"^route\.other\.origin_tls: another route says otherwise of https://origin"):
+        load_tls(GatewayConfig.model_validate({"routes": [one, other]}))
+    both = GatewayConfig.model_validate({"routes": [one, {**other, "origin_tls": {"server_name": "a"}}]})
+    assert list(load_tls(both)) == ["https://origin.test"]
+    plain = GatewayConfig.for_origin("http://origin.test", origin_tls={"server_name": "a"})
+    assert load_tls(plain) == {}
