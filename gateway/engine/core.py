@@ -22,7 +22,8 @@ from gateway.engine.relay import Relay
 from gateway.engine.replies import refusal_answer
 from gateway.engine.request import Drain, Ended, Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import Subscription, Tail, Waiting
+from gateway.engine.tail import Subscription, Tail
+from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
 from gateway.journal import UNKEPT, Journal
 from gateway.live.registry import Live

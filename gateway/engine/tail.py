@@ -19,7 +19,7 @@ from gateway.engine.deck import FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.waiter import Client, Waiter
+from gateway.engine.waiter import Client, Waiter, Waiting
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
 from gateway.live.subscriber import Subscriber, Wire
@@ -511,23 +511,6 @@ class Subscription:
     def start(self, wire: Wire) -> Subscriber:
         """A subscriber on `wire`, not yet started."""
         return self.tail.subscribe(self, wire)
-
-    def close(self) -> None:
-        self.tail.left(self.topic)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """One long-poll client's place, before it waits; `start` or `close` is owed."""
-
-    tail: Tail
-    read: Read
-    stream: Stream
-    topic: Topic
-
-    def start(self, client: Client) -> Waiter:
-        """A waiter for `client`, not yet started."""
-        return self.tail.wait(self, client)
 
     def close(self) -> None:
         self.tail.left(self.topic)

@@ -8,20 +8,22 @@ Those who are woken by one event and whose answers cannot differ are given the s
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Hashable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+from gateway.clock import Clock
 from gateway.engine.answer import Answer
 from gateway.engine.replies import failure_answer, refusal_answer
-from gateway.engine.request import Ended, Poll, Uncacheable
+from gateway.engine.request import Ended, Poll, Read, Uncacheable
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
+from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
+from gateway.tape.stream import Stream
+from gateway.tasks import Tasks
 from gateway.upstream.flight import Refusal
-from gateway.wheel import TICK_S
-
-if TYPE_CHECKING:
-    from gateway.engine.tail import Waiting
+from gateway.wheel import TICK_S, Wheel
 
 
 class Rendered(NamedTuple):
@@ -51,6 +53,54 @@ class Client(Protocol):
 
     def has_gone(self) -> None:
         """It went before it was answered."""
+
+
+class Asking(Protocol):
+    """Who answers waiters, and what all of them share: `gateway.engine.tail.Tail`."""
+
+    clock: Clock
+    tasks: Tasks
+    wheel: Wheel
+    again: Callable[[Read], Awaitable[Answer | Waiting]]
+    code_now: Callable[[Read, Answer], Answer]
+
+    def wait(self, place: Waiting, client: Client) -> Waiter:
+        """A waiter, to be started."""
+
+    def left(self, topic: Topic) -> None:
+        """A reader has left the topic."""
+
+    def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
+        """The answer to a long-poll where it can be given at once.  Raises Ended."""
+
+    async def poll_looking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
+        """Have fetched what stands in the way of an answer."""
+
+    def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
+        """The 204 of a wait that is over, where the follower can vouch for it."""
+
+    async def nothing_new(self, read: Read, stream: Stream) -> Answer:
+        """The same, where the origin has to be asked."""
+
+    async def fetched(self, read: Read, stream: Stream) -> Answer:
+        """The answer to a long-poll whose bytes are not on the tape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One long-poll client's place, before it waits; `start` or `close` is owed."""
+
+    tail: Asking
+    read: Read
+    stream: Stream
+    topic: Topic
+
+    def start(self, client: Client) -> Waiter:
+        """A waiter for `client`, not yet started."""
+        return self.tail.wait(self, client)
+
+    def close(self) -> None:
+        self.tail.left(self.topic)
 
 
 class Waiter:

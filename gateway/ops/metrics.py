@@ -40,7 +40,7 @@ from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 
 if TYPE_CHECKING:
-    from gateway.ops.plan_figures import PlanState
+    from gateway.ops.plan_state import PlanState
 
 _CLASSES: Final = {hundreds: f"{hundreds}xx" for hundreds in range(2, 6)}
 

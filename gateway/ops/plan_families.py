@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.ops.families import counter, gauge
 
 if TYPE_CHECKING:
-    from gateway.ops.plan_figures import PlanState
+    from gateway.ops.plan_state import PlanState
 
 
 def plan_families(state: PlanState) -> Iterator[Metric]:

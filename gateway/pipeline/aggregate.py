@@ -36,9 +36,8 @@ from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
 from gateway.pipeline.hold import held
-from gateway.pipeline.ingest import LATE_DAYS
 from gateway.pipeline.lake import Lake
-from gateway.pipeline.tables import Table
+from gateway.pipeline.tables import LATE_DAYS, Table
 
 _DAY: Final = timedelta(days=1)
 # Spark sorts the lines first where an aggregation that keeps objects has more groups than this; by default 128.  A day

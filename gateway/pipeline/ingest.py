@@ -30,7 +30,7 @@ from gateway.pipeline.hold import AtWork, held
 from gateway.pipeline.landing import Batch, Landing, source_name
 from gateway.pipeline.sessions import write_sessions
 from gateway.pipeline.silver import write_silver
-from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
+from gateway.pipeline.tables import LATE_DAYS, LINES, REJECTS, REQUESTS, SESSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from gateway.pipeline.lake import Lake
 
-LATE_DAYS: Final = 3
-"""While a source is followed, a day is done when there are events so many days after it."""
 FOLLOW_S: Final = 10.0
 """How often new lines are looked for."""
 FIGURES_S: Final = 60.0

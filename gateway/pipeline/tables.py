@@ -21,6 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+LATE_DAYS: Final = 3
+"""While a source is followed, a day is done when there are events so many days after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:

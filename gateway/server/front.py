@@ -18,7 +18,8 @@ from gateway.engine.relay import WRITES, Passed
 from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import TOO_LARGE, Subscription, Waiting
+from gateway.engine.tail import TOO_LARGE, Subscription
+from gateway.engine.waiter import Waiting
 from gateway.errors import BadRequest, BodyTooLarge, GatewayError, LoopDetected, NoRoute, VersionNotSupported
 from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
 from gateway.metrics_seam import NO_ROUTE, Recorder

@@ -12,8 +12,8 @@ from multidict import CIMultiDict
 
 from gateway.clock import Clock
 from gateway.engine.request import Drain
-from gateway.engine.tail import Subscription, Waiting
-from gateway.engine.waiter import Waiter
+from gateway.engine.tail import Subscription
+from gateway.engine.waiter import Waiter, Waiting
 from gateway.errors import GatewayError
 from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber

@@ -17,7 +17,7 @@ from gateway.clock import ManualClock
 from gateway.config import RouteConfig
 from gateway.config_origins import OriginsConfig
 from gateway.ops.metrics import Metrics
-from gateway.ops.plan_figures import PlanState
+from gateway.ops.plan_state import PlanState
 from gateway.ops.spared import READ_MODES
 from gateway.ops.state import State
 from gateway.upstream.pool import Origins

@@ -10,7 +10,7 @@ from pydantic import with_config
 from gateway.cache_plan import Entry, Lifetime
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
-from gateway.ops.plan_figures import PlanState
+from gateway.ops.plan_state import PlanState
 
 
 @with_config(SHOWN)

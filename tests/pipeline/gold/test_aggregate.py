@@ -16,7 +16,7 @@ import pytest
 
 from gateway.pipeline import tables
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.ingest import LATE_DAYS
+from gateway.pipeline.tables import LATE_DAYS
 from tests.pipeline.gold import exact
 from tests.pipeline.gold.conftest import LOG, GoldLake
 from tests.pipeline.gold.silver_log import Line, arrow, at, line, log
