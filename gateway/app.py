@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -126,6 +127,9 @@ class RunningGateway:
             self._listener = await loop.create_server(
                 self._entrance.connect, public.host, public.port, backlog=_BACKLOG, reuse_address=True
             )
+            for sock in self._listener.sockets:
+                # Unsent bytes are to be seen here, not in the kernel.  What is accepted inherits it.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.config.limits.send_buffer_bytes // 2)
             self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
         except BaseException:
             self.planned.leave()

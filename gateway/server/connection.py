@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final, cast
@@ -105,12 +104,8 @@ class Connection(WritingConnection):
         if not clients.admit(self):
             transport.abort()
             return
-        # Unsent bytes are to be seen here, not in the kernel: half the bound there, half in the transport.
-        half = clients.limits.send_buffer_bytes // 2
-        transport.set_write_buffer_limits(high=half)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, half)
+        # Half of the bound on unsent bytes; the listener gives the other half to the kernel's buffer.
+        transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
         self._watch(clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
