@@ -134,8 +134,12 @@ async def test_what_lacks_an_acknowledged_write_is_not_given(edge: Edge, origin:
         assert not answer.is_up_to_date
 
 
-async def test_an_unanswered_write_leaves_no_doubtful_answer_behind(edge: Edge, faults: Faults) -> None:
+async def test_an_unanswered_write_leaves_no_doubtful_answer_behind(
+    start: Start, origin: RunningOrigin, faults: Faults
+) -> None:
     """The origin did it and its answer was lost: the next read shows it."""
+    # Time enough for a slow origin to have done it.
+    edge = await start(origin.url, first_byte_timeout_s=1.5)
     await edge.put("/s", b"01234", Stream_Closed="false")
     assert (await edge.get("/s")).is_up_to_date
     gate = faults.hold(kind=Kind.APPEND, when="reply", times=1)
