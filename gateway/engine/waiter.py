@@ -20,6 +20,7 @@ from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
+from gateway.protocol.names import STREAM_CURSOR
 from gateway.tape.stream import Stream
 from gateway.tasks import Tasks
 from gateway.upstream.flight import Refusal
@@ -33,6 +34,11 @@ class Rendered(NamedTuple):
     body_bytes: int
     answer: Answer
     """What it was made of."""
+
+    @property
+    def cursor(self) -> int | None:
+        """The cursor that it hands out; None where there is none."""
+        return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
 class Client(Protocol):
@@ -200,7 +206,7 @@ class Waiter:
         if self._cursor >= topic.answers_cursor:
             # A cursor that is above the others' goes on from there; one that is far above, at random.
             kind = (kind, self._cursor if self._cursor >= topic.answers_high else None)
-        if answers is not None and isinstance(shared := answers.get(kind), Rendered):
+        if answers is not None and isinstance(shared := answers.get(kind), Rendered) and self._goes_on(shared):
             self._is_over = True
             self._client.send(shared)
             if topic.is_pumping:
@@ -221,6 +227,10 @@ class Waiter:
                 answers[kind] = rendered
         elif found is Poll.LOOK:
             self._ask(place.tail.poll_looking(place.read, place.stream, topic, outcome))
+
+    def _goes_on(self, shared: Rendered) -> bool:
+        """Whether an answer that was made for others may be this client's: no cursor goes back (section 8.1)."""
+        return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
     def settle(self, sent: object) -> None:
         """Leave, after what was sent."""

@@ -48,6 +48,7 @@ class Connection(WritingConnection):
         "_exact",
         "_is_busy",
         "_is_going_on",
+        "_is_held",
         "_parser",
         "_pending",
         "_pending_bytes",
@@ -71,6 +72,8 @@ class Connection(WritingConnection):
         """Whether a request may find something before it here: a look is due before it is answered from memory."""
         self._is_going_on = False
         """Whether what is pending is being taken now."""
+        self._is_held = False
+        """Whether the body that is being read has enough for now."""
         self._body: RequestBody | None = None
         """The body that is being read."""
         self._task: asyncio.Task[None] | None = None
@@ -152,7 +155,8 @@ class Connection(WritingConnection):
             clients.spare(parser)
         else:
             self._parser = parser
-        if is_first and _is_one_plain_get(events, data):
+        # Nothing may be left in the parser: it would be a part of what is remembered.
+        if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_era = clients.joins.era
         elif is_first:
@@ -297,9 +301,11 @@ class Connection(WritingConnection):
             if answered is not None:
                 self._answered(request)
         finally:
-            self._task = self._request = None
-            if self.transport is None:
-                self._clients.leave(self)
+            # A live answer may be over already, and the next request have begun.
+            if self._request is request:
+                self._task = self._request = None
+                if self.transport is None:
+                    self._clients.leave(self)
 
     def _fail(self, request: Request) -> None:
         """What went wrong in detail is in the log."""
@@ -317,6 +323,8 @@ class Connection(WritingConnection):
             return
         is_whole = request.body is None or request.body.is_whole
         self._body = None
+        if self._is_held:
+            self.go_on()
         if not is_whole:
             self._linger()
         elif not request.keeps_alive or self._clients.is_leaving:
@@ -388,11 +396,13 @@ class Connection(WritingConnection):
     # -- a body's side
 
     def hold(self) -> None:
+        self._is_held = True
         if self.transport is not None:
             self.transport.pause_reading()
 
     def go_on(self) -> None:
-        if self.transport is not None and not self._pending:
+        self._is_held = False
+        if self.transport is not None and not self._pending and not self.transport.is_closing():
             self.transport.resume_reading()
 
 

@@ -10,7 +10,12 @@ import aiohttp
 import pytest
 
 from gateway.app import RunningGateway
+from gateway.engine.request import Read
+from gateway.protocol.cursor import interval
 from gateway.server.connection import Connection
+from gateway.server.timed import Phase
+from gateway.upstream.dialer import Dialer
+from gateway.upstream.failures import NotConnected
 from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
 from tests.server.test_door import create_closed, get, hits, write
 
@@ -256,3 +261,114 @@ async def test_a_crowd_of_live_requests_behind_a_long_poll_is_answered_in_order(
     for _ in range(3_001):
         assert (await read_response(reader)).body == b"abcdef"
     await close(writer)
+
+
+async def follow(gateway: RunningGateway, path: str, tail: str) -> asyncio.StreamWriter:
+    """A live reader, so that others find the stream followed."""
+    _, writer = await connect(gateway)
+    writer.write(get(f"{path}?offset={tail}&live=sse"))
+    await waiting(gateway)
+    return writer
+
+
+@pytest.mark.parametrize("cut", [1, 12, 60])
+async def test_what_comes_in_one_piece_with_a_live_request_is_no_part_of_what_is_remembered(
+    pair: Pair, cut: int
+) -> None:
+    """Else the next one to send these bytes would lose the beginning of his second request, and the rest of it, a body
+    perhaps, would be read as another."""
+    gateway = pair.fast
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    tail = await tail_of(gateway, "/s")
+    follower = await follow(gateway, "/s", tail)
+    live = get(f"/s?offset={tail}&live=long-poll")
+    body = b"DELETE /s HTTP/1.1\r\nHost: edge\r\n\r\n"
+    behind = (
+        b"POST /t HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    connections = []
+    for number in range(2):
+        reader, writer = await connect(gateway)
+        writer.write(live + behind[:cut])
+        await eventually(
+            lambda wanted=2 + number: sum(one.phase is Phase.LIVE for one in clients_of(gateway)) == wanted  # type: ignore[misc]
+        )
+        connections.append((reader, writer))
+    for _, writer in connections:
+        writer.write(behind[cut:])
+    await write(gateway, "POST", "/s", b"def", Content_Type="text/plain")
+    for reader, writer in connections:
+        assert (await read_response(reader)).body == b"def"
+        assert (await read_response(reader)).status == 404
+        await close(writer)
+    assert (await ask(gateway, get("/s?offset=-1")))[0].body == b"abcdef"
+    await close(follower)
+
+
+async def test_a_body_that_nobody_reads_does_not_leave_its_connection_unread(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+
+    async def dial(*_: object) -> None:
+        await gate.wait()
+        raise NotConnected
+
+    monkeypatch.setattr(Dialer, "dial", dial)
+    reader, writer = await connect(pair.strict)
+    body = b"x" * 300_000
+    writer.write(b"POST /s HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 300000\r\n\r\n" + body)
+    await eventually(
+        lambda: any(
+            client._request is not None and client._request.body is not None and client._request.body.is_whole
+            for client in clients_of(pair.strict)
+        )
+    )
+    gate.set()
+    first = await read_response(reader)
+    assert (first.status, first.headers.get("connection")) == (502, None)
+    writer.write(b"DELETE /s HTTP/1.1\r\nHost: edge\r\n\r\n")
+    assert (await read_response(reader)).status == 502
+    await close(writer)
+
+
+async def test_a_request_behind_a_live_answer_that_ends_at_once_has_an_owner(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its client's leaving is not told to it, and it reads on for nobody."""
+    gateway = pair.strict
+    await write(gateway, "PUT", "/closed", b"abc", Content_Type="text/plain", Stream_Closed="true")
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    gate, has_come, open_sse = asyncio.Event(), asyncio.Event(), gateway.engine.open_sse
+
+    async def held(read: Read) -> object:
+        if read.key.group.path == "/s":
+            has_come.set()
+            await gate.wait()
+        return await open_sse(read)
+
+    monkeypatch.setattr(gateway.engine, "open_sse", held)
+    _, writer = await connect(gateway)
+    writer.write(get("/closed?offset=-1&live=sse") + get("/s?offset=-1&live=sse"))
+    async with asyncio.timeout(BOUND_S):
+        await has_come.wait()
+    await close(writer)
+    await eventually(lambda: not clients_of(gateway))
+    gate.set()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not any(topic.readers for topic in gateway.engine.live._topics.values())
+
+
+async def test_no_shared_answer_takes_a_cursor_back(pair: Pair) -> None:
+    gateway = pair.strict
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    start = await tail_of(gateway, "/s")
+    follower = await follow(gateway, "/s", start)
+    await write(gateway, "POST", "/s", b"def", Content_Type="text/plain")
+    now = interval(pair.clock.wall())
+    for cursor, lines in ((now + 50_000, ["Origin: https://other"]), (now + 10, []), (now + 50_000, [])):
+        (answer,) = await ask(gateway, get(f"/s?offset={start}&live=long-poll&cursor={cursor}", *lines))
+        assert answer.body == b"def"
+        assert int(answer.headers["stream-cursor"][0]) > cursor
+    await close(follower)
