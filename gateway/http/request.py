@@ -23,7 +23,7 @@ MOST_FIELDS: Final = 128
 LONGEST_LINE: Final = 8_190
 """Bytes of one field, and of a request target."""
 LONGEST_HEAD: Final = 1 << 16
-"""Bytes of a head that come after the first read of it."""
+"""Bytes of a head, or of what frames a body, that come after the first read of it."""
 
 
 @dataclass(slots=True)
@@ -76,9 +76,9 @@ class RequestParser:
         "_events",
         "_fields",
         "_framing",
-        "_head_bytes",
         "_keeps_alive",
         "_parser",
+        "_silent_bytes",
         "_target",
         "_trailers",
         "state",
@@ -91,7 +91,8 @@ class RequestParser:
         self._fields: list[tuple[str, str]] = []
         self._trailers = 0
         self._target = b""
-        self._head_bytes = 0
+        self._silent_bytes = 0
+        """What has come since something was made of it."""
         self._keeps_alive = True
         self._framing = b""
         """A head like the one that was read, where its body has to be read by another parser."""
@@ -105,8 +106,8 @@ class RequestParser:
     def feed(self, data: bytes) -> list[Event]:
         """What these bytes bring, in order."""
         events = self._events = []
-        if self.state is State.HEAD:
-            self._head_bytes += len(data)
+        began = self.state
+        self._silent_bytes += len(data)
         while data and self.state is not State.CLOSED:
             try:
                 self._parser.feed_data(data)
@@ -118,7 +119,10 @@ class RequestParser:
                 self._begin_anew()
             except HttpParserError:
                 self._break()
-        if self.state is State.HEAD and self._head_bytes > LONGEST_HEAD:
+        if events or self.state is not began:
+            self._silent_bytes = 0
+        elif self._silent_bytes > LONGEST_HEAD and began is not State.CLOSED:
+            # llhttp holds fields, extensions and trailers that do not come to their end.
             self._break()
         self._events = []
         return events
@@ -138,7 +142,6 @@ class RequestParser:
         self.state = _BEGUN
         self._fields = []
         self._target = b""
-        self._head_bytes = 0
 
     def on_url(self, part: bytes) -> None:
         if self.state is _HEAD_DONE:

@@ -32,6 +32,10 @@ from gateway.server.writing import WritingConnection
 _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
+_SLICE_BYTES: Final = 1 << 14
+"""So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
+_MOST_PENDING: Final = 1 << 12
+"""Bytes, and events, that wait behind the request that is being answered before no more is read."""
 _UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
 _BAD_REQUEST: Final = b"Bad request\n"
 _NOTHING: Final[deque[Event]] = deque()
@@ -49,10 +53,11 @@ class Connection(WritingConnection):
         "_is_busy",
         "_is_going_on",
         "_is_held",
+        "_is_unread",
         "_parser",
         "_pending",
-        "_pending_bytes",
         "_request",
+        "_rest",
         "_task",
     )
 
@@ -66,8 +71,10 @@ class Connection(WritingConnection):
         """The parser that holds a part of a message, or has read the last one."""
         self._pending: deque[Event] = _NOTHING
         """What has been parsed and not been taken."""
-        self._pending_bytes = 0
-        """In how many bytes that came, about; beyond a bound no more is read."""
+        self._rest = b""
+        """What has come and is not parsed yet."""
+        self._is_unread = False
+        """Whether no more is read until what is pending has been taken."""
         self._is_busy = False
         """Whether a request may find something before it here: a look is due before it is answered from memory."""
         self._is_going_on = False
@@ -148,6 +155,27 @@ class Connection(WritingConnection):
         if is_first and ready is not None and (answer := ready.find(data)) is not None:
             self._serve(answer, data)
             return
+        if is_first:
+            self._candidate = None
+        self._rest += data
+        self._read(is_first)
+
+    def _read(self, is_first: bool = False) -> None:
+        """Parse what has come, a slice at a time, as far as what is parsed can be taken."""
+        data = self._rest
+        while data and not self._pending:
+            part, data = (data[:_SLICE_BYTES], data[_SLICE_BYTES:]) if len(data) > _SLICE_BYTES else (data, b"")
+            # Beforehand: what is taken now may lead here again.
+            self._rest = data
+            self._feed(part, is_first)
+            is_first, data = False, self._rest
+        if self._pending and self.transport is not None and len(self._rest) + len(self._pending) > _MOST_PENDING:
+            # Not at once: an end that is not read is not seen.
+            self._is_unread = True
+            self.transport.pause_reading()
+
+    def _feed(self, data: bytes, is_first: bool) -> None:
+        clients = self._clients
         parser = self._parser or clients.parser()
         events = parser.feed(data)
         if parser.state is State.IDLE:
@@ -159,18 +187,8 @@ class Connection(WritingConnection):
         if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_era = clients.joins.era
-        elif is_first:
-            self._candidate = None
-        if self._pending:
-            self._pending.extend(events)
-        else:
-            self._pending = deque(events)
+        self._pending = deque(events)
         self._go_on()
-        if self._pending:
-            # Not at once: an end that is not read is not seen.
-            self._pending_bytes += len(data)
-            if self._pending_bytes > MAX_REQUEST_BYTES and self.transport is not None:
-                self.transport.pause_reading()
 
     def eof_received(self) -> None:
         """The client has said its last word: with None the transport closes."""
@@ -195,12 +213,13 @@ class Connection(WritingConnection):
             self._live.pump()
         elif self.phase is Phase.IDLE:
             self._watch_idle()
-            self._go_on()
+            self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         self.transport = None
         self._pending = _NOTHING
+        self._rest = b""
         self._parser = None
         body, self._body = self._body, None
         if body is not None:
@@ -244,9 +263,6 @@ class Connection(WritingConnection):
                 break
             pending.popleft()
         self._is_going_on = False
-        if not pending and self._pending_bytes:
-            self._pending_bytes = 0
-            self.go_on()
         self._regard()
 
     def _regard(self) -> None:
@@ -254,7 +270,13 @@ class Connection(WritingConnection):
         transport, parser = self.transport, self._parser
         if transport is None or transport.is_closing():
             return
-        self._is_busy = self.phase is not Phase.IDLE or parser is not None or bool(self._pending) or self.is_full
+        self._is_busy = (
+            self.phase is not Phase.IDLE
+            or parser is not None
+            or bool(self._pending)
+            or bool(self._rest)
+            or self.is_full
+        )
         if self.phase is Phase.IDLE and parser is not None and parser.state is State.HEAD:
             self._watch_head()
         elif self.has_part:
@@ -347,11 +369,15 @@ class Connection(WritingConnection):
         if self._is_going_on:
             # What was parsed behind this request is taken by whoever has begun it.
             return
-        if not self._pending and self._parser is None:
+        if not self._pending and self._parser is None and not self._rest:
             # Most of the time: whoever was answered has sent nothing since.
             self._is_busy = self.is_full
             return
         self._go_on()
+        self._read()
+        if self._is_unread and not self._pending and not self._rest:
+            self._is_unread = False
+            self.go_on()
 
     def _refuse(self) -> None:
         """What came is no request, and the connection goes."""
@@ -366,6 +392,7 @@ class Connection(WritingConnection):
         """Say that this was all, and let the client read it: a close with bytes unread would take it back."""
         transport = self.transport
         self._pending = _NOTHING
+        self._rest = b""
         if transport is None or transport.is_closing():
             return
         self.phase = Phase.LINGERING

@@ -176,6 +176,17 @@ def test_a_head_that_never_ends_is_bounded() -> None:
         assert fed < LONGEST_HEAD + len(GET) + 200
 
 
+@pytest.mark.parametrize("begun", [b"0\r\nX: ", b"1;x=", b"0\r\nX"])
+def test_what_frames_a_body_without_an_end_is_bounded(begun: bytes) -> None:
+    parser = RequestParser()
+    parser.feed(CHUNKED + b"1\r\na\r\n" + begun)
+    fed = 0
+    while parser.state is not State.CLOSED:
+        parser.feed(b"y" * 100)
+        fed += 100
+        assert fed < LONGEST_HEAD + 200
+
+
 # -- whatever comes ----------------------------------------------------------------------------------------------------
 
 _LINES = [
