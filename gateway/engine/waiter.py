@@ -204,8 +204,8 @@ class Waiter:
         answers = topic.shared_answers() if self._kind is not None and place.stream.ended is None else None
         kind: Hashable = self._kind
         if self._cursor >= topic.answers_cursor:
-            # A cursor that is above the others' goes on from there; one that is far above, at random.
-            kind = (kind, self._cursor if self._cursor >= topic.answers_high else None)
+            # What is not below the others' cursor is answered by a cursor of its own, unless it is far above.
+            kind = (kind, "far" if topic.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(kind), Rendered) and self._goes_on(shared):
             self._is_over = True
             self._client.send(shared)

@@ -139,6 +139,9 @@ class RequestParser:
     def on_message_begin(self) -> None:
         if self.state is _HEAD_DONE:
             return
+        if self.state is State.CLOSED:
+            # llhttp may go on where this side does not.
+            raise _Refused
         self.state = _BEGUN
         self._fields = []
         self._target = b""

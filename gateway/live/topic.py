@@ -189,8 +189,6 @@ class Topic:
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
         """The cursor of shared answers, but for those to clients that showed as high a one."""
-        self.answers_high = 0
-        """The cursor of those; a client that showed one that is not below it either is answered alone."""
         self.to_settle: list[tuple[Listener, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
@@ -290,7 +288,7 @@ class Topic:
 
     def _begin_answers(self, of: tuple[object, ...]) -> None:
         self._answers, self._answers_of = {}, of
-        self.answers_cursor, self.answers_high = self.shared_cursor(), self._high_floor + 1
+        self.answers_cursor = self.shared_cursor()
 
     def beat(self) -> None:
         """A part of the time of a heartbeat has gone by."""
@@ -330,13 +328,17 @@ class Topic:
         elif ahead <= _HIGH_REACH:
             self._high_floor = max(self._high_floor, value)
 
+    def is_far(self, cursor: int) -> bool:
+        """Whether a client that showed this cursor goes on with those who are far ahead."""
+        return interval(self._wall()) + _CURSOR_REACH < cursor <= self._high_floor
+
     def cursor_for(self, client: str | None, wall: float, rng: random.Random) -> str:
         """The cursor of the next frame for a client that showed `client`: the shared one unless its own is higher."""
         shared = shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
         own = parse_cursor(client)
         if own is None or own < shared:
             return str(shared)
-        return str(self._high_floor + 1) if own <= self._high_floor else next_cursor(wall, client, rng)
+        return str(self._high_floor + 1) if self.is_far(own) else next_cursor(wall, client, rng)
 
     def shared_cursor(self) -> int:
         """The cursor that shared frames carry now."""

@@ -13,6 +13,8 @@ from gateway.http.request import RequestHead
 
 _MOST_UNREAD: Final = 1 << 18
 """Bytes that wait here before the client has to."""
+_MOST_GATHERED: Final = 1 << 16
+"""A body that is announced as no larger than this is waited for, before the origin hears of the request."""
 
 
 class Flow(Protocol):
@@ -75,9 +77,13 @@ class RequestBody:
         if codings and codings.strip(" \t").lower() != "chunked":
             raise UnknownTransferCoding
 
-    def take_whole(self) -> bytes | None:
-        """All of it, where all of it is here and nothing has been read yet; else None."""
-        if not self.is_whole:
+    async def gather(self, limits: LimitsConfig) -> bytes | None:
+        """All of it, waited for where it is announced as small: whoever sends it slowly has nobody else wait.  None for
+        a body that is to be passed on as it comes."""
+        if self._length is not None and self._length <= _MOST_GATHERED:
+            while not self.is_whole:
+                await self._more(limits)
+        if not self.is_whole or self._size > _MOST_GATHERED:
             return None
         return self._take() if self._pieces else b""
 
@@ -92,17 +98,23 @@ class RequestBody:
                     self.error = BodyTooLarge()
                     raise self.error
                 yield piece
-            if self.error is not None:
-                raise self.error
-            if self.is_whole:
+            if self.is_whole and self.error is None:
                 return
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(limits.client_idle_timeout_s):
-                    await self._waiter
-            except TimeoutError:
-                self.error = RequestTimeout()
-                raise self.error from None
+            await self._more(limits)
+
+    async def _more(self, limits: LimitsConfig) -> None:
+        """Wait for the next piece, or the end.  Raises why there is none."""
+        if self.error is not None:
+            raise self.error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(limits.client_idle_timeout_s):
+                await self._waiter
+        except TimeoutError:
+            self.error = RequestTimeout()
+            raise self.error from None
+        if self.error is not None:
+            raise self.error
 
     def _take(self) -> bytes:
         pieces = self._pieces

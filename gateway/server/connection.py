@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, cast
 
 from multidict import CIMultiDict
@@ -24,8 +24,9 @@ from gateway.http.state import State
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.head import response_head
+from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
-from gateway.server.request import Request
+from gateway.server.request import Channel, Request
 from gateway.server.timed import NOT_SEEN, Phase
 from gateway.server.writing import WritingConnection
 
@@ -142,17 +143,17 @@ class Connection(WritingConnection):
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
-        self._is_active = True
         if self.phase is Phase.LINGERING or self.transport is None or self.transport.is_closing():
             return
         is_first = not self._is_busy
         if is_first and clients.join is not None and (join := clients.joins.get(data)) is not None:
-            self._is_busy = True
-            if clients.join(self, join):
+            self._is_busy = self._is_active = True
+            if self._has_joined(clients.join, join):
                 return
             self._is_busy = False
         ready = clients.ready
         if is_first and ready is not None and (answer := ready.find(data)) is not None:
+            self._is_active = True
             self._serve(answer, data)
             return
         if is_first:
@@ -178,6 +179,9 @@ class Connection(WritingConnection):
         clients = self._clients
         parser = self._parser or clients.parser()
         events = parser.feed(data)
+        if events:
+            # Line ends between two requests are no sign of life.
+            self._is_active = True
         if parser.state is State.IDLE:
             self._parser = None
             clients.spare(parser)
@@ -239,7 +243,7 @@ class Connection(WritingConnection):
         """Take of what has been parsed as much as can be taken now."""
         pending = self._pending
         self._is_going_on = True
-        while pending and self.transport is not None:
+        while pending and self.transport is not None and not self.transport.is_closing():
             event = pending[0]
             if isinstance(event, bytes):
                 if self._body is not None:
@@ -296,7 +300,25 @@ class Connection(WritingConnection):
         if body is None and head.method == "GET" and self._is_live_at_once(request):
             return
         self._request = request
-        self._task = self._clients.loop.create_task(self._answer(request))
+        self._task = task = self._clients.loop.create_task(self._answer(request))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A handler has ended, or been cancelled before it began."""
+        # Its live answer may be over already, and the next request have begun.
+        if self._task is task:
+            self._task = self._request = None
+            if self.transport is None:
+                self._clients.leave(self)
+
+    def _has_joined(self, join: Callable[[Channel, Join], bool], asked: Join) -> bool:
+        """Whether a live answer to a request that is known by its bytes has begun."""
+        try:
+            return join(self, asked)
+        except Exception:
+            _log.exception("unhandled error")
+            self.abort()
+            return True
 
     def _is_live_at_once(self, request: Request) -> bool:
         """Whether a live answer to it has begun, without a task."""
@@ -322,12 +344,6 @@ class Connection(WritingConnection):
         else:
             if answered is not None:
                 self._answered(request)
-        finally:
-            # A live answer may be over already, and the next request have begun.
-            if self._request is request:
-                self._task = self._request = None
-                if self.transport is None:
-                    self._clients.leave(self)
 
     def _fail(self, request: Request) -> None:
         """What went wrong in detail is in the log."""

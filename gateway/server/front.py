@@ -409,7 +409,7 @@ class Front:
             target.query,
             _raw_query(request),
             headers,
-            self._upload(body) if body is not None else None,
+            await self._upload(body) if body is not None else None,
             Place.of(route.config.name, target, key.partition),
             lambda: body is not None and body.error is not None,
         )
@@ -449,8 +449,8 @@ class Front:
             note_fetched(len(chunk))
             yield chunk
 
-    def _upload(self, body: RequestBody) -> AsyncIterator[bytes] | bytes:
-        whole = body.take_whole()
+    async def _upload(self, body: RequestBody) -> AsyncIterator[bytes] | bytes:
+        whole = await body.gather(self._limits)
         if whole is None:
             return body.chunks(self._limits)
         if len(whole) > self._limits.max_request_bytes:

@@ -94,6 +94,9 @@ class WritingConnection(TimedConnection, ABC):
         self._settle(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
+        if status == 204:
+            # RFC 9110 section 8.6, whatever the origin says.
+            headers.popall("Content-Length", None)
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
         elif length is None and not self._is_bodiless and "Content-Length" not in headers:

@@ -178,6 +178,9 @@ class Exchanges:
                 connection = None if is_repeat else pool.idle(endpoint)
                 if connection is None:
                     connection = await self._dialer.dial(endpoint, pool, within_s)
+                    if not connection.is_open:
+                        # Closed before anybody could use it: it has no place to give back.
+                        raise ConnectionLost
                     pool.made(connection)
             except BaseException:
                 pool.leave_place(endpoint)
@@ -247,7 +250,7 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError | None:
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)
         case ConnectionLost():
-            return UpstreamUnreachable()
+            return UpstreamUnreachable(is_unsent=is_unsent)
         case TimeoutError():
             return UpstreamTimeout(is_unsent=is_unsent)
         case ReplyBroken() | UploadFailed() | ValueError():

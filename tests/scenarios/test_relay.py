@@ -114,7 +114,7 @@ async def test_bodies_stream_in_both_directions(hostile: Hostile, start: Start) 
     await server.wait_closed()
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 10", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("framing", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 async def test_a_client_that_leaves_in_its_upload_never_made_a_whole_write(
     edge: Edge, counters: Counters, framing: str, method: str
@@ -132,6 +132,25 @@ async def test_a_client_that_leaves_in_its_upload_never_made_a_whole_write(
     await edge.until_idle()
     read = await edge.get("/s")
     assert (read.status, read.body) == (200, b"before") if method == "POST" else read.status == 404
+
+
+async def test_the_origin_does_not_hear_of_a_small_body_before_it_is_here(edge: Edge, counters: Counters) -> None:
+    """Else whoever sends a byte now and then would hold a place there that others wait for."""
+    await edge.put("/s", b"before")
+    before = counters.total_requests
+    slow = await edge.wire()
+    await slow.send(b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\naf")
+    assert (await edge.send("HEAD", "/s")).status == 200
+    assert counters.requests[Kind.APPEND] == 0
+    await slow.send(b"ter")
+    assert (await slow.answer()).status == 204
+    assert counters.requests[Kind.APPEND] == 1
+    leaving = await edge.wire()
+    await leaving.send(b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\naf")
+    leaving.reset()
+    await edge.until_idle()
+    assert counters.total_requests <= before + 3
+    assert (await edge.get("/s")).body == b"beforeafter"
 
 
 async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, counters: Counters) -> None:

@@ -372,3 +372,39 @@ async def test_no_shared_answer_takes_a_cursor_back(pair: Pair) -> None:
         assert answer.body == b"def"
         assert int(answer.headers["stream-cursor"][0]) > cursor
     await close(follower)
+
+
+async def test_a_connection_that_ends_in_the_middle_of_what_was_read_is_forgotten(pair: Pair) -> None:
+    """The last request is answered at once, and the connection closes while more is pending."""
+    gateway = pair.fast
+    await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
+    start = await tail_of(gateway, "/s")
+    follower = await follow(gateway, "/s", start)
+    await write(gateway, "POST", "/s", b"def", Content_Type="text/plain")
+    for last in (
+        f"GET /s?offset={start}&live=long-poll HTTP/1.0\r\nConnection: keep-alive\r\n\r\n".encode(),
+        get(f"/s?offset={start}&live=long-poll", "Connection: close"),
+    ):
+        reader, writer = await connect(gateway)
+        writer.write(last + get("/s?offset=-1") * 2)
+        assert (await read_response(reader)).body == b"def"
+        async with asyncio.timeout(BOUND_S):
+            assert await reader.read() == b""
+        await close(writer)
+    await eventually(lambda: len(clients_of(gateway)) == 1)
+    await close(follower)
+
+
+async def test_line_ends_are_no_sign_of_life() -> None:
+    pair = await start_pair(client_header_timeout_s=0.3, keepalive_timeout_s=0.3)
+    try:
+        reader, writer = await connect(pair.fast)
+        ended = asyncio.create_task(reader.read())
+        async with asyncio.timeout(BOUND_S):
+            while not ended.done():
+                writer.write(b"\r\n")
+                await asyncio.wait([ended], timeout=0.05)
+        assert ended.result() == b""
+        await close(writer)
+    finally:
+        await stop_pair(pair)

@@ -527,3 +527,26 @@ async def test_a_request_that_could_be_read_as_two_is_not_sent(exchanges: Exchan
             with pytest.raises(UpstreamBroken):
                 await bounded(exchanges.send("GET", running.url + target, CIMultiDict(headers), Bounds()))
         assert running.connections == 0
+
+
+async def test_a_connection_that_is_lost_before_it_is_used_gives_its_place_back(
+    exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a port forwarder with nobody behind it: it accepts and closes."""
+    dial = exchanges._dialer.dial
+
+    async def lost(*asked: Any) -> Any:
+        connection = await dial(*asked)
+        connection.drop()
+        return connection
+
+    monkeypatch.setattr(exchanges._dialer, "dial", lost)
+
+    async def waits(peer: Peer) -> None:
+        await peer.reader.read()
+
+    async with origin(waits) as there:
+        with pytest.raises(UpstreamUnreachable) as error:
+            await bounded(exchanges.send("GET", f"{there.url}/s", CIMultiDict(), PATIENT))
+    assert error.value.is_unsent
+    assert exchanges.open_connections == 0
