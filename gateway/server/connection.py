@@ -174,6 +174,10 @@ class Connection(WritingConnection):
             # Not at once: an end that is not read is not seen.
             self._is_unread = True
             self.transport.pause_reading()
+        elif self._is_unread and not self._pending:
+            self._is_unread = False
+            if not self._is_held:
+                self.go_on()
 
     def _feed(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
@@ -391,9 +395,6 @@ class Connection(WritingConnection):
             return
         self._go_on()
         self._read()
-        if self._is_unread and not self._pending and not self._rest:
-            self._is_unread = False
-            self.go_on()
 
     def _refuse(self) -> None:
         """What came is no request, and the connection goes."""
@@ -445,7 +446,10 @@ class Connection(WritingConnection):
 
     def go_on(self) -> None:
         self._is_held = False
-        if self.transport is not None and not self._pending and not self.transport.is_closing():
+        if self._pending or self._rest:
+            # Not before that has been taken.
+            self._is_unread = True
+        elif self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
 

@@ -408,3 +408,20 @@ async def test_line_ends_are_no_sign_of_life() -> None:
         await close(writer)
     finally:
         await stop_pair(pair)
+
+
+async def test_what_comes_behind_a_large_body_is_read_on(pair: Pair) -> None:
+    """Reading stops for the body, and for what is pending behind it: it goes on when both have been taken."""
+    gateway = pair.fast
+    await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
+    body = b"y" * 700_000
+    post = b"POST /s HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(body)
+    reader, writer = await connect(gateway)
+    for _ in range(4):
+        writer.write(post + body + get("/s?offset=now") * 200 + get("/missing", "X: " + "z" * 6_000))
+    for _ in range(4):
+        assert (await read_response(reader)).status == 204
+        for _ in range(200):
+            assert (await read_response(reader)).status == 200
+        assert (await read_response(reader)).status == 404
+    await close(writer)
