@@ -223,7 +223,8 @@ class Waiter:
             return
         if isinstance(found, Answer):
             rendered = self._finish(found)
-            if answers is not None:
+            if answers is not None and topic.is_confirmed:
+                # What was said on the word of a look is good for as long as that, which may be less than a second.
                 answers[kind] = rendered
         elif found is Poll.LOOK:
             self._ask(place.tail.poll_looking(place.read, place.stream, topic, outcome))
