@@ -203,8 +203,8 @@ def test_available_now_stops_where_the_stream_was(urls: Mapping[str, str], gatew
     before = sent(urls, "now")
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    # Half of the stream: what is begun and left is sent as far as the sockets hold it.
-    assert sent(urls, "now") - before < 16 << 20
+    # Less than the stream's 26 MB: what is begun and left is sent as far as the sockets hold it.
+    assert sent(urls, "now") - before < 22 << 20
     assert numbers(rows(reader, reader.partitions(start, end))) == list(range(LONG))
     assert reader.latestOffset(end, ReadAllAvailable()) == end
     reader.stop()
