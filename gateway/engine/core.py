@@ -165,8 +165,8 @@ class Engine:
             self._tail.left(topic)
 
     def wait_at_once(self, read: Read) -> Waiting | None:
-        """Where a long-poll waits, where it can be told without the origin that there is nothing for it yet; `close` is
-        owed.  None, and nothing has happened, where `long_poll` is to be asked."""
+        """Where a long-poll waits, or is answered from the tape, where the origin need not be asked; `close` is owed.
+        None, and nothing has happened, where `long_poll` is to be asked."""
         stream = self._followed(read)
         place = self._tail.wait_at_once(_without_codings(read), stream) if stream is not None else None
         if place is not None:

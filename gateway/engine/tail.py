@@ -398,11 +398,15 @@ class Tail:
     def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
         """The place at which the client of a long-poll waits, or is answered from the tape, where that is known without
         the origin; else None, and nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
+        topic = self._join(read, stream)
+        return Waiting(self, read, stream, topic) if topic is not None else None
+
+    def _join(self, read: Read, stream: Stream) -> Topic | None:
+        """Join the stream's topic where that needs no word of the origin's; `left` is owed."""
         topic = self._live.join(stream) if self._is_known(read, stream) else None
-        if topic is None:
-            return None
-        topic.greet(read.cursor, self.clock.wall())
-        return Waiting(self, read, stream, topic)
+        if topic is not None:
+            topic.greet(read.cursor, self.clock.wall())
+        return topic
 
     def _is_known(self, read: Read, stream: Stream) -> bool:
         """Whether a live reader needs no more than the tape and the follower: the stream is known and trusted, the
@@ -427,12 +431,8 @@ class Tail:
 
     def subscribe_at_once(self, read: Read, stream: Stream) -> Subscription | None:
         """The same for SSE: `Subscription.start` or `Subscription.close` is owed."""
-        at = stream.tape.resolve(read.start)
-        topic = self._live.join(stream) if self._is_known(read, stream) else None
-        if topic is None:
-            return None
-        topic.greet(read.cursor, self.clock.wall())
-        return Subscription(self, read, stream, topic, at)
+        topic = self._join(read, stream)
+        return Subscription(self, read, stream, topic, stream.tape.resolve(read.start)) if topic is not None else None
 
     async def open_sse(self, read: Read, stream: Stream) -> Subscription:
         """Everything that can go wrong before the first byte of an SSE response; `Subscription.close` is owed.

@@ -30,7 +30,7 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 
 
 class Rendering:
-    """What all crowds of a process need to make answers of."""
+    """What all live answers of a process are made with."""
 
     __slots__ = ("clock", "drain", "dress", "node", "recorder")
 

@@ -37,6 +37,7 @@ from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.body import RequestBody
+from gateway.server.crowd import Rendering
 from gateway.server.delivery import Delivery
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
@@ -110,7 +111,7 @@ class Front:
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._recorder = recorder
         self._joins = joins
-        self._live = LiveAnswers(self._node, self._dress, engine.clock, engine.drain, recorder, journal)
+        self._live = LiveAnswers(Rendering(self._node, self._dress, engine.clock, engine.drain, recorder), journal)
 
     async def __call__(self, request: Request) -> Answered | None:
         exchange = self._exchange(request)

@@ -10,19 +10,16 @@ from collections.abc import Callable
 
 from multidict import CIMultiDict
 
-from gateway.clock import Clock
-from gateway.engine.request import Drain
 from gateway.engine.tail import Subscription
 from gateway.engine.waiter import Waiter, Waiting
 from gateway.errors import GatewayError
 from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber
-from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
-from gateway.server.crowd import Crowd, Dress, Rendering
+from gateway.server.crowd import Crowd, Rendering
 from gateway.server.head import response_head
 from gateway.server.joins import Join, Memo
 from gateway.server.request import Channel
@@ -34,15 +31,10 @@ _log = logging.getLogger("gateway.live")
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their channels do."""
 
-    def __init__(
-        self, node: str, dress: Dress, clock: Clock, drain: Drain, recorder: Recorder, journal: Journal
-    ) -> None:
-        self.node = node
-        self.dress = dress
-        self.clock = clock
-        self._recorder = recorder
+    def __init__(self, rendering: Rendering, journal: Journal) -> None:
+        self._rendering = rendering
+        self._clock = rendering.clock
         self._journal = journal
-        self._rendering = Rendering(node, dress, clock, drain, recorder)
 
     def subscribe(
         self,
@@ -55,7 +47,7 @@ class LiveAnswers:
         is_chunked: bool = True,
     ) -> None:
         """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
-        route, stream, second = subscription.read.route, subscription.stream, int(self.clock.wall())
+        route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         memo = join.memo
         if (
             memo is not None
@@ -91,11 +83,11 @@ class LiveAnswers:
         headers["Content-Type"] = SSE_TYPE
         headers["Cache-Control"] = "no-cache, no-transform"
         headers[ACCEL_BUFFERING] = "no"
-        headers["Cache-Status"] = cache_status(self.node, Outcome.FOLLOWED)
+        headers["Cache-Status"] = cache_status(self._rendering.node, Outcome.FOLLOWED)
         if is_chunked:
             headers["Transfer-Encoding"] = "chunked"
-        self.dress(subscription.read.route, origin, headers)
-        return self.head(200, headers, keeps=keeps)
+        self._rendering.dress(subscription.read.route, origin, headers)
+        return response_head(200, headers, self._clock.wall(), keeps=keeps)
 
     def wait(
         self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
@@ -112,7 +104,7 @@ class LiveAnswers:
             if (answer := crowd.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
-                into.first_byte_s = self.clock.now() - began
+                into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
         crowd.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
@@ -130,10 +122,6 @@ class LiveAnswers:
             record.outcome = Outcome.FOLLOWED
             note = self._journal.live(record, began, look)
         return _LiveNote(note, span, mode, route, look)
-
-    def head(self, status: int, headers: CIMultiDict[str], *, keeps: bool) -> bytes:
-        """The head of a response.  Raises UpstreamBroken for a header that must not be written."""
-        return response_head(status, headers, self.clock.wall(), keeps=keeps)
 
 
 class _LiveNote:
