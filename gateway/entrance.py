@@ -7,6 +7,7 @@ what a request's bytes mean, and which of its lines are credentials, is the rout
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 
 from gateway.config import GatewayConfig
@@ -16,22 +17,40 @@ from gateway.journal import Journal, Record
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.proxies import Proxies
 from gateway.server.clients import Clients, Handler
-from gateway.server.connection import Connection
+from gateway.server.connection import Connection, SecureConnection
 from gateway.server.front import Front
 from gateway.server.joins import Join, Joins
+from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.noted import NotedFront
+from gateway.server.opening import HTTP_1, Connect
 from gateway.server.ready import Ready, ReadyAnswers
+from gateway.server.redirect import redirect
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
+
+_log = logging.getLogger("gateway.listeners")
+
+
+def _proxies(config: GatewayConfig) -> Proxies | None:
+    """Those that are trusted; None where there are none."""
+    trusted = config.server.trusted_proxies
+    return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
 class Entrance:
     """The way into one engine.  Owner of the route table and of the clients' connections."""
 
     def __init__(
-        self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer, journal: Journal
+        self,
+        config: GatewayConfig,
+        engine: Engine,
+        recorder: Recorder,
+        tracer: Tracer,
+        journal: Journal,
+        told: ListenerRecorder,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -43,16 +62,51 @@ class Entrance:
         self._front = self._make_front()
         ready = self._make_ready()
         self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad, self._joins)
+        self.every_clients = [self.clients]
+        """Those, and the ones of listeners that only redirect."""
         if journal.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
             # What is noted one by one is so by the handlers around the front.
             self.clients.at_once = self._at_once
             self.clients.join = self._join if config.server.fast_path else None
+        self.clients.proxies = proxies = _proxies(config)
+        protocols: dict[str, Connect] = {HTTP_1: self._connect}
+        self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
 
-    def connect(self) -> Connection:
+    def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
         """A protocol for a connection that has been accepted."""
-        return Connection(self.clients)
+        return SecureConnection(self.clients, told) if is_secure else Connection(self.clients, told)
+
+    def _redirecting(self, port: int) -> Connect:
+        """The same where requests are sent to https at a port."""
+        limits, clock = self.clients.limits, self._engine.clock
+        clients = Clients(redirect(port), limits, None, clock, self._recorder, self._note_bad)
+        self.every_clients.append(clients)
+
+        def connect(told: str | None, *, is_secure: bool) -> Connection:
+            return Connection(clients, told)
+
+        return connect
+
+    def show(self, certificates: Certificates) -> None:
+        """Have listeners show these from here on."""
+        for loaded in certificates.values():
+            for line in loaded.kept:
+                _log.warning("a certificate stays as it was: %s", line)
+        self.listeners.take(certificates)
+
+    def certificate_files(self) -> tuple[str, ...]:
+        """The files that what listeners show is made of."""
+        return tuple(
+            file
+            for loaded in self.listeners.certificates.values()
+            for file in (
+                loaded.config.client_ca,
+                *(file for pair in loaded.config.certificates for file in (pair.certificate, pair.key)),
+            )
+            if file
+        )
 
     def _answer(self, request: Request) -> Awaitable[Answered | None]:
         return self._front(request)
@@ -101,7 +155,8 @@ class Entrance:
     def take(self, config: GatewayConfig) -> None:
         """Have every request from here on go by `config`."""
         self._config = config
-        self.clients.limits = config.limits
+        for clients in self.every_clients:
+            clients.limits = config.limits
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())

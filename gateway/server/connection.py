@@ -64,7 +64,8 @@ class Connection(WritingConnection):
 
     scheme: str = "http"
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, told: str | None = None) -> None:
+        """`told` is the client's address where the connection's own peer is not the client."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
@@ -91,7 +92,7 @@ class Connection(WritingConnection):
         """The request that is being answered, where its bytes may be remembered."""
         self._candidate_era = 0
         """That of what is remembered when the candidate was read."""
-        self._client: str | None = None
+        self._client = told
 
     @property
     def client(self) -> str | None:
@@ -451,6 +452,14 @@ class Connection(WritingConnection):
             self._is_unread = True
         elif self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+
+
+class SecureConnection(Connection):
+    """The same under TLS."""
+
+    __slots__ = ()
+
+    scheme = "https"
 
 
 def _plain() -> CIMultiDict[str]:

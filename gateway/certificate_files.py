@@ -1,0 +1,134 @@
+"""Certificates and keys in files: read, understood, and looked at again when the files change.
+
+Everything here blocks on the disk, but for `Watch`, which has it done in a thread that nobody waits for.  Files are
+told from their later selves by what `stat` says of them; a link is followed, because that is how orchestrators put new
+ones in place.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+from typing import Final
+
+from gateway.clock import Clock, pause
+from gateway.config_file import ConfigError
+from gateway.config_reader import ConfigReader
+
+LOOK_S: Final = 2.0
+"""Between two looks at the files."""
+
+Stamp = tuple[tuple[int, int, int, int] | None, ...]
+"""What tells a version of some files from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What the first certificate in a file says."""
+
+    names: tuple[str, ...]
+    """Host names that it is for, in lower case, as in `www.example.org` and `*.example.org`."""
+    expires_at: float
+    """Unix seconds."""
+
+    @property
+    def name(self) -> str:
+        """What it is called by in figures and in the log."""
+        return self.names[0] if self.names else "-"
+
+
+def read_certificate(file: str, where: str) -> Certificate:
+    """What the certificate in a file is for; ConfigError, that begins with `where`, where the file holds none."""
+    # Not every gateway has certificates of its own, and this takes some megabytes.
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificates(Path(file).read_bytes())[0]
+        try:
+            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            hosts = [name.lower() for name in names.get_values_for_type(x509.DNSName)]
+        except x509.ExtensionNotFound:
+            hosts = []
+        return Certificate(tuple(dict.fromkeys(hosts)), found.not_valid_after_utc.astimezone(UTC).timestamp())
+    except OSError as error:
+        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+    except ValueError:
+        raise ConfigError(f"{where}: {file}: holds no certificate") from None
+
+
+def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -> None:
+    """Have a context show a certificate; `key` may be empty where it is in the same file.  ConfigError, that begins
+    with `where`, where they cannot be used or do not belong together."""
+    try:
+        # Without a password: asked for one, OpenSSL would ask whoever sits at the terminal.
+        context.load_cert_chain(certificate, key or None, password=lambda: b"")
+    except ssl.SSLError:
+        raise ConfigError(f"{where}: {certificate}: holds no certificate, or not that of its key") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {key or certificate}: cannot be read: {word_of(error)}") from None
+
+
+def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
+    """Have a context believe the authorities in a file; ConfigError, that begins with `where`, where it holds none."""
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError:
+        raise ConfigError(f"{where}: {file}: holds no certificates") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+
+
+def word_of(error: OSError | ValueError) -> str:
+    """Why a file cannot be read."""
+    return (error.strerror if isinstance(error, OSError) else None) or "no path of a file"
+
+
+def stamp(files: Iterable[str]) -> Stamp:
+    """The version of these files that is there now; None in the place of one that is not."""
+    return tuple(map(_stamp, files))
+
+
+def _stamp(file: str) -> tuple[int, int, int, int] | None:
+    try:
+        found = os.stat(file)  # noqa: PTH116 - the text may be no path at all
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Watch:
+    """Calls `changed` when files have become others, once they have stayed so from one look to the next: whoever puts a
+    pair in place writes one of them first.
+
+    `files` names them anew for every look.  `run` goes on until it is cancelled.
+    """
+
+    def __init__(
+        self, files: Callable[[], tuple[str, ...]], changed: Callable[[], Awaitable[None]], clock: Clock
+    ) -> None:
+        self._files = files
+        self._changed = changed
+        self._clock = clock
+        self._reader = ConfigReader(lambda: (asked := self._files(), stamp(asked)), clock)
+
+    async def run(self) -> None:
+        """Look, and look again."""
+        known = seen = await self._look()
+        while True:
+            await pause(self._clock, LOOK_S)
+            before, seen = seen, await self._look()
+            if seen is None or seen != before or seen == known:
+                continue
+            known = seen
+            await self._changed()
+
+    async def _look(self) -> tuple[tuple[str, ...], Stamp] | None:
+        try:
+            return await self._reader.read()
+        except ConfigError:
+            # The disk does not answer; it may next time.
+            return None
