@@ -276,7 +276,8 @@ async def start_gateway(
         look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
     )
     application = admin_application(gateway, guard, partitions)
-    add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
+    places = (lambda: gateway.gateway_url, lambda: entrance.listeners.inside_url)
+    add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     return await gateway.listen(application)
 

@@ -141,6 +141,9 @@ class Entrance:
     def _note_hit(self, answer: Ready, client: str | None, request: bytes) -> None:
         """A ready answer was given: to be known one by one, where there is a log or a trace."""
         if answer.repeated is not None:
+            proxies = self.clients.proxies
+            if proxies is not None:
+                client = proxies.client_of(client, request)
             self._journal.repeat(answer.repeated, self._engine.clock.now(), client, request)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)

@@ -29,7 +29,8 @@ class ListenerFigures:
         """The series as they stand."""
         yield counter(
             "gateway_tls_handshake_failures",
-            "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes connections that began with no right PROXY header.",
+            "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes "
+            "connections that were dropped for their PROXY header before.",
             ("listener", "reason"),
             self.handshake_failures.items(),
         )
@@ -46,7 +47,8 @@ class ListenerFigures:
             soonest[listener, name] = min(at, soonest.get((listener, name), at))
         yield gauge(
             "gateway_certificate_expiry_timestamp_seconds",
-            "When a certificate in use expires, in Unix seconds, by its first host name. Excludes those that signed it.",
+            "When a certificate in use expires, in Unix seconds, by its first host name. "
+            "Excludes those of its authorities.",
             ("listener", "name"),
             soonest.items(),
         )

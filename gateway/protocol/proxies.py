@@ -24,7 +24,7 @@ UNIX: Final = "unix"
 _MOST_HOPS: Final = 64
 _SCHEMES: Final = frozenset({"http", "https"})
 _PAIR: Final = re.compile(
-    r"""[ \t]*([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*")[ \t]*(;|,|$)"""
+    r"""[ \t]*(?:([!#$%&'*+\-.^_`|~0-9A-Za-z]+)=([!#$%&'*+\-.^_`|~0-9A-Za-z:\[\]]+|"(?:[^"\\]|\\.)*"))?[ \t]*(;|,|$)"""
 )
 _ESCAPED: Final = re.compile(r"\\(.)")
 
@@ -34,6 +34,23 @@ class Lines(Protocol):
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
         """Every line of a name."""
+
+
+class _Spelled:
+    """The lines of one name in a request in bytes."""
+
+    def __init__(self, request: bytes, name: str) -> None:
+        self._name = name
+        mark = f"{name}:".lower().encode()
+        lines = request.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+        self._found = [
+            line[len(mark) :].strip(b" \t").decode("utf-8", "surrogateescape")
+            for line in lines
+            if line[: len(mark)].lower() == mark
+        ]
+
+    def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
+        return (self._found if key == self._name else None) or default
 
 
 class Hop(NamedTuple):
@@ -69,6 +86,13 @@ class Proxies:
         nobody knows it."""
         return self._origin(peer, headers)[0] if self.trusts(peer) else peer
 
+    def client_of(self, peer: str | None, request: bytes) -> str | None:
+        """The same of a request in bytes, that has been parsed before."""
+        if not self.trusts(peer):
+            return peer
+        wanted = "Forwarded" if self._is_standard else "X-Forwarded-For"
+        return self._origin(peer, _Spelled(request, wanted))[0]
+
     def scheme(self, peer: str | None, headers: Lines, own: str) -> str:
         """The scheme by which the client has asked, where `own` is the connection's."""
         return (self._origin(peer, headers)[1] or own) if self.trusts(peer) else own
@@ -103,14 +127,17 @@ def _standard_hops(headers: Lines) -> list[Hop]:
     hops: list[Hop] = []
     for line in headers.getall("Forwarded", ()):
         client = scheme = ""
+        is_begun = False
         at = 0
         while at < len(line):
             match = _PAIR.match(line, at)
             if match is None:
                 # Nobody can tell where the next member begins: what came before may be a part of this one.
                 hops.clear()
+                is_begun = False
                 break
-            name, value, end = match[1].lower(), match[2], match[3]
+            name, value, end = (match[1] or "").lower(), match[2] or "", match[3]
+            is_begun = is_begun or bool(name)
             if value.startswith('"'):
                 value = _ESCAPED.sub(r"\1", value[1:-1])
             if name == "for":
@@ -118,9 +145,12 @@ def _standard_hops(headers: Lines) -> list[Hop]:
             elif name == "proto" and value.lower() in _SCHEMES:
                 scheme = value.lower()
             at = match.end()
-            if end != ";":
+            if end == "," and is_begun:
                 hops.append(Hop(client, scheme))
                 client = scheme = ""
+                is_begun = False
+        if is_begun:
+            hops.append(Hop(client, scheme))
     return hops[: -_MOST_HOPS - 1 : -1]
 
 

@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from gateway.errors import BadRequest
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
+from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
 from gateway.server.head import response_head
@@ -96,11 +97,15 @@ class Connection(WritingConnection):
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The address that the connection has come from, without its port; None where it has none."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        return self._clients.proxies
 
     @property
     def spelling(self) -> bytes | None:

@@ -392,7 +392,8 @@ class Front:
         headers = request_headers_for_origin(
             request.headers,
             node=self._node,
-            client=request.client,
+            client=request.peer,
+            is_from_proxy=request.is_from_proxy,
             host=request.host,
             scheme=request.scheme,
             http_version=request.version,

@@ -60,6 +60,13 @@ class _Listening:
         """That it was given, where it has one."""
 
     @property
+    def is_for_anybody(self) -> bool:
+        """Whether a client needs nothing but its address."""
+        tls = self.config.tls
+        has_means = self.config.proxy_protocol == "on" or (tls is not None and tls.client_certificates == "required")
+        return not has_means and self.config.https_port is None
+
+    @property
     def url(self) -> str:
         """Where clients reach it: a URL, or `unix:/path`."""
         place = self.config.place
@@ -103,6 +110,12 @@ class Listeners:
     def urls(self) -> list[str]:
         """Where clients reach each of them."""
         return [one.url for one in self._open]
+
+    @property
+    def inside_url(self) -> str:
+        """Where this process can ask as a client without more ado, plain if possible; empty where it cannot."""
+        asked = [one for one in self._open if one.port and one.is_for_anybody]
+        return min(asked, key=lambda one: one.config.tls is not None).url if asked else ""
 
     @property
     def alpn(self) -> tuple[str, ...]:
