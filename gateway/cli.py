@@ -272,7 +272,8 @@ async def _serve(load: Callable[[], GatewayConfig]) -> None:
         gateway = await _listening(start_gateway(config, load=load), server.listen_address, server.admin_address)
         stack.push_async_callback(gateway.stop)
         gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
-        _ready("gateway", gateway.gateway_url)
+        for url in gateway.listeners.urls:
+            _ready("gateway", url)
         _ready("admin", gateway.admin_url)
         gateway.engine.health.greet()
         await departure.asked()

@@ -566,7 +566,7 @@ class GatewayConfig(Model):
         """Where clients are accepted: at `server.listen` as well, unless listeners stand in for its default."""
         if self.listeners and "listen" not in self.server.model_fields_set:
             return self.listeners
-        return (ListenerConfig(address=self.server.listen), *self.listeners)
+        return (*self.listeners, ListenerConfig(address=self.server.listen))
 
     @classmethod
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:

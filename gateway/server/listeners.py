@@ -23,8 +23,8 @@ from gateway.server.clients import Clients
 from gateway.server.opening import HTTP_1, Connect, Door, HandshakeFailure, Opening
 from gateway.server.sockets import UnixSocket, adopt, chosen, handed_over
 
-Certificates = Mapping[str, Loaded]
-"""What is shown, by the listener's address."""
+Certificates = Mapping[int, Loaded]
+"""What is shown, by the listener's place in the configuration."""
 
 
 class ListenerRecorder(Protocol):
@@ -39,13 +39,13 @@ class ListenerRecorder(Protocol):
 
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
-) -> dict[str, Loaded]:
+) -> dict[int, Loaded]:
     """What listeners are to show.  Blocks; ConfigError where something cannot be used and there is nothing older."""
-    found: dict[str, Loaded] = {}
+    found: dict[int, Loaded] = {}
     for index, listener in enumerate(listeners):
-        loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(listener.address))
+        loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
         if loaded is not None:
-            found[listener.address] = loaded
+            found[index] = loaded
     return found
 
 
@@ -93,7 +93,8 @@ class Listeners:
         recorder: ListenerRecorder,
         proxies: Proxies | None,
     ) -> None:
-        self._config = config
+        self._limits = config.limits
+        self._configs = config.every_listener
         self._clients = clients
         self._protocols = protocols
         self._redirecting = redirecting
@@ -125,38 +126,38 @@ class Listeners:
     def take(self, certificates: Certificates) -> None:
         """Have handshakes from here on show these."""
         self.certificates = certificates
-        for address, loaded in certificates.items():
+        for index, loaded in certificates.items():
             if loaded.kept:
-                self._recorder.certificates_kept(address, len(loaded.kept))
+                self._recorder.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
         """Listener, first name and last Unix second of each certificate in effect."""
         return [
-            (address, one.certificate.name, one.certificate.expires_at)
-            for address, loaded in self.certificates.items()
+            (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
+            for index, loaded in self.certificates.items()
             for one in loaded.shown
         ]
 
     async def open(self, environ: Mapping[str, str]) -> None:
         """Accept everywhere; OSError, with nothing open, where that cannot be, ConfigError for sockets that systemd did
         not hand over."""
-        configs = self._config.every_listener
         try:
             fds = handed_over(environ, os.getpid())
         except ValueError as error:
             raise ConfigError(f"the sockets of systemd: {error}") from None
         try:
-            for config in configs:
+            for index, config in enumerate(self._configs):
                 listening = _Listening(config)
                 self._open.append(listening)
-                await self._open_one(listening, fds)
+                await self._open_one(listening, self._factory(index), fds)
         except BaseException:
             self.close()
             raise
 
-    async def _open_one(self, listening: _Listening, fds: list[tuple[str, int]]) -> None:
+    async def _open_one(
+        self, listening: _Listening, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
+    ) -> None:
         config, loop = listening.config, asyncio.get_running_loop()
-        factory = self._factory(config)
         match config.place:
             case Address(host, port):
                 server = await loop.create_server(
@@ -176,7 +177,7 @@ class Listeners:
                 sock = listening.file.sock
                 listening.servers.append(await loop.create_unix_server(factory, sock=sock, backlog=config.backlog))
             case SystemdPlace(name):
-                others = [one.place.name for one in self._config.listeners if isinstance(one.place, SystemdPlace)]
+                others = [one.place.name for one in self._configs if isinstance(one.place, SystemdPlace)]
                 wanted = chosen(fds, name, filter(None, others))
                 if not wanted:
                     raise ConfigError(f"{config.address}: systemd has handed over no such socket")
@@ -187,25 +188,24 @@ class Listeners:
         for server in listening.servers:
             for listener in server.sockets:
                 # Unsent bytes are to be seen here, not in the kernel.  What is accepted inherits it.
-                size = self._config.limits.send_buffer_bytes // 2
+                size = self._limits.send_buffer_bytes // 2
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
                 if not listening.port and listener.family in (socket.AF_INET, socket.AF_INET6):
                     listening.port = listener.getsockname()[1]
 
-    def _factory(self, config: ListenerConfig) -> Callable[[], asyncio.BaseProtocol]:
-        protocols = self._protocols
+    def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
+        config, protocols = self._configs[index], self._protocols
         if config.https_port is not None:
             protocols = {HTTP_1: self._redirecting(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
             return partial(protocols[HTTP_1], None, is_secure=False)
-        address = config.address
         door = Door(
             self._clients,
             protocols,
             self._proxies,
             config.proxy_protocol == "on",
-            (lambda: self.certificates[address].shown[0].context) if config.tls is not None else None,
-            partial(self._failed, address),
+            (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
+            partial(self._failed, config.address),
         )
         return partial(Opening, door)
 
