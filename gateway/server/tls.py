@@ -26,6 +26,9 @@ _RECORD_BYTES: Final = 1 << 13
 """So much goes into a record of what is written."""
 _MOST_SILENT: Final = 1 << 16
 """Bytes that may come without a byte of plain text in them: a record that is not whole is a quarter of it."""
+_MOST_ANSWERS: Final = 1 << 16
+"""Bytes of TLS's own that a client may have the gateway send over the life of a connection, such as answers to key
+updates (RFC 8446 section 4.6.3): some thousands, where a good client asks for one in many gigabytes."""
 _OF_TLS: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 
 
@@ -44,6 +47,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     """One connection under TLS.  Owner of its OpenSSL objects; `connect` makes it work."""
 
     __slots__ = (
+        "_answer_bytes",
         "_held",
         "_incoming",
         "_is_paused",
@@ -76,6 +80,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """What has come and is not fed to OpenSSL yet."""
         self._silent_bytes = 0
         """What has been fed to it since plain text came of it."""
+        self._answer_bytes = 0
+        """What it has sent by itself."""
 
     def connect(self) -> None:
         """Go between the two, and give the protocol what came behind the handshake."""
@@ -119,8 +125,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._fail()
             return
         if self._outgoing.pending and self._state is not _State.CLOSED:
-            self._raw.write(self._outgoing.read())
-        if self._silent_bytes > _MOST_SILENT:
+            answer = self._outgoing.read()
+            self._answer_bytes += len(answer)
+            self._raw.write(answer)
+        if self._silent_bytes > _MOST_SILENT or self._answer_bytes > _MOST_ANSWERS:
             self._fail()
 
     def _feed(self) -> bool:

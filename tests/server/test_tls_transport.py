@@ -323,16 +323,20 @@ def expanded(secret: bytes, label: str, size: int) -> bytes:
     return HKDFExpand(hashes.SHA384(), size, info).derive(secret)
 
 
-def key_updates(secret: bytes, count: int) -> Iterable[bytes]:
+def key_updates(secret: bytes, count: int, *, has_words: bool) -> Iterable[bytes]:
     """Records of a client that changes its key with each, and asks for the same (RFC 8446 section 4.6.3)."""
     for _ in range(count):
-        head = b"\x17\x03\x03\x00\x16"
-        key, nonce = expanded(secret, "key", 32), expanded(secret, "iv", 12)
-        yield head + AESGCM(key).encrypt(nonce, b"\x18\x00\x00\x01\x01" + b"\x16", head)
+        key, iv = expanded(secret, "key", 32), expanded(secret, "iv", 12)
+        for number, inner in enumerate([b"w\x17"] * has_words + [b"\x18\x00\x00\x01\x01\x16"]):
+            head = b"\x17\x03\x03" + (len(inner) + 16).to_bytes(2, "big")
+            nonce = (int.from_bytes(iv, "big") ^ number).to_bytes(12, "big")
+            yield head + AESGCM(key).encrypt(nonce, inner, head)
         secret = expanded(secret, "traffic upd", 48)
 
 
-def test_key_updates_without_end_are_not_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_words", [False, True])
+def test_key_updates_without_end_are_not_taken(tmp_path: Path, has_words: bool) -> None:
+    """Not even from a client that says something now and then, and reads nothing of what it asks for."""
     server, client = made(tmp_path, ssl.TLSVersion.TLSv1_3)
     client.keylog_filename = str(tmp_path / "keys")
     wired = Wired((server, client))
@@ -341,13 +345,15 @@ def test_key_updates_without_end_are_not_taken(tmp_path: Path) -> None:
     assert wired.client.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
     wired.opened()
     sent = 0
-    for record in key_updates(bytes.fromhex(secret), 10_000):
+    for record in key_updates(bytes.fromhex(secret), 10_000, has_words=has_words):
         wired.transport.data_received(record)
         sent += len(record)
         if wired.raw.is_closed:
             break
-    assert 1 << 16 < sent < (1 << 16) + 100
-    assert len(wired.raw.sent) < 200, "what is asked for is not given each time"
+    assert bool(wired.up.pieces) is has_words
+    assert wired.raw.is_closed
+    assert sent < 3 << 16
+    assert len(wired.raw.sent) < (1 << 16) + 100
 
 
 def test_back_pressure_is_that_of_the_transport_below(contexts: Contexts) -> None:
