@@ -43,6 +43,14 @@ class _State(Enum):
     CLOSED = "closed"
 
 
+# Looked up for every request.
+_OPEN: Final = _State.OPEN
+_PEER_ENDED: Final = _State.PEER_ENDED
+_ENDED: Final = _State.ENDED
+_CLOSED: Final = _State.CLOSED
+_MUTE: Final = (_ENDED, _CLOSED)
+
+
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
     """One connection under TLS.  Owner of its OpenSSL objects; `connect` makes it work."""
 
@@ -73,7 +81,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._incoming = incoming
         self._outgoing = outgoing
         self._protocol = protocol
-        self._state = _State.OPEN
+        self._state = _OPEN
         self._is_paused = False
         """Whether the protocol wants no more for now."""
         self._held: memoryview | None = None
@@ -93,38 +101,37 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # -- the protocol's side of the transport below
 
     def data_received(self, data: bytes) -> None:
-        if self._state is not _State.OPEN:
+        if self._state is not _OPEN:
             return
-        if self._held is None and len(data) <= SLICE_BYTES and not self._is_paused:
+        if self._is_paused or self._held is not None or len(data) > SLICE_BYTES:
+            self._held = memoryview(data if self._held is None else bytes(self._held) + data)
+        else:
             self._silent_bytes += len(data)
             self._incoming.write(data)
-        else:
-            self._held = memoryview(data if self._held is None else bytes(self._held) + data)
         if not self._is_paused:
             self._pump()
 
     def _pump(self) -> None:
         """Give the protocol what is whole, until it wants no more."""
-        incoming, tls = self._incoming, self._ssl
+        incoming, read = self._incoming, self._ssl.read
         try:
-            while self._state is _State.OPEN and not self._is_paused:
-                if not incoming.pending and not tls.pending() and not self._feed():
-                    break
+            # A read empties the record that it opens: what OpenSSL still holds is no record yet.
+            while incoming.pending or (self._held is not None and self._feed()):
                 try:
-                    plain = tls.read(SLICE_BYTES)
+                    plain = read(SLICE_BYTES)
                 except ssl.SSLWantReadError:
-                    if self._held is None:
-                        break
                     continue
                 if not plain:
                     self._end_of_peer()
                     break
                 self._silent_bytes = 0
                 self._protocol.data_received(plain)
+                if self._is_paused or self._state is not _OPEN:
+                    break
         except ssl.SSLError:
             self._fail()
             return
-        if self._outgoing.pending and self._state is not _State.CLOSED:
+        if self._outgoing.pending and self._state is not _CLOSED:
             answer = self._outgoing.read()
             self._answer_bytes += len(answer)
             self._raw.write(answer)
@@ -144,9 +151,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _fail(self) -> None:
         """What came is no TLS, or too much of nothing: say so, as far as OpenSSL does, and go."""
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         if self._outgoing.pending:
             # The alert.
             self._raw.write(self._outgoing.read())
@@ -156,15 +163,15 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _end_of_peer(self) -> None:
         """The other side has said its last (RFC 8446 section 6.1)."""
-        self._state = _State.PEER_ENDED
+        self._state = _PEER_ENDED
         if not self._protocol.eof_received():
             self.close()
 
     def eof_received(self) -> bool:
         # Without the word of TLS: HTTP's own framing tells a part from the whole.
-        if self._state is _State.OPEN:
+        if self._state is _OPEN:
             self._end_of_peer()
-        elif self._state is not _State.PEER_ENDED:
+        elif self._state is not _PEER_ENDED:
             return False
         return True
 
@@ -175,14 +182,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._held = None
         self._protocol.connection_lost(exc)
 
     # -- the transport's side of the protocol above
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not data or self._state is _State.ENDED or self._state is _State.CLOSED:
+        if not data or self._state in _MUTE:
             return
         try:
             if len(data) <= _RECORD_BYTES:
@@ -208,9 +215,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def write_eof(self) -> None:
         """Say the last; what still comes is dropped."""
-        if self._state in (_State.OPEN, _State.PEER_ENDED):
+        if self._state not in _MUTE:
             self._say_last()
-            self._state = _State.ENDED
+            self._state = _ENDED
             self._raw.write_eof()
 
     def _say_last(self) -> None:
@@ -223,18 +230,18 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.write(self._outgoing.read())
 
     def close(self) -> None:
-        if self._state in (_State.OPEN, _State.PEER_ENDED):
+        if self._state not in _MUTE:
             self._say_last()
-        if self._state is not _State.CLOSED:
-            self._state = _State.CLOSED
+        if self._state is not _CLOSED:
+            self._state = _CLOSED
             self._raw.close()
 
     def abort(self) -> None:
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        return self._state is _State.CLOSED or self._raw.is_closing()
+        return self._state is _CLOSED or self._raw.is_closing()
 
     def is_reading(self) -> bool:
         return not self._is_paused and not self.is_closing()
@@ -248,14 +255,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if not self._is_paused:
             return
         self._is_paused = False
-        if self._held is None and not self._incoming.pending and not self._ssl.pending():
+        if self._held is None and not self._incoming.pending:
             self._raw.resume_reading()
         else:
             # Not at once: whoever resumes may be in the middle of what it has been given.
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return
         if not self._is_paused:
             self._pump()
