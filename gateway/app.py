@@ -47,6 +47,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
 from gateway.server.listeners import Certificates, load_certificates
+from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
 
@@ -86,6 +87,8 @@ class RunningGateway:
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
+        self._tasks = Tasks()
+        """What goes on beside the engine, from the first client to the last."""
         self._admin: web.AppRunner | None = None
         # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
         self._loop_delay = LoopDelay(SystemClock())
@@ -134,7 +137,7 @@ class RunningGateway:
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
             if self._entrance.certificate_files():
-                self.engine.tasks.start(self._watch.run(), "certificates")
+                self._tasks.start(self._watch.run(), "certificates")
         except BaseException:
             self.planned.leave()
             self._loop_delay.close()
@@ -222,6 +225,7 @@ class RunningGateway:
             await clients.emptied(gone_at - timeout_s * 0.1 - asyncio.get_running_loop().time())
             await clients.abort()
         await self.listeners.wait_closed()
+        await self._tasks.close()
         await self.engine.close()
         if self._log is not None:
             # Every request has ended by now; what is left of the time is the log's.
