@@ -7,8 +7,6 @@ what a request's bytes mean, and which of its lines are credentials, is the rout
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
@@ -16,13 +14,13 @@ from gateway.journal import Journal, Record
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.server.clients import Clients, Handler
+from gateway.server.clients import AsyncHandler, Clients, Handler, Work
 from gateway.server.connection import Connection
 from gateway.server.front import Front
 from gateway.server.joins import Join, Joins
 from gateway.server.noted import NotedFront
 from gateway.server.ready import Ready, ReadyAnswers
-from gateway.server.request import Answered, Channel, Request
+from gateway.server.request import Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
 
@@ -47,31 +45,29 @@ class Entrance:
             self.clients.on_hit = self._note_hit
         else:
             # What is noted one by one is so by the handlers around the front.
-            self.clients.at_once = self._at_once
             self.clients.join = self._join if config.server.fast_path else None
 
     def connect(self) -> Connection:
         """A protocol for a connection that has been accepted."""
         return Connection(self.clients)
 
-    def _answer(self, request: Request) -> Awaitable[Answered | None]:
+    def _answer(self, request: Request) -> Work | None:
         return self._front(request)
-
-    def _at_once(self, request: Request) -> bool:
-        return self._plain_front.at_once(request)
 
     def _join(self, channel: Channel, join: Join) -> bool:
         return self._plain_front.join(channel, join)
 
     def _make_front(self) -> Handler:
-        front: Handler
-        front = self._plain_front = Front(
+        plain = self._plain_front = Front(
             self._config, self._engine, self.routes.routes, self._recorder, self._journal, self._joins
         )
+        front: AsyncHandler | None = None
         if self._journal.is_kept:
-            front = NotedFront(front, self._journal, self._engine.clock)
-        # Around the log, whose lines name the trace.
-        return TracedFront(front, self._tracer) if self._tracer is not NO_TRACER else front
+            front = NotedFront(plain, self._journal, self._engine.clock)
+        if self._tracer is not NO_TRACER:
+            # Around the log, whose lines name the trace.
+            front = TracedFront(front or plain, self._tracer)
+        return front or plain.begin
 
     def _make_ready(self) -> ReadyAnswers | None:
         if not self._config.server.fast_path:

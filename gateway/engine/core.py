@@ -106,7 +106,7 @@ class Engine:
             tracer,
             journal,
         )
-        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder, journal)
+        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder)
         self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(
@@ -129,6 +129,14 @@ class Engine:
         asked = _without_codings(read)
         return await self._coded(
             read, await self._on_stream(asked, lambda stream: self._catch_up.answer(asked, stream))
+        )
+
+    def knows(self, read: Read) -> bool:
+        """Whether anything is in memory by which a HEAD may be answered, or refused."""
+        return (
+            self.library.find(read.key) is not None
+            or self.absences.find(read.key, METADATA, read.source.headers) is not None
+            or not self.absences.may_ask(read.route)
         )
 
     async def head(self, read: Read) -> Answer | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
@@ -20,9 +20,13 @@ from gateway.wheel import Wheel
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
 
-Handler = Callable[[Request], Awaitable[Answered | None]]
-"""Answers a request; None where the answer is live and ends by itself.  ConnectionError where the connection was
-dropped in the middle of the answer."""
+Work = Coroutine[Any, Any, Answered | None]
+"""Answers a request; None where the answer is given by somebody else, and ends by itself.  ConnectionError where the
+connection was dropped in the middle of the answer."""
+AsyncHandler = Callable[[Request], Work]
+"""Answers a request."""
+Handler = Callable[[Request], Work | None]
+"""Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
 
 
 class Client(Protocol):
@@ -62,8 +66,6 @@ class Clients:
         self.joins = Joins() if joins is None else joins
         self.join: Callable[[Channel, Join], bool] | None = None
         """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
-        self.at_once: Callable[[Request], bool] | None = None
-        """Begins a live answer to one that has been parsed; False where that is for the handler."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from gateway.errors import BadRequest
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
 from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
@@ -86,7 +86,7 @@ class Connection(WritingConnection):
         """The body that is being read."""
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        """The one that the task answers."""
+        """The one that is being answered."""
         self._candidate: bytes | None = None
         """The request that is being answered, where its bytes may be remembered."""
         self._candidate_era = 0
@@ -236,10 +236,9 @@ class Connection(WritingConnection):
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
-        if self._task is None:
-            self._clients.leave(self)
-        elif self._request is None or not self._request.is_detached:
+        if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
             self._task.cancel()
+        self._leave_if_gone()
 
     # -- requests, one after the other
 
@@ -300,20 +299,27 @@ class Connection(WritingConnection):
             body = RequestBody(self, head)
         self._body = body
         self.phase = Phase.ANSWERING
-        request = Request(self, head, body)
-        if body is None and head.method == "GET" and self._is_live_at_once(request):
+        request = self._request = Request(self, head, body)
+        try:
+            work = self._clients.handler(request)
+        except Exception:
+            _log.exception("unhandled error")
+            self._fail(request)
             return
-        self._request = request
-        self._task = task = self._clients.loop.create_task(self._answer(request))
-        task.add_done_callback(self._ended)
+        if work is not None:
+            self._task = task = self._clients.loop.create_task(self._work(request, work))
+            task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A handler has ended, or been cancelled before it began."""
+        """What was left to be done has been, or was cancelled before it began."""
         # Its live answer may be over already, and the next request have begun.
         if self._task is task:
-            self._task = self._request = None
-            if self.transport is None:
-                self._clients.leave(self)
+            self._task = None
+            self._leave_if_gone()
+
+    def _leave_if_gone(self) -> None:
+        if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
+            self._clients.leave(self)
 
     def _has_joined(self, join: Callable[[Channel, Join], bool], asked: Join) -> bool:
         """Whether a live answer to a request that is known by its bytes has begun."""
@@ -324,19 +330,10 @@ class Connection(WritingConnection):
             self.abort()
             return True
 
-    def _is_live_at_once(self, request: Request) -> bool:
-        """Whether a live answer to it has begun, without a task."""
-        try:
-            return self._clients.at_once is not None and self._clients.at_once(request)
-        except Exception:
-            _log.exception("unhandled error")
-            self.abort()
-            return True
-
-    async def _answer(self, request: Request) -> None:
+    async def _work(self, request: Request, work: Work) -> None:
         """Have the request answered, whatever comes of that."""
         try:
-            answered = await self._clients.handler(request)
+            answered = await work
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -347,7 +344,7 @@ class Connection(WritingConnection):
             self._fail(request)
         else:
             if answered is not None:
-                self._answered(request)
+                self.answered(request)
 
     def _fail(self, request: Request) -> None:
         """What went wrong in detail is in the log."""
@@ -356,12 +353,14 @@ class Connection(WritingConnection):
             return
         request.keeps_alive = False
         self.respond(request, 500, _plain(), b"Internal error\n")
-        self._answered(request)
+        self.answered(request)
 
-    def _answered(self, request: Request) -> None:
+    def answered(self, request: Request) -> None:
         """The answer is out: the connection is free for the next request, or goes."""
         self.phase = Phase.IDLE
+        self._live = self._request = None
         if self.transport is None:
+            self._leave_if_gone()
             return
         is_whole = request.body is None or request.body.is_whole
         self._body = None

@@ -16,11 +16,11 @@ from gateway.engine.core import Engine
 from gateway.engine.relay import Passed
 from gateway.engine.request import Read
 from gateway.engine.route import Route
-from gateway.journal import Place
 from gateway.metrics_seam import Silent
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
+from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
 
@@ -70,17 +70,15 @@ class EngineBench:
         parsed = parse_target("/s")
         key = self.route.key(parsed, CIMultiDict())
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
-        place = Place.of(self.route.config.name, parsed, key.partition)
 
         async def chunks() -> Any:
             yield body
 
-        return await self.engine.relay.send(
-            Passed(
-                self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
-                chunks() if body is not None else None, place,
-            )
+        passed = Passed(
+            self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
+            chunks() if body is not None else None,
         )  # fmt: skip
+        return await answer_to(lambda asker: self.engine.relay.ask(passed, asker))
 
     @property
     def stream(self) -> Stream:
