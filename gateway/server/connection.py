@@ -247,30 +247,37 @@ class Connection(WritingConnection):
         pending = self._pending
         self._is_going_on = True
         while pending and self.transport is not None and not self.transport.is_closing():
+            if self._body is not None:
+                self._take_body(self._body, pending)
+                continue
             event = pending[0]
-            if isinstance(event, bytes):
-                if self._body is not None:
-                    self._body.feed(event)
-            elif event is Mark.END:
-                if self._body is not None:
-                    self._body.end()
-                    self._body = None
-            elif self._body is not None:
-                # Broken: nobody can tell where it would end, so that this answer is the last one.
-                self._body.fail(BadRequest("Malformed request body"))
-                self._body = None
+            if not isinstance(event, RequestHead) and event is not Mark.BROKEN:
+                # The rest of a body that nobody reads any more.
+                pending.popleft()
             elif self.phase is not Phase.IDLE or self.is_full:
                 break
             elif isinstance(event, RequestHead):
                 pending.popleft()
                 self._begin_request(event)
-                continue
             else:
                 self._refuse()
                 break
-            pending.popleft()
         self._is_going_on = False
         self._regard()
+
+    def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
+        """Give a body what of it has come."""
+        while pending and self._body is body:
+            event = pending.popleft()
+            if isinstance(event, bytes):
+                body.feed(event)
+                continue
+            self._body = None
+            if event is Mark.END:
+                body.end()
+            else:
+                # Broken: nobody can tell where it would end, so that this answer is the last one.
+                body.fail(BadRequest("Malformed request body"))
 
     def _regard(self) -> None:
         """See what is to be waited for next."""
@@ -294,17 +301,21 @@ class Connection(WritingConnection):
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
-            body = None
+            body = self._body = None
         else:
-            body = RequestBody(self, head)
-        self._body = body
+            body = self._body = RequestBody(self, head)
+            # All that has come, so that a small body is whole before anybody waits for it.
+            self._take_body(body, pending)
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
         try:
             work = self._clients.handler(request)
         except Exception:
             _log.exception("unhandled error")
-            self._fail(request)
+            if self._live is None:
+                self._fail(request)
+            else:
+                self.abort()
             return
         if work is not None:
             self._task = task = self._clients.loop.create_task(self._work(request, work))

@@ -180,7 +180,7 @@ class Relaying:
     def failed(self, error: GatewayError) -> None:
         """There is no answer."""
         body = self._request.body
-        self._refuse(body.error if body is not None and body.error is not None else error)
+        self._run(self._refuse, body.error if body is not None and body.error is not None else error)
 
     def answered(self, reply: Reply) -> None:
         """The head of the answer has come."""
