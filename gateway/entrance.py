@@ -98,6 +98,7 @@ class Entrance:
         """Have every request from here on go by `config`."""
         self._config = config
         self.clients.limits = config.limits
+        self.clients.known.clear()
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())

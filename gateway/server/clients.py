@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
+from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.metrics_seam import Recorder
 from gateway.server.joins import Join, Joins
@@ -79,6 +80,7 @@ class Clients:
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[Client] = set()
+        self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
         self._emptied = Signal()

@@ -37,7 +37,6 @@ _SLICE_BYTES: Final = 1 << 14
 """So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
 _MOST_PENDING: Final = 1 << 12
 """Bytes, and events, that wait behind the request that is being answered before no more is read."""
-_UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
 _BAD_REQUEST: Final = b"Bad request\n"
 _NOTHING: Final[deque[Event]] = deque()
 
@@ -181,16 +180,20 @@ class Connection(WritingConnection):
 
     def _feed(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
-        parser = self._parser or clients.parser()
-        events = parser.feed(data)
+        events = clients.known.read(data) if is_first else None
+        if events is None:
+            parser = self._parser or clients.parser()
+            events = parser.feed(data)
+            if parser.state is State.IDLE:
+                self._parser = None
+                clients.spare(parser)
+                if is_first:
+                    clients.known.learn(data, events)
+            else:
+                self._parser = parser
         if events:
             # Line ends between two requests are no sign of life.
             self._is_active = True
-        if parser.state is State.IDLE:
-            self._parser = None
-            clients.spare(parser)
-        else:
-            self._parser = parser
         # Nothing may be left in the parser: it would be a part of what is remembered.
         if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
@@ -474,4 +477,4 @@ def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
     head, end = events
     if end is not Mark.END or not isinstance(head, RequestHead) or head.method != "GET" or not head.keeps_alive:
         return False
-    return not any(name in head.headers for name in _UNPLAIN)
+    return head.fields.is_plain

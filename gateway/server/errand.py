@@ -20,6 +20,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.target import Target
 from gateway.server import cors
 from gateway.server.delivery import Delivery
+from gateway.server.facts import Facts
 from gateway.server.request import Answered, Request
 from gateway.tape.stream import StreamKey
 from gateway.tracing import current
@@ -33,6 +34,7 @@ class Asked(NamedTuple):
     key: StreamKey
     shares: bool
     """Whether it may be answered as one of many, and what it changes be recorded of the writer's own tape."""
+    facts: Facts
     read: Read | None
     """As the engine is asked; None for what is no read, or may not be shared."""
 

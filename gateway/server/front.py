@@ -20,11 +20,7 @@ from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, Vers
 from gateway.journal import Journal, Place, note_asked, note_repeated
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import applied, negotiate
-from gateway.protocol.forwarding import (
-    is_looping,
-    passed_nodes,
-)
+from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
@@ -34,6 +30,7 @@ from gateway.server.clients import Work
 from gateway.server.crowd import Rendering
 from gateway.server.delivery import Delivery
 from gateway.server.errand import Asked, Errand, Teller
+from gateway.server.facts import Facts
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
@@ -165,30 +162,41 @@ class Front:
             raise VersionNotSupported
         target = parse_target(request.target)
         mode = errand.mode = _mode(request.method, target)
-        route = errand.route = route_for(self._routes, _host(request, target), target.path)
+        facts = self._facts(request)
+        if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
+            raise BadRequest("Exactly one Host header is needed")
+        route = errand.route = route_for(self._routes, _host(target.authority or facts.host.lower()), target.path)
         if route is None:
             raise NoRoute
-        if is_looping(request.headers, self._node):
+        if facts.is_looping:
             raise LoopDetected
-        nodes = passed_nodes(request.headers)
-        credentials = route.credentials(request.headers)
-        key = route.key(target, credentials, nodes)
-        shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
+        shown = facts.shown(route)
+        key = route.key(target, shown.partition)
+        config = route.config
+        shares = config.cache and not (shown.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
-                route.source(target, credentials, nodes),
+                route.source(target, shown.headers),
                 _start(target, mode),
                 target.cursor,
-                request.joined("If-None-Match"),
-                is_private=bool(credentials) and route.config.credentials != "shared",
-                wish=negotiate(request.joined("Accept-Encoding"), request.joined("Cache-Control"), route.codings),
+                facts.if_none_match,
+                is_private=shown.has_credentials and config.credentials != "shared",
+                wish=shown.wish,
                 is_live=mode in _LIVE,
             )
-        return Asked(route, target, key, shares, read)
+        return Asked(route, target, key, shares, facts, read)
+
+    def _facts(self, request: Request) -> Facts:
+        """What the request's header section says."""
+        known = request.head.fields.facts
+        facts = known.get(self)
+        if facts is None:
+            facts = known[self] = Facts(request.headers, self._node)
+        return facts
 
     def _preflight(self, errand: Errand, route: Route) -> Answered | None:
         request = errand.request
@@ -372,12 +380,8 @@ def _start(target: Target, mode: Mode) -> str:
     return offset
 
 
-def _host(request: Request, target: Target) -> str:
-    """The host that is asked for, lower case, without a port (RFC 9112 §3.2)."""
-    hosts = request.headers.getall("Host", [])
-    if len(hosts) > 1 or (not hosts and request.version != "1.0"):
-        raise BadRequest("Exactly one Host header is needed")
-    host = target.authority or (hosts[0].lower() if hosts else "")
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+def _host(named: str) -> str:
+    """The host that is asked for, without a port (RFC 9112 §3.2)."""
+    if named.startswith("["):
+        return named.partition("]")[0] + "]"
+    return named.partition(":")[0]

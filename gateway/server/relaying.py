@@ -20,7 +20,7 @@ from gateway.engine.relay import WRITES, Passed, Relayed
 from gateway.errors import BodyTooLarge, GatewayError
 from gateway.journal import Journal, Place, note_fetched, note_origin_request
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.forwarding import request_headers_for_origin, response_headers_for_client
+from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.server.delivery import PART_BYTES, Aborted
 from gateway.server.errand import Asked, Errand, Teller
@@ -74,18 +74,10 @@ class Relays:
 
     def _relay(self, errand: Errand, asked: Asked, upload: AsyncIterator[bytes] | bytes | None) -> None:
         request, body = errand.request, errand.request.body
-        route, target, key, shares, _ = asked
-        headers = request_headers_for_origin(
-            request.headers,
-            node=self.teller.node,
-            client=request.client,
-            host=request.host,
-            scheme=request.scheme,
-            http_version=request.version,
-        )
-        if request.method in ("GET", "HEAD") and errand.mode is not Mode.OTHER:
-            # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
-            headers["Accept-Encoding"] = "identity"
+        route, target, key, shares, facts, _ = asked
+        # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
+        is_plain = request.method in ("GET", "HEAD") and errand.mode is not Mode.OTHER
+        headers = facts.forwarded(request, is_plain=is_plain)
         passed = Passed(
             route,
             key.group,

@@ -55,7 +55,8 @@ class EngineBench:
     def read(self, target: str, *, is_live: bool = False) -> Read:
         parsed = parse_target(target)
         credentials: CIMultiDict[str] = CIMultiDict()
-        key, source = self.route.key(parsed, credentials), self.route.source(parsed, credentials)
+        key = self.route.key(parsed, self.route.partition(credentials))
+        source = self.route.source(parsed, self.route.source_headers(credentials))
         return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
@@ -68,7 +69,7 @@ class EngineBench:
 
     async def relay(self, mode: Mode, body: bytes | None = None) -> Reply:
         parsed = parse_target("/s")
-        key = self.route.key(parsed, CIMultiDict())
+        key = self.route.key(parsed, self.route.partition(CIMultiDict()))
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
 
         async def chunks() -> Any:
