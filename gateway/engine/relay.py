@@ -107,6 +107,7 @@ class Relayed:
         self._asker.sent()
 
     def answered(self, reply: Reply) -> None:
+        self._asking = None
         self._relay.answered(self, reply, self._asked_at)
         if self._has_left:
             reply.close()
@@ -114,6 +115,7 @@ class Relayed:
             self._asker.answered(reply)
 
     def failed(self, error: GatewayError) -> None:
+        self._asking = None
         self._relay.failed(self, error)
         if not self._has_left:
             self._asker.failed(error)

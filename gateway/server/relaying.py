@@ -26,6 +26,7 @@ from gateway.server.delivery import PART_BYTES, Aborted
 from gateway.server.errand import Asked, Errand, Teller
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
+from gateway.upstream.connection import nothing
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -142,7 +143,9 @@ class Relaying:
         # A client that leaves does not take a write back that may have happened.
         self._request.is_detached = passed.mode in WRITES
         self._channel.hand_over(self)
-        self._relayed = self._relays.engine.relay.ask(passed, self)
+        relayed = self._relays.engine.relay.ask(passed, self)
+        if not self._is_over:
+            self._relayed = relayed
 
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
         """Take a step; whatever goes wrong in it, the client gets an end."""
@@ -290,5 +293,8 @@ class Relaying:
     def _close(self) -> None:
         self._is_over = True
         self._request.is_detached = False
-        if self._reply is not None:
-            self._reply.close()
+        self._relayed = None
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.notify(nothing)
+            reply.close()

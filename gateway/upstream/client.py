@@ -197,7 +197,7 @@ class _Asking:
             is_live=self._is_live,
         )
         # Where it has failed at once, another may be on its way by now.
-        if self._sent is sent:
+        if self._sent is sent and not exchange.is_over:
             self._exchange = exchange
 
     def leave(self) -> None:
@@ -213,6 +213,7 @@ class _Asking:
         self._asker.sent()
 
     def answered(self, reply: Reply) -> None:
+        self._exchange = None
         if reply.status not in _LED:
             self._asker.answered(reply)
             return
@@ -231,6 +232,7 @@ class _Asking:
     def failed(self, error: GatewayError) -> None:
         assert self._pool is not None
         assert self._sent is not None
+        self._exchange = None
         self._pool.forget_leader(self._method, self._path)
         self._tried.append(self._sent.origin)
         self._leader = None

@@ -147,13 +147,13 @@ class Exchange:
         "_deadline",
         "_exchanges",
         "_incoming",
-        "_is_over",
         "_method",
         "_pool",
         "_request",
         "_sending",
         "_span",
         "_upload",
+        "is_over",
     )
 
     def __init__(
@@ -183,7 +183,8 @@ class Exchange:
         self._connection: Connection | None = None
         self._incoming: Incoming | None = None
         """None until the request has been sent, or begun to be."""
-        self._is_over = False
+        self.is_over = False
+        """Whether it has failed, been answered or been left."""
 
     def begin(self, url: str, headers: CIMultiDict[str]) -> None:
         """Send it."""
@@ -269,7 +270,7 @@ class Exchange:
         assert connection is not None
         if (head := incoming.head) is not None:
             incoming.on_change = nothing
-            self._is_over = True
+            self.is_over = True
             reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
             if self._sending is not None:
                 self._sending.answered(reply)
@@ -287,7 +288,7 @@ class Exchange:
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         self._let_go()
         failure = _failure(error, is_unsent=self._incoming is None)
@@ -303,7 +304,7 @@ class Exchange:
 
     def leave(self) -> None:
         """Nobody waits for the head any more; without effect once it is here."""
-        if self._is_over:
+        if self.is_over:
             return
         self._let_go()
         left = asyncio.CancelledError()
@@ -314,7 +315,7 @@ class Exchange:
             self._span.end()
 
     def _let_go(self) -> None:
-        self._is_over = True
+        self.is_over = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._incoming is not None:
