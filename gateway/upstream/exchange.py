@@ -208,7 +208,7 @@ class Exchange:
         except ValueError as error:
             self._fail(error)
             return
-        connection = self._pool.take(endpoint)
+        connection = self._pool.take(endpoint, is_upload=self._upload is not None)
         if connection is not None:
             self._send(connection)
         else:
@@ -236,7 +236,8 @@ class Exchange:
             self._sending.may_end(lambda: bound.reschedule(loop.time()))
         pool = self._pool
         async with bound:
-            await pool.place(endpoint)
+            is_upload = self._upload is not None
+            await pool.place(endpoint, is_upload=is_upload)
             try:
                 connection = None if is_repeat else pool.idle(endpoint)
                 if connection is None:
@@ -247,6 +248,8 @@ class Exchange:
                     pool.made(connection)
             except BaseException:
                 pool.leave_place(endpoint)
+                if is_upload:
+                    pool.uploaded(endpoint)
                 raise
         return connection
 
@@ -260,8 +263,11 @@ class Exchange:
         if self._sending is not None:
             self._sending.may_end(incoming.give_up)
         if self._upload is not None:
-            upload = self._upload.run(connection, incoming)
-            connection.uploading(self._exchanges.tasks.start(upload, f"upload {connection.endpoint}"))
+            pool, endpoint = self._pool, connection.endpoint
+            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
+            # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
+            upload.add_done_callback(lambda _: pool.uploaded(endpoint))
+            connection.uploading(upload)
 
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
