@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
 from typing import Final
@@ -38,6 +39,7 @@ from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
+from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, Reply, Sending
 from gateway.upstream.resolver import LookUp, look_up
 
@@ -369,6 +371,9 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
     match error:
         case ConnectTimedOut():
             return UpstreamTimeout(is_unsent=is_unsent)
+        case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
+            # Nothing that passes by itself: whoever sets the gateway up is to see it at once.
+            return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)
         case ConnectionLost():
