@@ -104,6 +104,7 @@ class Engine:
             rng,
             limits.max_flight_bytes,
             self.live.end,
+            self.live.doubt,
             self.live.looked,
             self.absences,
             tracer,

@@ -55,6 +55,7 @@ class FlightDeck:
         rng: random.Random,
         max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
+        on_doubt: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
         absences: Absences,
         tracer: Tracer = NO_TRACER,
@@ -68,12 +69,14 @@ class FlightDeck:
         self._rng = rng
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
+        self._on_doubt = on_doubt
+        """Told that a stream may be another one, or none, so that its live request shows it no more."""
         self._on_tail = on_tail
         """Told where the origin says that a stream's tail is, and when it was asked."""
         self._absences = absences
         self._tracer = tracer
         self._journal = journal
-        self._judge = Judge(library, recorder, on_end)
+        self._judge = Judge(library, recorder, on_end, on_doubt)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -287,6 +290,7 @@ class FlightDeck:
         if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # What is remembered has got its name since the flight was sent, and may be the later one.
             stream.doubts += 1
+            self._on_doubt(stream)
         elif self._library.drop(stream, End.RECREATED):
             self._on_end(stream, End.RECREATED)
 

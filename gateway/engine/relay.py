@@ -227,8 +227,9 @@ class Relay:
         if sent.own is None or status not in (404, 410):
             return
         if sent.own.write_turn != sent.turn:
-            # A write that was acknowledged since found it there.
+            # A write that was acknowledged since found it there: the next request tells what is true now.
             sent.own.doubts += 1
+            self._live.doubt(sent.own)
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 

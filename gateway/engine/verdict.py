@@ -82,10 +82,17 @@ class Known:
 class Judge:
     """Judges answers and records what they teach.  Has no state of its own."""
 
-    def __init__(self, library: Library, recorder: Recorder, on_end: Callable[[Stream, End], None]) -> None:
+    def __init__(
+        self,
+        library: Library,
+        recorder: Recorder,
+        on_end: Callable[[Stream, End], None],
+        on_doubt: Callable[[Stream], None],
+    ) -> None:
         self._library = library
         self._recorder = recorder
         self._on_end = on_end
+        self._on_doubt = on_doubt
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: Known
@@ -170,6 +177,7 @@ class Judge:
             case Refusal(status=404 | 410) if is_outdated(stream, flight):
                 # The write that was acknowledged since found the stream there: the next look tells what is true now.
                 stream.doubts += 1
+                self._on_doubt(stream)
             case Refusal(status=404):
                 if self._library.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)

@@ -207,3 +207,50 @@ async def test_a_late_part_of_another_stream_ends_no_live_read_of_the_one_that_i
     assert (await bounded(early)).body == b"new"
     assert not polling.done()
     assert (await edge.get("/s?offset=-1")).body == b"new"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_late_refusal_that_was_true_after_all_ends_live_reads_soon(
+    hostile: Hostile, start: Start, method: str
+) -> None:
+    """The stream was deleted at the origin behind the write, and its live request there stays open for ever."""
+    gate, is_first, is_there = asyncio.Event(), True, True
+    binary = "application/octet-stream"
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal is_first
+        if asked.method in ("PUT", "POST"):
+            writer.write(answer("200 OK", {"Content-Type": binary, "Stream-Next-Offset": "0001"}))
+        elif is_first and asked.method == method and "live=" not in asked.target:
+            is_first = False
+            await gate.wait()
+            writer.write(answer("404 Not Found", {}))
+        elif not is_there:
+            writer.write(answer("404 Not Found", {}))
+        elif "live=" in asked.target:
+            headers = {"Content-Type": "text/event-stream", "Stream-SSE-Data-Encoding": "base64"}
+            control = b'event: control\ndata: {"streamNextOffset":"0001","upToDate":true}\n\n'
+            writer.write(answer("200 OK", {**headers, "Transfer-Encoding": "chunked"}))
+            writer.write(b"%x\r\n%b\r\n" % (len(control), control))
+        else:
+            is_all = asked.method == "GET" and "offset=-1" in asked.target
+            writer.write(part_of_stream(b"a" if is_all else b"", "0001", binary))
+
+    origin = await hostile(script, takes_head=True)
+    edge = await start(origin.url, follow_above_per_s=0)
+    if method == "HEAD":
+        # What is relayed says something of a stream only where that is known.
+        assert (await edge.get("/s?offset=-1")).status == 200
+    early = asyncio.create_task(edge.send(method, "/s" if method == "HEAD" else "/s?offset=now"))
+    await origin.until(lambda: not is_first)
+    assert (await edge.put("/s", b"a", binary)).status == 200
+    assert (await edge.get("/s?offset=-1")).status == 200
+    polling = edge.asking("/s?offset=0001&live=long-poll")
+    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live._topics.values()))
+    is_there = False
+    gate.set()
+    assert (await bounded(early)).status == 404
+    began = edge.clock.now()
+    async with edge.time_passing():
+        assert (await bounded(polling)).status == 404
+    assert edge.clock.now() - began < 10
