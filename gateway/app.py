@@ -25,7 +25,7 @@ from gateway.config_change import change as config_change
 from gateway.config_credentials import load_credentials
 from gateway.config_file import ConfigError, load_plan
 from gateway.config_reader import ConfigReader, Load
-from gateway.config_tls import OriginTls, load_tls
+from gateway.config_tls import OriginTls, load_tls, tls_files
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.engine.planned import Planned
@@ -47,6 +47,7 @@ from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
 from gateway.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
+from gateway.watched_files import stamp
 
 _BACKLOG = 4_096
 
@@ -231,6 +232,7 @@ async def start_gateway(
     clock = clock or SystemClock()
     environ = os.environ if environ is None else environ
     plan = load_plan(config)
+    known = stamp(tls_files(config))
     credentials, tls = _shown(config, environ), load_tls(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
@@ -252,6 +254,7 @@ async def start_gateway(
     application = admin_application(gateway, guard, partitions)
     add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
+    engine.renewal.start(known)
     return await gateway.listen(application)
 
 

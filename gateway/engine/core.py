@@ -39,6 +39,7 @@ from gateway.upstream.client import Client
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
+from gateway.upstream.renewal import Renewal
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
@@ -77,6 +78,8 @@ class Engine:
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
+        self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
+        """To be started where files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -101,6 +104,7 @@ class Engine:
             rng,
             limits.max_flight_bytes,
             self.live.end,
+            self.live.doubt,
             self.live.looked,
             self.absences,
             tracer,
@@ -282,6 +286,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Have the origins of this configuration from here on, with what its routes show them; the routes that show
         another secret than before."""
+        self._config = config
         anew = self.origins.take(config.routes, config.origins, credentials)
         self.health.take(config.routes)
         self.client.exchanges.trust(tls or {})
@@ -295,6 +300,7 @@ class Engine:
 
     async def close(self) -> None:
         self.live.close()
+        await self.renewal.close()
         await self.health.close()
         await self.tasks.close()
         await self.client.close()

@@ -73,6 +73,7 @@ class Relayed:
         "is_overtaken",
         "own",
         "passed",
+        "turn",
     )
 
     def __init__(self, relay: Relay, passed: Passed, asker: Asker, own: Stream | None, asked_at: float) -> None:
@@ -85,6 +86,8 @@ class Relayed:
         self.passed = passed
         self.own = own
         """The writer's own tape as it was when the request was sent, the only one of which the answer states facts."""
+        self.turn = own.write_turn if own is not None else None
+        """The turn of its writes then."""
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 
@@ -201,12 +204,12 @@ class Relay:
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
-            elif reply.status in (404, 410):
+            self._lost(write, reply.status)
+            if reply.status in (404, 410):
                 # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
                 # to whom the stream is not shown.
                 for stream in self._library.group(passed.group):
                     stream.doubts += 1
-            self._lost(write, reply.status)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
             self._begin(passed, reply)
@@ -223,7 +226,13 @@ class Relay:
 
     def _lost(self, sent: Relayed, status: int) -> None:
         """The origin told this client that there is no such stream; others may still see it."""
-        if sent.own is not None and status in (404, 410):
+        if sent.own is None or status not in (404, 410):
+            return
+        if sent.own.write_turn != sent.turn:
+            # A write that was acknowledged since found it there: the next request tells what is true now.
+            sent.own.doubts += 1
+            self._live.doubt(sent.own)
+        else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
     def _begin(self, passed: Passed, reply: Reply) -> None:

@@ -179,9 +179,15 @@ class _Asking:
     def _go(self) -> None:
         """Send it to the next origin."""
         assert self._pool is not None
+        is_upload = not (self._body is None or isinstance(self._body, bytes))
         try:
             sent = self._sent = self._pool.admit(
-                self._method, self._path, is_live=self._is_live, tried=self._tried, leader=self._leader
+                self._method,
+                self._path,
+                is_live=self._is_live,
+                is_upload=is_upload,
+                tried=self._tried,
+                leader=self._leader,
             )
         except GatewayError as error:
             self._asker.failed(error)

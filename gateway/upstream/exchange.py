@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
 from typing import Final
@@ -38,6 +39,7 @@ from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
+from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, Reply, Sending
 from gateway.upstream.resolver import LookUp, look_up
 
@@ -209,7 +211,7 @@ class Exchange:
         except ValueError as error:
             self._fail(error)
             return
-        connection = self._pool.take(endpoint)
+        connection = self._pool.take(endpoint, is_upload=self._upload is not None)
         if connection is not None:
             self._send(connection)
         else:
@@ -237,7 +239,8 @@ class Exchange:
             self._sending.may_end(lambda: bound.reschedule(loop.time()))
         pool = self._pool
         async with bound:
-            await pool.place(endpoint)
+            is_upload = self._upload is not None
+            await pool.place(endpoint, is_upload=is_upload)
             try:
                 connection = None if is_repeat else pool.idle(endpoint)
                 if connection is None:
@@ -248,6 +251,8 @@ class Exchange:
                     pool.made(connection)
             except BaseException:
                 pool.leave_place(endpoint)
+                if is_upload:
+                    pool.uploaded(endpoint)
                 raise
         return connection
 
@@ -261,8 +266,11 @@ class Exchange:
         if self._sending is not None:
             self._sending.may_end(incoming.give_up)
         if self._upload is not None:
-            upload = self._upload.run(connection, incoming)
-            connection.uploading(self._exchanges.tasks.start(upload, f"upload {connection.endpoint}"))
+            pool, endpoint = self._pool, connection.endpoint
+            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
+            # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
+            upload.add_done_callback(lambda _: pool.uploaded(endpoint))
+            connection.uploading(upload)
 
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
@@ -364,6 +372,9 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
     match error:
         case ConnectTimedOut():
             return UpstreamTimeout(is_unsent=is_unsent)
+        case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
+            # Nothing that passes by itself: whoever sets the gateway up is to see it at once.
+            return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)
         case ConnectionLost():
