@@ -142,6 +142,11 @@ class RequestParser:
     def __repr__(self) -> str:
         return f"<RequestParser {self.state}>"
 
+    def close(self) -> None:
+        """Read nothing more.  Owed to a parser that nobody uses again: llhttp and it hold each other."""
+        self.state = State.CLOSED
+        del self._parser
+
     def feed(self, data: bytes) -> list[Event]:
         """What these bytes bring, in order."""
         events = self._events = []

@@ -124,6 +124,8 @@ class Clients:
         """Most connections wait for a request most of the time, and hold no parser meanwhile."""
         if len(self._parsers) < _SPARE_PARSERS:
             self._parsers.append(parser)
+        else:
+            parser.close()
 
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""

@@ -231,7 +231,9 @@ class Connection(WritingConnection):
         self.transport = None
         self._pending = _NOTHING
         self._rest = b""
-        self._parser = None
+        parser, self._parser = self._parser, None
+        if parser is not None:
+            parser.close()
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
@@ -241,6 +243,8 @@ class Connection(WritingConnection):
             live.left(self)
         if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
             self._task.cancel()
+        elif self._request is not None and not self._request.is_detached:
+            self._request = None
         self._leave_if_gone()
 
     # -- requests, one after the other
