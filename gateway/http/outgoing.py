@@ -48,6 +48,12 @@ class FixedHeaders(CIMultiDict[str]):
         fixed.lines = lines if is_usual and lines.replace("\r\n", "").isprintable() else None
         return fixed
 
+    def copy(self) -> FixedHeaders:
+        """The same, to be changed: no lines are kept for it."""
+        copied = FixedHeaders(self)
+        copied.lines = None
+        return copied
+
 
 class UnfitRequest(ValueError):
     """A request that may not be written."""
