@@ -18,7 +18,6 @@ from typing import Self
 from aiohttp import web
 
 from gateway.cache_plan import CachePlan
-from gateway.certificate_files import Watch
 from gateway.clock import Clock, SystemClock
 from gateway.config import GatewayConfig
 from gateway.config_change import Change
@@ -26,7 +25,7 @@ from gateway.config_change import change as config_change
 from gateway.config_credentials import load_credentials
 from gateway.config_file import ConfigError, load_plan
 from gateway.config_reader import ConfigReader, Load
-from gateway.config_tls import OriginTls, load_tls
+from gateway.config_tls import OriginTls, load_tls, tls_files
 from gateway.config_values import Address
 from gateway.engine.core import Engine
 from gateway.engine.planned import Planned
@@ -46,10 +45,11 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
-from gateway.server.listeners import Certificates, load_certificates
+from gateway.server.listeners import Certificates, certificate_files, load_certificates
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
+from gateway.watched_files import Stamp, Watch, stamp
 
 _log = logging.getLogger("gateway.app")
 
@@ -67,8 +67,10 @@ class RunningGateway:
         planned: Planned,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
+        shown_files: Stamp = (),
     ) -> None:
         self._environ = environ
+        self._shown_files = shown_files
         self.config = config
         """The configuration in effect."""
         self.engine = engine
@@ -83,7 +85,7 @@ class RunningGateway:
         self.listeners = entrance.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
-        self._watch = Watch(entrance.certificate_files, self._renew, engine.clock)
+        self._watch = Watch(lambda: certificate_files(self.config.every_listener), self._renew, engine.clock)
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
@@ -136,8 +138,8 @@ class RunningGateway:
             await self.listeners.open(self._environ)
             self._is_open = True
             self.gateway_url = self.listeners.urls[0]
-            if self._entrance.certificate_files():
-                self._tasks.start(self._watch.run(), "certificates")
+            if certificate_files(self.config.every_listener):
+                self._tasks.start(self._watch.run(self._shown_files), "certificates")
         except BaseException:
             self.planned.leave()
             self._loop_delay.close()
@@ -259,6 +261,7 @@ async def start_gateway(
     clock = clock or SystemClock()
     environ = os.environ if environ is None else environ
     plan = load_plan(config)
+    known = stamp(tls_files(config))
     credentials, tls = _shown(config, environ), load_tls(config)
     address = config.server.admin_address
     guard = Guard(address, admin_token(environ, address))
@@ -270,11 +273,12 @@ async def start_gateway(
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials, tls=tls)
     entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT, metrics.listeners)
+    shown_files = stamp(certificate_files(config.every_listener))
     entrance.show(load_certificates(config.every_listener, entrance.listeners.alpn))
     clients = entrance.clients
     metrics.before_collect = clients.count
     metrics.listeners.expiries = entrance.listeners.expiries
-    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ)
+    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
         look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
@@ -283,6 +287,7 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: entrance.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
+    engine.renewal.start(known)
     return await gateway.listen(application)
 
 

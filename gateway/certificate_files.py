@@ -1,29 +1,13 @@
-"""Certificates and keys in files: read, understood, and looked at again when the files change.
-
-Everything here blocks on the disk, but for `Watch`, which has it done in a thread that nobody waits for.  Files are
-told from their later selves by what `stat` says of them; a link is followed, because that is how orchestrators put new
-ones in place.
-"""
+"""Certificates, keys and authorities in files: read, and understood.  Everything here waits for the disk."""
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
-from typing import Final
 
-from gateway.clock import Clock, pause
 from gateway.config_file import ConfigError
-from gateway.config_reader import ConfigReader
-
-LOOK_S: Final = 2.0
-"""Between two looks at the files."""
-
-Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""What tells a version of some files from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,50 +69,3 @@ def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
 def word_of(error: OSError | ValueError) -> str:
     """Why a file cannot be read."""
     return (error.strerror if isinstance(error, OSError) else None) or "no path of a file"
-
-
-def stamp(files: Iterable[str]) -> Stamp:
-    """The version of these files that is there now; None in the place of one that is not."""
-    return tuple(map(_stamp, files))
-
-
-def _stamp(file: str) -> tuple[int, int, int, int] | None:
-    try:
-        found = os.stat(file)  # noqa: PTH116 - the text may be no path at all
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-class Watch:
-    """Calls `changed` when files have become others, once they have stayed so from one look to the next: whoever puts a
-    pair in place writes one of them first.
-
-    `files` names them anew for every look.  `run` goes on until it is cancelled.
-    """
-
-    def __init__(
-        self, files: Callable[[], tuple[str, ...]], changed: Callable[[], Awaitable[None]], clock: Clock
-    ) -> None:
-        self._files = files
-        self._changed = changed
-        self._clock = clock
-        self._reader = ConfigReader(lambda: (asked := self._files(), stamp(asked)), clock)
-
-    async def run(self) -> None:
-        """Look, and look again."""
-        known = seen = await self._look()
-        while True:
-            await pause(self._clock, LOOK_S)
-            before, seen = seen, await self._look()
-            if seen is None or seen != before or seen == known:
-                continue
-            known = seen
-            await self._changed()
-
-    async def _look(self) -> tuple[tuple[str, ...], Stamp] | None:
-        try:
-            return await self._reader.read()
-        except ConfigError:
-            # The disk does not answer; it may next time.
-            return None

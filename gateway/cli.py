@@ -38,7 +38,7 @@ from gateway.commands.failure import CommandFailed
 from gateway.commands.output import CANNOT_WRITE, abandon_stdout
 from gateway.commands.purge import purge
 from gateway.commands.reload import reload
-from gateway.commands.run import allow_many_connections
+from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
@@ -366,6 +366,7 @@ async def _dev(flags: list[Flag], origin_address: Address, local: LocalCertifica
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     allow_many_connections()
+    collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 

@@ -8,7 +8,6 @@ what a request's bytes mean, and which of its lines are credentials, is the rout
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
 
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
@@ -18,7 +17,7 @@ from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
-from gateway.server.clients import Clients, Handler
+from gateway.server.clients import AsyncHandler, Clients, Handler, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.front import Front
 from gateway.server.joins import Join, Joins
@@ -27,7 +26,7 @@ from gateway.server.noted import NotedFront
 from gateway.server.opening import HTTP_1, Connect
 from gateway.server.ready import Ready, ReadyAnswers
 from gateway.server.redirect import redirect
-from gateway.server.request import Answered, Channel, Request
+from gateway.server.request import Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
 
@@ -68,7 +67,6 @@ class Entrance:
             self.clients.on_hit = self._note_hit
         else:
             # What is noted one by one is so by the handlers around the front.
-            self.clients.at_once = self._at_once
             self.clients.join = self._join if config.server.fast_path else None
         self.clients.proxies = proxies = _proxies(config)
         protocols: dict[str, Connect] = {HTTP_1: self._connect}
@@ -96,36 +94,23 @@ class Entrance:
                 _log.warning("a certificate stays as it was: %s", line)
         self.listeners.take(certificates)
 
-    def certificate_files(self) -> tuple[str, ...]:
-        """The files that what listeners show is made of."""
-        return tuple(
-            file
-            for loaded in self.listeners.certificates.values()
-            for file in (
-                loaded.config.client_ca,
-                *(file for pair in loaded.config.certificates for file in (pair.certificate, pair.key)),
-            )
-            if file
-        )
-
-    def _answer(self, request: Request) -> Awaitable[Answered | None]:
+    def _answer(self, request: Request) -> Work | None:
         return self._front(request)
-
-    def _at_once(self, request: Request) -> bool:
-        return self._plain_front.at_once(request)
 
     def _join(self, channel: Channel, join: Join) -> bool:
         return self._plain_front.join(channel, join)
 
     def _make_front(self) -> Handler:
-        front: Handler
-        front = self._plain_front = Front(
+        plain = self._plain_front = Front(
             self._config, self._engine, self.routes.routes, self._recorder, self._journal, self._joins
         )
+        front: AsyncHandler | None = None
         if self._journal.is_kept:
-            front = NotedFront(front, self._journal, self._engine.clock)
-        # Around the log, whose lines name the trace.
-        return TracedFront(front, self._tracer) if self._tracer is not NO_TRACER else front
+            front = NotedFront(plain, self._journal, self._engine.clock)
+        if self._tracer is not NO_TRACER:
+            # Around the log, whose lines name the trace.
+            front = TracedFront(front or plain, self._tracer)
+        return front or plain.begin
 
     def _make_ready(self) -> ReadyAnswers | None:
         if not self._config.server.fast_path:
@@ -160,6 +145,7 @@ class Entrance:
         self._config = config
         for clients in self.every_clients:
             clients.limits = config.limits
+        self.clients.known.clear()
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())

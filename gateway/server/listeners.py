@@ -37,6 +37,17 @@ class ListenerRecorder(Protocol):
         """Pairs of files could not be used, and older ones of them stay."""
 
 
+def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
+    """The files that what listeners show is made of."""
+    tables = [listener.tls for listener in listeners if listener.tls is not None]
+    named = [
+        file
+        for tls in tables
+        for file in (tls.client_ca, *(file for one in tls.certificates for file in (one.certificate, one.key)))
+    ]
+    return tuple(filter(None, named))
+
+
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
 ) -> dict[int, Loaded]:

@@ -22,8 +22,8 @@ class Answered(NamedTuple):
     headers: CIMultiDict[str]
 
 
-class LiveReader(Protocol):
-    """Who gives a live answer."""
+class Giver(Protocol):
+    """Who gives an answer that no task waits for."""
 
     def pump(self) -> None:
         """The connection has room again."""
@@ -46,7 +46,8 @@ class Note(Protocol):
 class Channel(Protocol):
     """Where one request's answer goes, and the client behind it.
 
-    An answer is one `respond`; or `begin`, some `send_part` and `end`; or, after `park`, a live one.
+    An answer is one `respond`; or `begin`, some `send_part` and `end`; or, after `park`, a live one.  Whoever gives the
+    first two without being waited for says `hand_over` before and `answered` after.
     """
 
     is_full: bool
@@ -100,14 +101,20 @@ class Channel(Protocol):
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
-    def park(self, live: LiveReader, *, keeps: bool, is_chunked: bool = True) -> None:
+    def hand_over(self, giver: Giver) -> None:
+        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+
+    def answered(self, request: Request) -> None:
+        """The answer is out."""
+
+    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
 
     def release(self) -> None:
         """The live answer has ended."""
 
     def follow(
-        self, live: LiveReader, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
 

@@ -21,11 +21,11 @@ import orjson
 import pytest
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.certificate_files import LOOK_S
 from gateway.clock import ManualClock
 from gateway.config import GatewayConfig
 from gateway.config_file import ConfigError
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.watched_files import LOOK_S
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
