@@ -47,14 +47,16 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    # A wrapper, for xdist looks at the groups before any hook that is none.
     # One process has all that runs on Spark, since a Java that has just started takes twenty seconds of a processor to
     # learn what one that has been at work knows.  It begins first: it has the most to do.
     of_spark = {item.path for item in items if not _JAVAS.isdisjoint(getattr(item, "fixturenames", ()))}
     items.sort(key=lambda item: item.path not in of_spark)
     for item in items:
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in of_spark else item.nodeid.partition("::")[0]))
+    yield
 
 
 @pytest.fixture(scope="session")
