@@ -76,8 +76,8 @@ class OriginTlsConfig(Model):
 
     ca_file: str = Field(
         default="",
-        description="File of certificates (PEM) that origins' own are to be signed by; read at start and at each "
-        "reload. Empty: those that the system trusts.",
+        description="File of certificates (PEM) that origins' own are to be signed by; read again when it "
+        "changes, like the next two. Empty: those that the system trusts.",
     )
     cert_file: str = Field(
         default="", description="File of the certificate (PEM) that origins are shown, with its chain. Empty: none."

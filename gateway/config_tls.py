@@ -46,6 +46,19 @@ def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
     return found
 
 
+def tls_files(config: GatewayConfig) -> tuple[str, ...]:
+    """The files that `load_tls` reads, each once."""
+    found = [
+        file
+        for route in config.routes
+        if route.origin_tls is not None
+        and any(url.startswith("https:") for url in (*(one.url for one in route.members), *route.leaders))
+        for file in (route.origin_tls.ca_file, route.origin_tls.cert_file, route.origin_tls.key_file)
+        if file
+    ]
+    return tuple(dict.fromkeys(found))
+
+
 def _context(route: RouteConfig, wanted: OriginTlsConfig) -> ssl.SSLContext:
     key = f"route.{route.name}.origin_tls"
     context = ssl.create_default_context()

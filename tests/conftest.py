@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests import transports
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -27,6 +29,10 @@ settings.load_profile("gateway")
 
 _OF_SPARK: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
 """Folders of tests that start a Java."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    transports.add_option(parser)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

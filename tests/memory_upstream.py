@@ -9,7 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.errors import GatewayError
 from gateway.http.reply import Head
+from gateway.upstream.asking import Asker, answer_to
 from gateway.upstream.failures import ConnectionLost
 from gateway.upstream.reply import Body, Bounds, Reply
 
@@ -22,42 +24,44 @@ class MemoryInflow:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._has_ended = False
+        self.has_ended = False
         self._error: BaseException | None = None
-        self._changed = asyncio.Event()
+        self.on_change: Callable[[], object] = lambda: None
 
     def say(self, piece: bytes) -> None:
         self._pieces.append(piece)
-        self._changed.set()
+        self.on_change()
 
     def finish(self) -> None:
-        self._has_ended = True
-        self._changed.set()
+        self.has_ended = True
+        self.on_change()
 
     def take(self) -> bytes | None:
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             return b"".join(pieces)
-        if self._has_ended:
+        if self.has_ended:
             return b""
         if self._error is not None:
             raise self._error
         return None
 
-    async def read(self, by: float) -> bytes:
-        while (taken := self.take()) is None:
-            self._changed.clear()
-            await self._changed.wait()
-        return taken
+    def expect(self, by: float) -> None:
+        """Memory has all the time that there is."""
+
+    async def changed(self) -> None:
+        waiter = asyncio.Event()
+        self.on_change = waiter.set
+        await waiter.wait()
 
     def end(self, error: BaseException) -> None:
-        if not self._has_ended and self._error is None:
+        if not self.has_ended and self._error is None:
             self._error = error
-            self._changed.set()
+            self.on_change()
 
     @property
     def is_over(self) -> bool:
-        return self._has_ended or self._error is not None
+        return self.has_ended or self._error is not None
 
 
 class Asked:
@@ -75,6 +79,8 @@ class Asked:
         self.body = body
         self.is_live = is_live
         self.inflow = MemoryInflow()
+        self._asker: Asker
+        self._has_left = False
         self._answer: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
 
     def begin(self, status: int, headers: dict[str, str], length: int | None = None) -> None:
@@ -96,8 +102,22 @@ class Asked:
         else:
             self._answer.set_exception(error)
 
-    async def reply(self) -> Reply:
-        return Reply(await self._answer, self.inflow, self.bounds, inf)
+    def tell(self, asker: Asker) -> None:
+        """Have `asker` told of the answer."""
+        self._asker = asker
+        self._answer.add_done_callback(self._tell)
+
+    def _tell(self, answer: asyncio.Future[Head]) -> None:
+        if self._has_left:
+            return
+        error = answer.exception()
+        if isinstance(error, GatewayError):
+            self._asker.failed(error)
+        else:
+            self._asker.answered(Reply(answer.result(), self.inflow, self.bounds, inf))
+
+    def leave(self) -> None:
+        self._has_left = True
 
 
 class MemoryUpstream:
@@ -106,7 +126,27 @@ class MemoryUpstream:
     def __init__(self, script: Callable[[Asked], None] = lambda asked: None) -> None:
         self.script = script
         self.asked: list[Asked] = []
-        self._came = asyncio.Condition()
+        self._came = asyncio.Event()
+
+    def ask(
+        self,
+        asker: Asker,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+    ) -> Asked:
+        asked = Asked(method, url, headers, bounds, body, is_live=is_live)
+        self.asked.append(asked)
+        asked.tell(asker)
+        asker.sent()
+        self.script(asked)
+        self._came.set()
+        self._came = asyncio.Event()
+        return asked
 
     async def send(
         self,
@@ -119,16 +159,13 @@ class MemoryUpstream:
         is_live: bool = False,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Reply:
-        asked = Asked(method, url, headers, bounds, body, is_live=is_live)
-        self.asked.append(asked)
-        on_sent()
-        self.script(asked)
-        async with self._came:
-            self._came.notify_all()
-        return await asked.reply()
+        return await answer_to(
+            lambda asker: self.ask(asker, method, url, headers, bounds, body, is_live=is_live), on_sent
+        )
 
     async def until(self, count: int) -> Asked:
         """Wait until so many requests have been sent in all; the last of them."""
-        async with asyncio.timeout(BOUND_S), self._came:
-            await self._came.wait_for(lambda: len(self.asked) >= count)
+        async with asyncio.timeout(BOUND_S):
+            while len(self.asked) < count:
+                await self._came.wait()
         return self.asked[count - 1]

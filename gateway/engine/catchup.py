@@ -108,7 +108,7 @@ class _Attempt:
             return await self._answer_now()
         if stream.lies_beyond(read.start) and (tail := await self._known_tail()) is not None:
             self._at = tail
-            return self._answer(Outcome.HIT, up_to_date=True, is_closed=False)
+            return self._answer(Outcome.HIT, up_to_date=True, is_closed=stream.tape.is_closed_at(tail))
         while True:
             self._take_tape()
             if self._ends_here() and await self._may_answer_alone():

@@ -39,6 +39,7 @@ from gateway.upstream.client import Client
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
+from gateway.upstream.renewal import Renewal
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
@@ -77,6 +78,8 @@ class Engine:
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
+        self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
+        """To be started where files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
         self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
@@ -101,12 +104,13 @@ class Engine:
             rng,
             limits.max_flight_bytes,
             self.live.end,
+            self.live.doubt,
             self.live.looked,
             self.absences,
             tracer,
             journal,
         )
-        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder, journal)
+        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder)
         self.purge = Purge(self.library, self.live)
         self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(
@@ -129,6 +133,14 @@ class Engine:
         asked = _without_codings(read)
         return await self._coded(
             read, await self._on_stream(asked, lambda stream: self._catch_up.answer(asked, stream))
+        )
+
+    def knows(self, read: Read) -> bool:
+        """Whether anything is in memory by which a HEAD may be answered, or refused."""
+        return (
+            self.library.find(read.key) is not None
+            or self.absences.find(read.key, METADATA, read.source.headers) is not None
+            or not self.absences.may_ask(read.route)
         )
 
     async def head(self, read: Read) -> Answer | None:
@@ -274,6 +286,7 @@ class Engine:
     ) -> tuple[str, ...]:
         """Have the origins of this configuration from here on, with what its routes show them; the routes that show
         another secret than before."""
+        self._config = config
         anew = self.origins.take(config.routes, config.origins, credentials)
         self.health.take(config.routes)
         self.client.exchanges.trust(tls or {})
@@ -287,6 +300,7 @@ class Engine:
 
     async def close(self) -> None:
         self.live.close()
+        await self.renewal.close()
         await self.health.close()
         await self.tasks.close()
         await self.client.close()

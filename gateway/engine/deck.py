@@ -20,7 +20,7 @@ from functools import partial
 from gateway.clock import Clock, pause
 from gateway.engine.absent import Absences
 from gateway.engine.route import Route
-from gateway.engine.verdict import NO_HEAD, Judge, Known, is_overtaken
+from gateway.engine.verdict import NO_HEAD, Judge, Known, is_outdated, is_overtaken
 from gateway.errors import CircuitOpen, GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.journal import UNKEPT, Journal, Place, note_fetch
 from gateway.metrics_seam import Recorder
@@ -55,6 +55,7 @@ class FlightDeck:
         rng: random.Random,
         max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
+        on_doubt: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
         absences: Absences,
         tracer: Tracer = NO_TRACER,
@@ -68,12 +69,14 @@ class FlightDeck:
         self._rng = rng
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
+        self._on_doubt = on_doubt
+        """Told that a stream may be another one, or none, so that its live request shows it no more."""
         self._on_tail = on_tail
         """Told where the origin says that a stream's tail is, and when it was asked."""
         self._absences = absences
         self._tracer = tracer
         self._journal = journal
-        self._judge = Judge(library, recorder, on_end)
+        self._judge = Judge(library, recorder, on_end, on_doubt)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -225,7 +228,7 @@ class FlightDeck:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        flight.incarnation = stream.tape.incarnation
+        flight.incarnation, flight.write_turn = stream.tape.incarnation, stream.write_turn
         known = Known.of(stream, flight.start)
         name = route.config.name
         try:
@@ -245,8 +248,8 @@ class FlightDeck:
                 if is_token_refused and is_current and await self._is_welcome(flight, source, name):
                     # The origin does not know a token that it gave out itself: this is another stream.
                     raise TailMovedBack
-                is_same = stream.ended is None and (stream.acks, stream.doubts) == (known.acks, known.doubts)
-                if isinstance(head, Refusal) and is_current and is_same:
+                is_believed = is_current and stream.ended is None and not is_outdated(stream, flight)
+                if isinstance(head, Refusal) and is_believed:
                     # Refused to a HEAD, it comes without the body that a GET would be given.
                     is_whole = head.status == 404 and not is_metadata
                     place = None if is_whole else flight.start
@@ -272,8 +275,8 @@ class FlightDeck:
                 await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
-            if not is_overtaken(stream, flight) and self._library.drop(stream, End.RECREATED):
-                self._on_end(stream, End.RECREATED)
+            if not is_overtaken(stream, flight):
+                self._is_another(stream, flight, known)
             flight.fail(error)
             return None
         except CircuitOpen as error:
@@ -281,6 +284,15 @@ class FlightDeck:
         except GatewayError as error:
             self._recorder.upstream_failure(mode, type(error).__name__, name)
             return error
+
+    def _is_another(self, stream: Stream, flight: Flight, known: Known) -> None:
+        """The flight has brought a part of another stream than the one that is remembered."""
+        if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
+            # What is remembered has got its name since the flight was sent, and may be the later one.
+            stream.doubts += 1
+            self._on_doubt(stream)
+        elif self._library.drop(stream, End.RECREATED):
+            self._on_end(stream, End.RECREATED)
 
     def _saw_tail(self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route) -> None:
         """Take note of where the origin says that the tail is, and of how long it lets that be repeated."""

@@ -16,7 +16,6 @@ from gateway.clock import Clock
 from gateway.engine.absent import Absences
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError
-from gateway.journal import UNKEPT, Journal, Place, note_origin_request
 from gateway.live.registry import Live
 from gateway.metrics_seam import Recorder
 from gateway.protocol.forwarding import storable_headers
@@ -32,7 +31,8 @@ from gateway.protocol.offsets import is_sentinel, is_well_formed
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
-from gateway.upstream.reply import Reply
+from gateway.upstream.asking import Asker, Asking
+from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
 WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
@@ -56,21 +56,72 @@ class Passed:
     raw_query: str
     headers: CIMultiDict[str]
     body: AsyncIterator[bytes] | bytes | None
-    place: Place
-    """What was asked for, as the log has it: the client may have left, and be noted, by the time this is sent."""
     is_cut_short: Callable[[], bool] = lambda: False
     """Whether the client failed to send the whole body."""
 
 
-class _Sent:
-    """One request on its way.  `own` is the writer's own tape as it was when the request was sent, the only one of
-    which the answer states facts; `is_overtaken` when the stream was deleted or created since."""
+class Relayed:
+    """One request on its way, and an `Asker` of the origin's."""
 
-    __slots__ = ("is_overtaken", "own")
+    __slots__ = (
+        "_asked_at",
+        "_asker",
+        "_asking",
+        "_has_left",
+        "_is_write",
+        "_relay",
+        "is_overtaken",
+        "own",
+        "passed",
+        "turn",
+    )
 
-    def __init__(self, own: Stream | None) -> None:
+    def __init__(self, relay: Relay, passed: Passed, asker: Asker, own: Stream | None, asked_at: float) -> None:
+        self._relay = relay
+        self._asker = asker
+        self._asked_at = asked_at
+        self._is_write = passed.mode in WRITES
+        self._asking: Asking | None = None
+        self._has_left = False
+        self.passed = passed
         self.own = own
+        """The writer's own tape as it was when the request was sent, the only one of which the answer states facts."""
+        self.turn = own.write_turn if own is not None else None
+        """The turn of its writes then."""
         self.is_overtaken = False
+        """Whether the stream has been deleted or created since."""
+
+    def begin(self, upstream: Upstream, url: str, bounds: Bounds) -> None:
+        passed = self.passed
+        is_live = passed.mode in (Mode.LONGPOLL, Mode.SSE)
+        self._asking = upstream.ask(self, passed.method, url, passed.headers, bounds, passed.body, is_live=is_live)
+
+    def leave(self) -> None:
+        """Nobody waits for the answer any more.  That takes no write back, so what it changed is recorded all the
+        same."""
+        self._has_left = True
+        if not self._is_write and self._asking is not None:
+            self._asking.leave()
+
+    # -- from the origin
+
+    def sent(self) -> None:
+        self._relay.recorder.upstream_request(self.passed.mode, self.passed.route.config.name)
+        self._asker.sent()
+
+    def answered(self, reply: Reply) -> None:
+        self._asking = None
+        self._relay.answered(self, reply, self._asked_at)
+        if self._has_left:
+            reply.close()
+        else:
+            self._asker.answered(reply)
+
+    def failed(self, error: GatewayError) -> None:
+        self._asking = None
+        self._relay.failed(self, error)
+        if not self._has_left:
+            self._asker.failed(error)
 
 
 class Relay:
@@ -84,93 +135,81 @@ class Relay:
         absences: Absences,
         clock: Clock,
         recorder: Recorder,
-        journal: Journal = UNKEPT,
     ) -> None:
         self._absences = absences
         self._upstream = upstream
         self._library = library
         self._live = live
         self._clock = clock
-        self._recorder = recorder
-        self._journal = journal
-        self._writes: dict[Group, set[_Sent]] = {}
+        self.recorder = recorder
+        self._writes: dict[Group, set[Relayed]] = {}
         """Writes that have been sent and not answered."""
 
-    async def send(self, passed: Passed) -> Reply:
-        """Relay; the reply's head is here when this returns, and what it changed is recorded."""
+    def ask(self, passed: Passed, asker: Asker) -> Relayed:
+        """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
         route = passed.route
         url = route.upstream_base(passed.path)
         if passed.raw_query:
             url = f"{url}?{passed.raw_query}"
-        is_live = passed.mode in (Mode.LONGPOLL, Mode.SSE)
-        bounds = route.live_bounds if is_live else route.bounds
+        bounds = route.live_bounds if passed.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
         if passed.mode is Mode.SSE:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
-        name, asked_at = route.config.name, self._clock.now()
-        is_write = passed.mode in WRITES
-        is_known = False
-        write = _Sent(self._library.find(passed.own) if passed.own is not None else None)
-        if is_write:
-            self._writes.setdefault(passed.group, set()).add(write)
+        own = self._library.find(passed.own) if passed.own is not None else None
+        relayed = Relayed(self, passed, asker, own, self._clock.now())
+        if passed.mode in WRITES:
+            self._writes.setdefault(passed.group, set()).add(relayed)
             self._absences.write_begins(passed.group)
-        try:
-            reply = await self._upstream.send(
-                passed.method,
-                url,
-                passed.headers,
-                bounds,
-                passed.body,
-                is_live=is_live,
-                on_sent=lambda: self._sent(passed),
-            )
-            self._recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, name)
-            is_known = reply.status < 500
-            if is_write and is_known:
-                self._record(passed, reply, write)
-            elif passed.mode is Mode.HEAD:
-                self._lost(write, reply.status)
-            return reply
-        except GatewayError as error:
-            # What the origin never had cannot have changed anything there.
-            is_known = error.is_unsent
-            if not passed.is_cut_short() and not isinstance(error, CircuitOpen):
-                self._recorder.upstream_failure(passed.mode, type(error).__name__, name)
-            raise
-        finally:
-            if is_write and not is_known and not passed.is_cut_short():
-                # Nobody can tell whether the origin did it, or will.  Of a body that the client itself did not finish
-                # the origin never had a complete request.
+        relayed.begin(self._upstream, url, bounds)
+        return relayed
+
+    def answered(self, relayed: Relayed, reply: Reply, asked_at: float) -> None:
+        """The head of the answer is here: record what it says."""
+        passed = relayed.passed
+        self.recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
+        if passed.mode in WRITES:
+            if reply.status < 500:
+                self._record(passed, reply, relayed)
+            elif not passed.is_cut_short():
                 self._suspect(passed)
-            if is_write:
-                self._forget(passed.group, write)
-                self._absences.write_ends(passed.group)
+            self._forget(relayed)
+        elif passed.mode is Mode.HEAD:
+            self._lost(relayed, reply.status)
 
-    def _sent(self, passed: Passed) -> None:
-        """The request is being sent to an origin."""
-        self._recorder.upstream_request(passed.mode, passed.route.config.name)
-        if not note_origin_request():
-            self._journal.unclaimed(passed.place, passed.mode, requests=1)
+    def failed(self, relayed: Relayed, error: GatewayError) -> None:
+        """There is no answer."""
+        passed = relayed.passed
+        is_cut_short = passed.is_cut_short()
+        if not is_cut_short and not isinstance(error, CircuitOpen):
+            self.recorder.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
+        if passed.mode in WRITES:
+            # What the origin never had cannot have changed anything there, nor can a body that the client itself did
+            # not finish: the origin never had a complete request.
+            if not error.is_unsent and not is_cut_short:
+                self._suspect(passed)
+            self._forget(relayed)
 
-    def _forget(self, group: Group, write: _Sent) -> None:
+    def _forget(self, relayed: Relayed) -> None:
+        group = relayed.passed.group
         writes = self._writes[group]
-        writes.discard(write)
+        writes.discard(relayed)
         if not writes:
             del self._writes[group]
+        self._absences.write_ends(group)
 
-    def _record(self, passed: Passed, reply: Reply, write: _Sent) -> None:
+    def _record(self, passed: Passed, reply: Reply, write: Relayed) -> None:
         if write.is_overtaken:
             # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
             self._doubt(passed)
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
-            elif reply.status in (404, 410):
+            self._lost(write, reply.status)
+            if reply.status in (404, 410):
                 # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
                 # to whom the stream is not shown.
                 for stream in self._library.group(passed.group):
                     stream.doubts += 1
-            self._lost(write, reply.status)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
             self._begin(passed, reply)
@@ -185,9 +224,15 @@ class Relay:
         for stream in self._library.purge(passed.group, why):
             self._live.end(stream, why)
 
-    def _lost(self, sent: _Sent, status: int) -> None:
+    def _lost(self, sent: Relayed, status: int) -> None:
         """The origin told this client that there is no such stream; others may still see it."""
-        if sent.own is not None and status in (404, 410):
+        if sent.own is None or status not in (404, 410):
+            return
+        if sent.own.write_turn != sent.turn:
+            # A write that was acknowledged since found it there: the next request tells what is true now.
+            sent.own.doubts += 1
+            self._live.doubt(sent.own)
+        else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
     def _begin(self, passed: Passed, reply: Reply) -> None:
@@ -201,7 +246,7 @@ class Relay:
         self._library.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
-    def _acknowledge(self, passed: Passed, reply: Reply, write: _Sent) -> None:
+    def _acknowledge(self, passed: Passed, reply: Reply, write: Relayed) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         for stream in self._library.group(passed.group):
             stream.contacted_at = self._clock.now()

@@ -14,6 +14,7 @@ from gateway.clock import Clock
 from gateway.config import RouteConfig
 from gateway.engine.retries import RetryBudget, RouteRetries
 from gateway.engine.unshared import Unshared
+from gateway.http.outgoing import FixedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target
 from gateway.tape.stream import Group, StreamKey
@@ -136,21 +137,24 @@ class Route:
                     found.add(name, value)
         return found
 
-    def key(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> StreamKey:
-        """The key of the tape that this request may share; `passed_nodes` as in `source`."""
+    def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> str:
+        """Who shares tapes with a request that shows these; `passed_nodes` as in `source_headers`."""
         shown = []
         if credentials and self.config.credentials == "partition":
             shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
         if passed_nodes:
             shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
-        partition = self.share
-        if shown:
-            digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-            partition = f"{partition} {digest}"
+        if not shown:
+            return self.share
+        digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return f"{self.share} {digest}"
+
+    def key(self, target: Target, partition: str) -> StreamKey:
+        """The key of the tape that those of a partition share."""
         return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
 
-    def source(self, target: Target, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Source:
-        """Where the target's bytes come from, with the headers that a shared fetch carries.
+    def source_headers(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> CIMultiDict[str]:
+        """The headers that a shared fetch carries.
 
         `passed_nodes` are the gateways that the reader has come by: a loop over several of them is seen only if each
         hands on the names before it (RFC 8586 §2).  They are a part of the key, because otherwise the names that one
@@ -160,6 +164,10 @@ class Route:
         headers["Accept-Encoding"] = "identity"
         headers["Via"] = f"1.1 {self.node}"
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
+        return FixedHeaders.of(headers)
+
+    def source(self, target: Target, headers: CIMultiDict[str]) -> Source:
+        """Where the target's bytes come from, for those whose fetches carry these headers."""
         return Source(self.upstream_base(target.path), target, headers, self.bounds, self.live_bounds)
 
 

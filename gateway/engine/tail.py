@@ -19,6 +19,7 @@ from gateway.engine.deck import FlightDeck
 from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
 from gateway.engine.route import Route
+from gateway.engine.verdict import is_outdated
 from gateway.engine.waiter import Client, Waiter, Waiting
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.registry import Live
@@ -92,8 +93,9 @@ class Tail:
             # Another's fetch tells what there is to know as well; where the tail is now is the follower's to say.
             place = START
         if stream.content_type is None and (stale := await self._deck.settle(stream, place, read.route)) is not None:
-            if isinstance(stale.head, Refusal) and as_seen_by(stale.head, read.source.headers) is stale.head:
-                raise Ended(stale.head)
+            refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
+            if isinstance(refusal, Refusal) and not is_outdated(stream, stale):
+                raise Ended(refusal)
             self._check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
@@ -128,7 +130,7 @@ class Tail:
         if start != START and not tape.has_seen(start):
             # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
             if stream.lies_beyond(start) and tape.tail is not None and stream.tail_until(tape.tail) > self.clock.now():
-                return tape.tail, Beyond(tape.tail, True, False)
+                return tape.tail, Beyond(tape.tail, True, tape.is_closed_at(tape.tail))
             if head is None:
                 head = await fresh(stream, start, read.route, read.source)
             if isinstance(head, Beyond):
@@ -376,7 +378,7 @@ class Tail:
         if not topic.is_current(at):
             return None
         cursor = self._cursor(read, stream)
-        return timed_out(read, stream, at, False, cursor, Outcome.FOLLOWED)
+        return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
     async def nothing_new(self, read: Read, stream: Stream) -> Answer:
         """The time is up and nobody can vouch for the tail: look."""

@@ -5,8 +5,9 @@ one client alone, because it is personal, encoded, without an end, or nothing th
 held against what was known *when it was asked for*, since the tape moves on meanwhile: a tail that has moved back, a
 stream that was closed and is not, another type or identity are another stream under the same name.
 
-An answer that was overtaken (the stream's bytes were forgotten while it was on its way) is still one for those who wait
-for it, and teaches nothing.
+A refusal that was asked for before a write was acknowledged may be of before the write: it is one for those who wait
+for it, and ends nothing.  An answer that was overtaken (the stream's bytes were forgotten while it was on its way) is
+still one for those who wait for it, and teaches nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Known:
     """Whether the asked offset was one that the origin had named."""
     is_origins_own: bool
     """The same, for offsets that are no sentinel and no place of the gateway's own."""
+    identity: str | None
     doubts: int
     acks: int
 
@@ -72,16 +74,25 @@ class Known:
         """What is known now of what is asked after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
-        return cls(tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.doubts, stream.acks)
+        return cls(
+            tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.identity, stream.doubts, stream.acks
+        )
 
 
 class Judge:
     """Judges answers and records what they teach.  Has no state of its own."""
 
-    def __init__(self, library: Library, recorder: Recorder, on_end: Callable[[Stream, End], None]) -> None:
+    def __init__(
+        self,
+        library: Library,
+        recorder: Recorder,
+        on_end: Callable[[Stream, End], None],
+        on_doubt: Callable[[Stream], None],
+    ) -> None:
         self._library = library
         self._recorder = recorder
         self._on_end = on_end
+        self._on_doubt = on_doubt
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: Known
@@ -163,6 +174,10 @@ class Judge:
     def settle(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
         """What an answer without bytes does to the stream."""
         match head:
+            case Refusal(status=404 | 410) if is_outdated(stream, flight):
+                # The write that was acknowledged since found the stream there: the next look tells what is true now.
+                stream.doubts += 1
+                self._on_doubt(stream)
             case Refusal(status=404):
                 if self._library.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)
@@ -187,6 +202,12 @@ class Judge:
 def is_overtaken(stream: Stream, flight: Flight) -> bool:
     """Whether bytes of the stream were forgotten since the flight was sent, so that it may bring those very ones."""
     return stream.tape.incarnation != flight.incarnation
+
+
+def is_outdated(stream: Stream, flight: Flight) -> bool:
+    """Whether a write was acknowledged, or may have been done, since the flight was sent, so that what it did not find
+    may be there now."""
+    return stream.write_turn != flight.write_turn
 
 
 async def _is_empty(reply: Reply) -> bool:

@@ -159,7 +159,7 @@ class Warming:
                 return
 
     async def _ask(self, wish: Wish[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
-        source = wish.route.source(wish.target, CIMultiDict())
+        source = wish.route.source(wish.target, wish.route.source_headers(CIMultiDict()))
         head, fetched = await self._deck.fetched(stream, at, wish.route, source)
         trip.fetched += fetched
         trip.has_failed = _is_failure(head)

@@ -79,7 +79,7 @@ def _wish(entry: E, routes: Mapping[str, Route]) -> Wish[E] | None:
         return None
     if target.offset is not None or target.live is not None or not route.covers(target.path):
         return None
-    return Wish(entry, route, target, route.key(target, CIMultiDict()))
+    return Wish(entry, route, target, route.key(target, route.partition(CIMultiDict())))
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:

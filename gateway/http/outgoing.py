@@ -15,6 +15,7 @@ _HEAD: Final = re.compile(
     r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+ [^\x00-\x20\x7f]+ HTTP/1\.1\r\n"
     r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [^\x00-\x08\x0a-\x1f\x7f]*\r\n)+\r\n"
 )
+_TARGET: Final = re.compile(r"/[!-~]*")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 _OFTEN_EMPTY: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that say nothing of a body where they have none (RFC 9110 section 8.6)."""
@@ -28,6 +29,30 @@ _SPELT: Final = """
 """
 _USUAL: Final = frozenset(spelt for name in _SPELT.split() for spelt in (name, name.lower(), name.title()))
 """Field names that are known to be tokens."""
+
+
+class FixedHeaders(CIMultiDict[str]):
+    """Headers that nobody changes any more: their lines are made once.  A copy is not fixed."""
+
+    __slots__ = ("lines",)
+
+    lines: str | None
+    """The field lines but for framing, None where they need a closer look together with the rest."""
+
+    @classmethod
+    def of(cls, headers: CIMultiDict[str]) -> FixedHeaders:
+        """These, fixed."""
+        fixed = cls(headers)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in _FRAMING])
+        is_usual = _USUAL.issuperset(headers) and lines.count("\r\n") == lines.count("\n")
+        fixed.lines = lines if is_usual and lines.replace("\r\n", "").isprintable() else None
+        return fixed
+
+    def copy(self) -> FixedHeaders:
+        """The same, to be changed: no lines are kept for it."""
+        copied = FixedHeaders(self)
+        copied.lines = None
+        return copied
 
 
 class UnfitRequest(ValueError):
@@ -48,6 +73,15 @@ def request_head(
     `host` is what the Host field says unless the headers have one.  UnfitRequest where a part of it is no token, or
     has control characters.
     """
+    if type(headers) is FixedHeaders and headers.lines is not None and method in _METHODS and _TARGET.fullmatch(target):
+        if is_chunked:
+            framing = "Transfer-Encoding: chunked\r\n"
+        elif length is not None:
+            framing = f"Content-Length: {length}\r\n"
+        else:
+            framing = "" if method in _OFTEN_EMPTY else "Content-Length: 0\r\n"
+        named = "" if "Host" in headers else f"Host: {host}\r\n"
+        return f"{method} {target} HTTP/1.1\r\n{named}{headers.lines}{framing}\r\n".encode("utf-8", "surrogateescape")
     lines = [f"{method} {target} HTTP/1.1"]
     if "Host" not in headers:
         lines.append(f"Host: {host}")

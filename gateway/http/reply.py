@@ -5,10 +5,11 @@ is on its way.  It knows no socket and no time.  What it gives for a reply is a 
 and `END`; an end of the connection is told to it by `feed_eof`.
 
 The syntax of heads and of chunks is llhttp's to judge, in its strict mode: no bare LF, no folded line, no length that
-is said twice or beside chunks.  Where a body begins and ends is decided here (RFC 9112 section 6.3), because llhttp
-cannot be told that the reply to a HEAD has no body, and would not say where excess bytes begin.  Stricter than llhttp,
-this refuses what nobody here could hand on: versions that are not HTTP/1, transfer codings beside chunked, statuses
-below 100, control characters in a reason.
+is said twice or beside chunks. A head that comes whole and has nothing unusual is read line by line instead, and most
+of its lines are known from other replies; whatever is not plain there is left to llhttp. Where a body begins and ends
+is decided here (RFC 9112 section 6.3), because llhttp cannot be told that the reply to a HEAD has no body, and would
+not say where excess bytes begin. Stricter than llhttp, this refuses what nobody here could hand on: versions that are
+not HTTP/1, transfer codings beside chunked, statuses below 100, control characters in a reason.
 
 Interim replies (1xx) are skipped, a few of them; 101 is refused, since nobody here asks for another protocol.
 Trailers and chunk extensions are dropped.  Everything is bounded: the head's lines and their number, the head as a
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -44,11 +46,16 @@ _FIRST: Final = ord("H")
 _HEAD_END: Final = b"\r\n\r\n"
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """What no reason phrase may hold (RFC 9112 section 4).  llhttp looks for it in fields only."""
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 ([2-9][0-9]{2}) ([\t\x20-\x7e\x80-\xff]*)")
+_FIELD_LINE: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
+_LENGTH_FIELD: Final = re.compile(r"[0-9]{1,18}")
+_MOST_REMEMBERED_BYTES: Final = 256
 _VERSIONS: Final = frozenset({"1.1", "1.0"})
 _NO_BODY: Final = frozenset({204, 304})
 _CONNECTION: Final = istr("Connection")
 _CONTENT_LENGTH: Final = istr("Content-Length")
 _TRANSFER_ENCODING: Final = istr("Transfer-Encoding")
+_UPGRADE: Final = istr("Upgrade")
 _USUAL: Final = """
     Access-Control-Allow-Origin Access-Control-Expose-Headers Age Cache-Control Cache-Status Connection
     Content-Encoding Content-Length Content-Type Cross-Origin-Resource-Policy Date ETag Keep-Alive Location
@@ -110,6 +117,7 @@ class ReplyParser:
         "_head_bytes",
         "_head_fields",
         "_interim",
+        "_is_begun",
         "_is_complete",
         "_is_head_done",
         "_is_overrun",
@@ -192,11 +200,14 @@ class ReplyParser:
         self._fields = self._head_fields = []
         self._reason = self._behind = b""
         self._head_bytes = self._interim = 0
-        self._is_head_done = self._is_complete = self._is_overrun = False
+        self._is_begun = self._is_head_done = self._is_complete = self._is_overrun = False
 
     def _feed_head(self, data: bytes, events: list[Event]) -> bytes:
         """Read on in a head; what lies behind it."""
         if self.state is _IDLE:
+            if not self._is_begun and (end := data.find(_HEAD_END)) >= 0 and self._take_plain(data, end, events):
+                return data[end + len(_HEAD_END) :]
+            self._is_begun = True
             if data[0] != _FIRST:
                 # llhttp would skip line ends, and half ones.
                 raise self._broken("no HTTP")
@@ -247,6 +258,38 @@ class ReplyParser:
                 ]
             )
         )
+        self._take_fields(status, self._reason.decode("utf-8", "surrogateescape"), version, headers, events)
+        return rest
+
+    def _take_plain(self, data: bytes, end: int, events: list[Event]) -> bool:
+        """Take a head that is here as a whole, where nothing in it is unusual: its lines are read one by one, and those
+        that were read before are known.  False, and nothing has happened, where it is llhttp's to judge."""
+        if end > MOST_LINE_BYTES:
+            return False
+        first, *lines = data[:end].split(b"\r\n")
+        status_line = _status_line(first)
+        if status_line is None or len(lines) > MOST_FIELDS:
+            return False
+        fields: list[tuple[str, str]] = []
+        for line in lines:
+            field = _known_field(line) if len(line) <= _MOST_REMEMBERED_BYTES else _field(line)
+            if field is None:
+                return False
+            fields.append(field)
+        headers = CIMultiDictProxy(CIMultiDict(fields))
+        if _TRANSFER_ENCODING in headers or _UPGRADE in headers:
+            return False
+        lengths = headers.getall(_CONTENT_LENGTH, ())
+        if len(lengths) > 1 or (lengths and _LENGTH_FIELD.fullmatch(lengths[0]) is None):
+            return False
+        self.state = TRANSITIONS[_IDLE, _BEGUN]
+        self._take_fields(*status_line, "1.1", headers, events)
+        return True
+
+    def _take_fields(
+        self, status: int, reason: str, version: str, headers: CIMultiDictProxy[str], events: list[Event]
+    ) -> None:
+        """The head is whole: find the framing of what follows."""
         length = headers.get(_CONTENT_LENGTH)
         content_length = None if length is None else int(length)
         has_body = not self._answers_head and status not in _NO_BODY
@@ -262,12 +305,10 @@ class ReplyParser:
         else:
             self._framing = _CLOSE
         is_delimited = not has_body or self._framing is not _CLOSE
-        reason = self._reason.decode("utf-8", "surrogateescape")
         events.append(Head(status, reason, headers, content_length, is_delimited))
         self.state = TRANSITIONS[self.state, _HEAD_DONE]
         if not has_body:
             self._end(events, keeps=self._keeps)
-        return rest
 
     def _longest(self) -> int:
         """Bytes of the longest line of the head, but for what is the same in all."""
@@ -325,7 +366,8 @@ class ReplyParser:
     def _end(self, events: list[Event], *, keeps: bool) -> None:
         self.state = TRANSITIONS[self.state, _DONE if keeps else _LAST_DONE]
         self.is_awaited = False
-        self._begin()
+        if self._is_begun:
+            self._begin()
         events.append(END)
 
     def _broken(self, why: str) -> ReplyBroken:
@@ -355,6 +397,26 @@ class ReplyParser:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
+
+
+@lru_cache(64)
+def _status_line(line: bytes) -> tuple[int, str] | None:
+    """Status and reason of a final reply's first line, None where it is not a usual one."""
+    found = _STATUS_LINE.fullmatch(line)
+    return None if found is None else (int(found[1]), found[2].decode("utf-8", "surrogateescape"))
+
+
+def _field(line: bytes) -> tuple[str, str] | None:
+    """Name and value of a field line, None where it is none."""
+    found = _FIELD_LINE.fullmatch(line)
+    if found is None:
+        return None
+    name, value = found.groups()
+    return _NAMES.get(name) or name.decode(), value.decode("utf-8", "surrogateescape")
+
+
+_known_field: Final = lru_cache(4_096)(_field)
+"""Most lines of an origin's replies are the same in all of them."""
 
 
 def _keeps(version: str, headers: CIMultiDictProxy[str]) -> bool:

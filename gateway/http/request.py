@@ -9,9 +9,10 @@ A parser between two messages has no memory of the first: it may be used for ano
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from multidict import CIMultiDict
@@ -26,6 +27,32 @@ LONGEST_HEAD: Final = 1 << 16
 """Bytes of a head, or of what frames a body, that come after the first read of it."""
 
 
+class Fields:
+    """The header section of a request, which others may have in common with it.  Nobody changes it."""
+
+    __slots__ = ("facts", "headers", "is_plain", "keeps_alive", "length")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fields) and (self.headers, self.keeps_alive, self.length) == (
+            other.headers,
+            other.keeps_alive,
+            other.length,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, headers: CIMultiDict[str], keeps_alive: bool, length: int | None) -> None:
+        self.headers = headers
+        self.keeps_alive = keeps_alive
+        """Whether another request may follow (RFC 9112 section 9.3)."""
+        self.length = length
+        """Bytes of the body; None where it is chunked."""
+        self.is_plain = not any(name in headers for name in _UNPLAIN)
+        """Whether it says nothing of a body, of another protocol, or of waiting for an answer before the body."""
+        self.facts: dict[Hashable, Any] = {}
+        """What others have read from it, by who they are."""
+
+
 @dataclass(slots=True)
 class RequestHead:
     """A request without its body.  Text that is no UTF-8 is held by lone surrogates."""
@@ -34,11 +61,21 @@ class RequestHead:
     target: str
     version: str
     """As in `1.1`."""
-    headers: CIMultiDict[str]
-    keeps_alive: bool
-    """Whether another request may follow (RFC 9112 section 9.3)."""
-    length: int | None
-    """Bytes of the body; None where it is chunked."""
+    fields: Fields
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        return self.fields.headers
+
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether another request may follow (RFC 9112 section 9.3)."""
+        return self.fields.keeps_alive
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body; None where it is chunked."""
+        return self.fields.length
 
 
 class Mark(Enum):
@@ -52,6 +89,8 @@ class Mark(Enum):
 
 Event = RequestHead | bytes | Mark
 """A head, a piece of its body, or a mark."""
+
+_UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
 
 
 # Looked up once: these moves are made for every request.
@@ -102,6 +141,11 @@ class RequestParser:
 
     def __repr__(self) -> str:
         return f"<RequestParser {self.state}>"
+
+    def close(self) -> None:
+        """Read nothing more.  Owed to a parser that nobody uses again: llhttp and it hold each other."""
+        self.state = State.CLOSED
+        del self._parser
 
     def feed(self, data: bytes) -> list[Event]:
         """What these bytes bring, in order."""
@@ -186,7 +230,7 @@ class RequestParser:
         self._trailers = 0
         self.state = _HEAD_DONE
         target = self._target.decode("utf-8", "surrogateescape")
-        self._events.append(RequestHead(method, target, version, headers, self._keeps_alive, length))
+        self._events.append(RequestHead(method, target, version, Fields(headers, self._keeps_alive, length)))
 
     def on_body(self, part: bytes) -> None:
         self._events.append(part)

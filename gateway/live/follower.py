@@ -105,6 +105,8 @@ class Follower:
         self._asked = Place.of(self._route, topic.ways.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
         """How the origin was asked last."""
+        self._acks = 0
+        """Writes to the stream that had been acknowledged when the origin was asked last."""
         self._counted: GatewayError | None = None
         """The latest failure that has been counted elsewhere: a look's where it was made, a status as a reply."""
         self._cursor: str | None = None
@@ -169,6 +171,7 @@ class Follower:
     async def _by_long_poll(self) -> None:
         """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
         ends_at = self._clock.now() + self._topic.terms.lifetime_s
+        self._acks = self._stream.acks
         head = await self._topic.ways.look(self._place)
         if isinstance(head, Refusal):
             self._refused(head.status)
@@ -261,6 +264,7 @@ class Follower:
 
     async def _learn_lifetime(self) -> None:
         """Ask for the metadata, which say how long the stream lives and which one it is."""
+        self._acks = self._stream.acks
         head = await self._topic.ways.look(None)
         if isinstance(head, Refusal):
             self._refused(head.status)
@@ -312,6 +316,7 @@ class Follower:
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
         source = self._topic.ways.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
+        self._acks = self._stream.acks
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
         headers = source.headers
         if live == LIVE_SSE:
@@ -379,6 +384,9 @@ class Follower:
 
     def _refused(self, status: int) -> None:
         """Raise what a status that is no success means to a follower."""
+        if status in (404, 410) and self._stream.acks != self._acks:
+            # A write that was acknowledged since it asked found the stream there: it asks again.
+            raise UpstreamUnavailable
         if status == 404:
             raise Ended(End.DELETED)
         if status == 410:

@@ -17,7 +17,7 @@ from gateway.clock import Clock, wait_until
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import CutShort, Delivery
 from gateway.origin.faults import Delay, Effect, Faults, Hold, Instead, When
-from gateway.origin.live import Drain, LiveReaders
+from gateway.origin.live import Drain, Givers
 from gateway.origin.refusals import BadRequest, MethodNotAllowed, NotImplementedHere, Refused, TooLarge
 from gateway.origin.replies import CACHE_FINAL, CACHE_NEVER, CACHE_REVALIDATE, Reply, error_reply, preflight_reply
 from gateway.origin.requests import (
@@ -67,7 +67,7 @@ class Handlers:
         self._random = random
         self._max_chunk_bytes = max_chunk_bytes
         self._max_body_bytes = max_body_bytes
-        self._live = LiveReaders(
+        self._live = Givers(
             store,
             counters,
             clock,

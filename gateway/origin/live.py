@@ -40,7 +40,7 @@ class Drain:
             watcher()
 
 
-class LiveReaders:
+class Givers:
     """Serves long-poll and SSE from the store."""
 
     def __init__(

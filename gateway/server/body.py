@@ -85,6 +85,10 @@ class RequestBody:
                 await self._more(limits)
         if not self.is_whole or self._size > _MOST_GATHERED:
             return None
+        return self.take()
+
+    def take(self) -> bytes:
+        """What has come and was not taken yet."""
         return self._take() if self._pieces else b""
 
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
+from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.metrics_seam import Recorder
+from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.ready import Ready, ReadyAnswers
 from gateway.server.request import Answered, Channel, Request
@@ -20,9 +22,13 @@ from gateway.wheel import Wheel
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
 
-Handler = Callable[[Request], Awaitable[Answered | None]]
-"""Answers a request; None where the answer is live and ends by itself.  ConnectionError where the connection was
-dropped in the middle of the answer."""
+Work = Coroutine[Any, Any, Answered | None]
+"""Answers a request; None where the answer is given by somebody else, and ends by itself.  ConnectionError where the
+connection was dropped in the middle of the answer."""
+AsyncHandler = Callable[[Request], Work]
+"""Answers a request."""
+Handler = Callable[[Request], Work | None]
+"""Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
 
 
 class Client(Protocol):
@@ -62,8 +68,6 @@ class Clients:
         self.joins = Joins() if joins is None else joins
         self.join: Callable[[Channel, Join], bool] | None = None
         """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
-        self.at_once: Callable[[Request], bool] | None = None
-        """Begins a live answer to one that has been parsed; False where that is for the handler."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
@@ -73,10 +77,13 @@ class Clients:
         """Body bytes of live answers that have not been counted yet."""
         self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
         """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.proxies: Proxies | None = None
+        """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[Client] = set()
+        self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
         self._emptied = Signal()
@@ -120,6 +127,8 @@ class Clients:
         """Most connections wait for a request most of the time, and hold no parser meanwhile."""
         if len(self._parsers) < _SPARE_PARSERS:
             self._parsers.append(parser)
+        else:
+            parser.close()
 
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""

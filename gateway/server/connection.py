@@ -21,8 +21,9 @@ from multidict import CIMultiDict
 from gateway.errors import BadRequest
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
+from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
 from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
@@ -37,7 +38,6 @@ _SLICE_BYTES: Final = 1 << 14
 """So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
 _MOST_PENDING: Final = 1 << 12
 """Bytes, and events, that wait behind the request that is being answered before no more is read."""
-_UNPLAIN: Final = ("Content-Length", "Transfer-Encoding", "Upgrade", "Expect")
 _BAD_REQUEST: Final = b"Bad request\n"
 _NOTHING: Final[deque[Event]] = deque()
 
@@ -64,7 +64,8 @@ class Connection(WritingConnection):
 
     scheme: str = "http"
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, told: str | None = None) -> None:
+        """`told` is the client's address where the connection's own peer is not the client."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
@@ -86,20 +87,24 @@ class Connection(WritingConnection):
         """The body that is being read."""
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        """The one that the task answers."""
+        """The one that is being answered."""
         self._candidate: bytes | None = None
         """The request that is being answered, where its bytes may be remembered."""
         self._candidate_era = 0
         """That of what is remembered when the candidate was read."""
-        self._client: str | None = None
+        self._client = told
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The address that the connection has come from, without its port; None where it has none."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        return self._clients.proxies
 
     @property
     def spelling(self) -> bytes | None:
@@ -181,16 +186,20 @@ class Connection(WritingConnection):
 
     def _feed(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
-        parser = self._parser or clients.parser()
-        events = parser.feed(data)
+        events = clients.known.read(data) if is_first else None
+        if events is None:
+            parser = self._parser or clients.parser()
+            events = parser.feed(data)
+            if parser.state is State.IDLE:
+                self._parser = None
+                clients.spare(parser)
+                if is_first:
+                    clients.known.learn(data, events)
+            else:
+                self._parser = parser
         if events:
             # Line ends between two requests are no sign of life.
             self._is_active = True
-        if parser.state is State.IDLE:
-            self._parser = None
-            clients.spare(parser)
-        else:
-            self._parser = parser
         # Nothing may be left in the parser: it would be a part of what is remembered.
         if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
@@ -228,7 +237,9 @@ class Connection(WritingConnection):
         self.transport = None
         self._pending = _NOTHING
         self._rest = b""
-        self._parser = None
+        parser, self._parser = self._parser, None
+        if parser is not None:
+            parser.close()
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
@@ -236,10 +247,11 @@ class Connection(WritingConnection):
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
-        if self._task is None:
-            self._clients.leave(self)
-        elif self._request is None or not self._request.is_detached:
+        if self._task is not None and live is None and not (self._request is not None and self._request.is_detached):
             self._task.cancel()
+        elif self._request is not None and not self._request.is_detached:
+            self._request = None
+        self._leave_if_gone()
 
     # -- requests, one after the other
 
@@ -248,30 +260,37 @@ class Connection(WritingConnection):
         pending = self._pending
         self._is_going_on = True
         while pending and self.transport is not None and not self.transport.is_closing():
+            if self._body is not None:
+                self._take_body(self._body, pending)
+                continue
             event = pending[0]
-            if isinstance(event, bytes):
-                if self._body is not None:
-                    self._body.feed(event)
-            elif event is Mark.END:
-                if self._body is not None:
-                    self._body.end()
-                    self._body = None
-            elif self._body is not None:
-                # Broken: nobody can tell where it would end, so that this answer is the last one.
-                self._body.fail(BadRequest("Malformed request body"))
-                self._body = None
+            if not isinstance(event, RequestHead) and event is not Mark.BROKEN:
+                # The rest of a body that nobody reads any more.
+                pending.popleft()
             elif self.phase is not Phase.IDLE or self.is_full:
                 break
             elif isinstance(event, RequestHead):
                 pending.popleft()
                 self._begin_request(event)
-                continue
             else:
                 self._refuse()
                 break
-            pending.popleft()
         self._is_going_on = False
         self._regard()
+
+    def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
+        """Give a body what of it has come."""
+        while pending and self._body is body:
+            event = pending.popleft()
+            if isinstance(event, bytes):
+                body.feed(event)
+                continue
+            self._body = None
+            if event is Mark.END:
+                body.end()
+            else:
+                # Broken: nobody can tell where it would end, so that this answer is the last one.
+                body.fail(BadRequest("Malformed request body"))
 
     def _regard(self) -> None:
         """See what is to be waited for next."""
@@ -295,25 +314,36 @@ class Connection(WritingConnection):
         pending = self._pending
         if pending and pending[0] is Mark.END:
             pending.popleft()
-            body = None
+            body = self._body = None
         else:
-            body = RequestBody(self, head)
-        self._body = body
+            body = self._body = RequestBody(self, head)
+            # All that has come, so that a small body is whole before anybody waits for it.
+            self._take_body(body, pending)
         self.phase = Phase.ANSWERING
-        request = Request(self, head, body)
-        if body is None and head.method == "GET" and self._is_live_at_once(request):
+        request = self._request = Request(self, head, body)
+        try:
+            work = self._clients.handler(request)
+        except Exception:
+            _log.exception("unhandled error")
+            if self._live is None:
+                self._fail(request)
+            else:
+                self.abort()
             return
-        self._request = request
-        self._task = task = self._clients.loop.create_task(self._answer(request))
-        task.add_done_callback(self._ended)
+        if work is not None:
+            self._task = task = self._clients.loop.create_task(self._work(request, work))
+            task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A handler has ended, or been cancelled before it began."""
+        """What was left to be done has been, or was cancelled before it began."""
         # Its live answer may be over already, and the next request have begun.
         if self._task is task:
-            self._task = self._request = None
-            if self.transport is None:
-                self._clients.leave(self)
+            self._task = None
+            self._leave_if_gone()
+
+    def _leave_if_gone(self) -> None:
+        if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
+            self._clients.leave(self)
 
     def _has_joined(self, join: Callable[[Channel, Join], bool], asked: Join) -> bool:
         """Whether a live answer to a request that is known by its bytes has begun."""
@@ -324,19 +354,10 @@ class Connection(WritingConnection):
             self.abort()
             return True
 
-    def _is_live_at_once(self, request: Request) -> bool:
-        """Whether a live answer to it has begun, without a task."""
-        try:
-            return self._clients.at_once is not None and self._clients.at_once(request)
-        except Exception:
-            _log.exception("unhandled error")
-            self.abort()
-            return True
-
-    async def _answer(self, request: Request) -> None:
+    async def _work(self, request: Request, work: Work) -> None:
         """Have the request answered, whatever comes of that."""
         try:
-            answered = await self._clients.handler(request)
+            answered = await work
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -347,7 +368,7 @@ class Connection(WritingConnection):
             self._fail(request)
         else:
             if answered is not None:
-                self._answered(request)
+                self.answered(request)
 
     def _fail(self, request: Request) -> None:
         """What went wrong in detail is in the log."""
@@ -356,12 +377,14 @@ class Connection(WritingConnection):
             return
         request.keeps_alive = False
         self.respond(request, 500, _plain(), b"Internal error\n")
-        self._answered(request)
+        self.answered(request)
 
-    def _answered(self, request: Request) -> None:
+    def answered(self, request: Request) -> None:
         """The answer is out: the connection is free for the next request, or goes."""
         self.phase = Phase.IDLE
+        self._live = self._request = None
         if self.transport is None:
+            self._leave_if_gone()
             return
         is_whole = request.body is None or request.body.is_whole
         self._body = None
@@ -453,6 +476,14 @@ class Connection(WritingConnection):
             self.transport.resume_reading()
 
 
+class SecureConnection(Connection):
+    """The same under TLS."""
+
+    __slots__ = ()
+
+    scheme = "https"
+
+
 def _plain() -> CIMultiDict[str]:
     return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
 
@@ -464,4 +495,4 @@ def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
     head, end = events
     if end is not Mark.END or not isinstance(head, RequestHead) or head.method != "GET" or not head.keeps_alive:
         return False
-    return not any(name in head.headers for name in _UNPLAIN)
+    return head.fields.is_plain

@@ -12,7 +12,7 @@ from gateway.errors import GatewayError
 from gateway.metrics_seam import Recorder
 from gateway.server.request import Answered, Request
 
-_PART_BYTES: Final = 1 << 16
+PART_BYTES: Final = 1 << 16
 """The most that is written at a time, for which a client has the time of the write bound."""
 _JOINED_BYTES: Final = 1 << 18
 """A body up to this size is joined and sent with its head in one write."""
@@ -78,22 +78,34 @@ class Delivery:
     ) -> Answered:
         """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
         channel = self._request.channel
-        channel.begin(self._request, status, reason, headers, length)
-        self._begins()
+        self.begin(status, reason, headers, length)
         try:
             async for chunk in body:
-                self._sent(len(chunk))
                 if shown is not None:
                     shown.stream.sent_bytes += len(chunk)
                 # In parts, so that the bound is on progress and not on the size of what came in one piece.
-                for begin in range(0, len(chunk), _PART_BYTES):
-                    channel.send_part(chunk[begin : begin + _PART_BYTES])
+                for begin in range(0, len(chunk), PART_BYTES):
+                    self.part(chunk[begin : begin + PART_BYTES])
                     if channel.is_full:
                         await channel.drained()
         except GatewayError as error:
             raise self.abort() from error
-        channel.end()
+        self.end()
         return Answered(status, headers)
+
+    def begin(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
+        """Send the head of a body of `length` bytes, None where that is not known yet."""
+        self._request.channel.begin(self._request, status, reason, headers, length)
+        self._begins()
+
+    def part(self, piece: bytes) -> None:
+        """Send a part of the body, of `PART_BYTES` at most."""
+        self._sent(len(piece))
+        self._request.channel.send_part(piece)
+
+    def end(self) -> None:
+        """The body is whole."""
+        self._request.channel.end()
 
     def abort(self) -> Aborted:
         """Drop the connection at once: an orderly end would make a part look like the whole."""

@@ -5,48 +5,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from multidict import CIMultiDict
 
 from gateway.config import GatewayConfig
 from gateway.engine.answer import Answer, Shown
 from gateway.engine.core import Engine, route_for
-from gateway.engine.relay import WRITES, Passed
-from gateway.engine.replies import failure_answer
 from gateway.engine.request import Read, Uncacheable
 from gateway.engine.route import Route
 from gateway.engine.tail import TOO_LARGE, Subscription
 from gateway.engine.waiter import Waiting
-from gateway.errors import BadRequest, BodyTooLarge, GatewayError, LoopDetected, NoRoute, VersionNotSupported
-from gateway.journal import Journal, Place, note_answered, note_asked, note_fetched, note_repeated
-from gateway.metrics_seam import NO_ROUTE, Recorder
+from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
+from gateway.journal import Journal, Place, note_asked, note_repeated
+from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome, cache_status
-from gateway.protocol.coding import applied, negotiate
-from gateway.protocol.forwarding import (
-    is_looping,
-    passed_nodes,
-    request_headers_for_origin,
-    response_headers_for_client,
-)
+from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
-from gateway.server.body import RequestBody
+from gateway.server.clients import Work
 from gateway.server.crowd import Rendering
 from gateway.server.delivery import Delivery
+from gateway.server.errand import Asked, Errand, Teller
+from gateway.server.facts import Facts
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.ready import Ready
-from gateway.server.replay import until_up_to_date
+from gateway.server.relaying import Relays
 from gateway.server.request import Answered, Channel, Request
-from gateway.tape.stream import StreamKey
-from gateway.tracing import current
-from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
 
@@ -56,41 +45,6 @@ _RESERVED = "/__ds"
 _LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
 _VERSIONS = frozenset({"1.0", "1.1"})
 """A response says the version that it is written in (RFC 9112 section 2.5); these two can be answered in that."""
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One request on its way: what is known of it for the answer and for the record."""
-
-    request: Request
-    delivery: Delivery
-    mode: Mode = Mode.OTHER
-    outcome: Outcome = Outcome.REFUSED
-    route: Route | None = None
-    began: float = 0.0
-    saved_bytes: int = 0
-    """What coding spared the client of an answer that was sent whole."""
-    is_replay: bool = False
-    """Whether a live read is relayed for what comes before the tail, and for no longer."""
-    is_parked: bool = False
-    """Whether the answer is live, and counted when it ends."""
-
-    @property
-    def route_name(self) -> str:
-        """The route's name as the metrics have it."""
-        return self.route.config.name if self.route is not None else NO_ROUTE
-
-
-class _Asked(NamedTuple):
-    """What a request asks for."""
-
-    route: Route
-    target: Target
-    key: StreamKey
-    shares: bool
-    """Whether it may be answered as one of many, and what it changes be recorded of the writer's own tape."""
-    read: Read | None
-    """As the engine is asked; None for what is no read, or may not be shared."""
 
 
 class Front:
@@ -105,126 +59,147 @@ class Front:
         journal: Journal,
         joins: Joins,
     ) -> None:
-        self._node = config.server.node_name
-        self._limits = config.limits
+        node, now = config.server.node_name, engine.clock.now
+        self._node = node
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._recorder = recorder
         self._joins = joins
-        self._live = LiveAnswers(Rendering(self._node, self._dress, engine.clock, engine.drain, recorder), journal)
+        self._teller = teller = Teller(node, recorder, now)
+        self._relays = Relays(teller, engine, journal, config.limits)
+        self._live = LiveAnswers(Rendering(node, teller.dress, engine.clock, engine.drain, recorder), journal)
 
     async def __call__(self, request: Request) -> Answered | None:
-        exchange = self._exchange(request)
+        """Answer a request; None where the answer is live, and ends by itself."""
+        errand = self._errand(request)
+        over = errand.over = asyncio.get_running_loop().create_future()
         try:
-            return await self._answer(exchange)
+            found = self._begin(errand)
+            if found is not None and not isinstance(found, Answered):
+                found = await self._finish(errand, found)
+            return await over if errand.is_relayed else found
         except (asyncio.CancelledError, ConnectionError):
-            exchange.outcome = Outcome.ABORTED
+            errand.outcome = Outcome.ABORTED
             raise
         except Exception:
-            exchange.outcome = Outcome.FAILED
+            errand.outcome = Outcome.FAILED
             raise
         finally:
-            if not exchange.is_parked:
-                self._tell(exchange)
+            if not errand.is_live:
+                self._teller.tell(errand)
 
-    def _exchange(self, request: Request) -> Exchange:
-        now = self._engine.clock.now
-        return Exchange(request, Delivery(request, self._recorder, now), began=now())
-
-    def _tell(self, exchange: Exchange) -> None:
-        """What became of the request, for those who count, log and trace."""
-        mode, outcome, delivery, span = exchange.mode, exchange.outcome, exchange.delivery, current()
-        route = exchange.route.config.name if exchange.route is not None else None
-        sent_bytes = delivery.sent_bytes
-        first_byte_s = delivery.first_byte_at - exchange.began if delivery.first_byte_at is not None else None
-        self._recorder.request(
-            mode,
-            outcome,
-            self._engine.clock.now() - exchange.began,
-            exchange.route_name,
-            first_byte_s=first_byte_s,
-            sent_bytes=sent_bytes,
-            saved_bytes=exchange.saved_bytes,
-        )
-        span.tell(mode, outcome, route)
-        note_answered(mode, outcome, first_byte_s, sent_bytes, exchange.saved_bytes)
-
-    async def _answer(self, exchange: Exchange) -> Answered | None:
+    def begin(self, request: Request) -> Work | None:
+        """Answer a request, as far as nothing has to be waited for: what is left to be done, which returns as
+        `__call__` does; None where the answer is out, or is given by somebody else."""
+        errand = self._errand(request)
         try:
-            return await self._dispatch(exchange)
-        except BadTarget as error:
-            return self._refuse(exchange, BadRequest(str(error)))
+            found = self._begin(errand)
+        except Exception:
+            errand.outcome = Outcome.FAILED
+            self._teller.tell(errand)
+            raise
+        if found is None:
+            return None
+        if isinstance(found, Answered):
+            self._teller.tell(errand)
+            request.channel.answered(request)
+            return None
+        return self._rest(errand, found)
+
+    async def _rest(self, errand: Errand, rest: Work) -> Answered | None:
+        try:
+            return await self._finish(errand, rest)
+        except (asyncio.CancelledError, ConnectionError):
+            errand.outcome = Outcome.ABORTED
+            raise
+        except Exception:
+            errand.outcome = Outcome.FAILED
+            raise
+        finally:
+            if not errand.is_live and not errand.is_relayed:
+                self._teller.tell(errand)
+
+    async def _finish(self, errand: Errand, rest: Work) -> Answered | None:
+        try:
+            return await rest
         except GatewayError as error:
-            return self._refuse(exchange, error)
+            return self._teller.refuse(errand, error)
 
-    def _refuse(self, exchange: Exchange, error: GatewayError) -> Answered:
-        """The one place where an error becomes a response: a status and one line."""
-        answer = failure_answer(self._node, error)
-        exchange.outcome, headers = answer.outcome, answer.headers
-        self._finish(exchange, headers)
-        return exchange.delivery.text(answer.status, headers, answer.body)
+    def _errand(self, request: Request) -> Errand:
+        now = self._engine.clock.now
+        return Errand(request, Delivery(request, self._recorder, now), now())
 
-    def _finish(self, exchange: Exchange, headers: CIMultiDict[str]) -> None:
-        self._dress(exchange.route, exchange.request.headers.get("Origin"), headers)
+    def _begin(self, errand: Errand) -> Answered | Work | None:
+        """The answer, where it is out by now; what is left to be done; or None where it is given by somebody else."""
+        try:
+            asked = self._understand(errand)
+            if (preflight := self._preflight(errand, asked.route)) is not None:
+                return preflight
+            note_asked(
+                errand.mode,
+                Place.of(asked.route.config.name, asked.target, asked.key.partition),
+                asked.target.offset,
+            )
+            read = asked.read
+            if read is not None:
+                if errand.mode in _LIVE and self._lives_at_once(errand, read):
+                    return None
+                if errand.mode is not Mode.HEAD or self._engine.knows(read):
+                    return self._shared(errand, asked, read)
+            if not self._relays.is_ready(errand.request):
+                return self._relays.until_begun(errand, asked)
+            self._relays.begin(errand, asked)
+            return None
+        except BadTarget as error:
+            return self._teller.refuse(errand, BadRequest(str(error)))
+        except GatewayError as error:
+            return self._teller.refuse(errand, error)
 
-    def _dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
-        """What every response carries."""
-        config = route.config.cors if route is not None else None
-        if config is not None:
-            cors.apply(config, origin, headers)
-        if "Via" not in headers:
-            headers["Via"] = f"1.1 {self._node}"
-        headers.setdefault("Server", self._node)
-
-    async def _dispatch(self, exchange: Exchange) -> Answered | None:
-        asked = self._understand(exchange)
-        if (preflight := self._preflight(exchange, asked.route)) is not None:
-            return preflight
-        note_asked(
-            exchange.mode,
-            Place.of(asked.route.config.name, asked.target, asked.key.partition),
-            asked.target.offset,
-        )
-        if asked.read is not None:
-            answered = await self._shared(exchange, asked.read)
-            if answered is not None or exchange.is_parked:
-                return answered
-        return await self._pass(exchange, asked)
-
-    def _understand(self, exchange: Exchange) -> _Asked:
+    def _understand(self, errand: Errand) -> Asked:
         """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
-        request = exchange.request
+        request = errand.request
         if request.version not in _VERSIONS:
             raise VersionNotSupported
         target = parse_target(request.target)
-        mode = exchange.mode = _mode(request.method, target)
-        route = exchange.route = route_for(self._routes, _host(request, target), target.path)
+        mode = errand.mode = _mode(request.method, target)
+        facts = self._facts(request)
+        if facts.host_count > 1 or (not facts.host_count and request.version != "1.0"):
+            raise BadRequest("Exactly one Host header is needed")
+        route = errand.route = route_for(self._routes, _host(target.authority or facts.host.lower()), target.path)
         if route is None:
             raise NoRoute
-        if is_looping(request.headers, self._node):
+        if facts.is_looping:
             raise LoopDetected
-        nodes = passed_nodes(request.headers)
-        credentials = route.credentials(request.headers)
-        key = route.key(target, credentials, nodes)
-        shares = route.config.cache and not (credentials and route.config.credentials == "bypass")
+        shown = facts.shown(route)
+        key = route.key(target, shown.partition)
+        config = route.config
+        shares = config.cache and not (shown.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
-                route.source(target, credentials, nodes),
+                route.source(target, shown.headers),
                 _start(target, mode),
                 target.cursor,
-                request.joined("If-None-Match"),
-                is_private=bool(credentials) and route.config.credentials != "shared",
-                wish=negotiate(request.joined("Accept-Encoding"), request.joined("Cache-Control"), route.codings),
+                facts.if_none_match,
+                is_private=shown.has_credentials and config.credentials != "shared",
+                wish=shown.wish,
                 is_live=mode in _LIVE,
             )
-        return _Asked(route, target, key, shares, read)
+        return Asked(route, target, key, shares, facts, read)
 
-    def _preflight(self, exchange: Exchange, route: Route) -> Answered | None:
-        request = exchange.request
+    def _facts(self, request: Request) -> Facts:
+        """What the request's header section says."""
+        known = request.head.fields.facts
+        facts = known.get(self)
+        if facts is None:
+            facts = known[self] = Facts(request.headers, self._node)
+        return facts
+
+    def _preflight(self, errand: Errand, route: Route) -> Answered | None:
+        request = errand.request
         origin = request.headers.get("Origin")
         wanted = request.headers.get("Access-Control-Request-Method")
         if route.config.cors is None or not cors.is_preflight(request.method, origin, wanted):
@@ -232,58 +207,59 @@ class Front:
         answer = cors.preflight_headers(
             route.config.cors, origin, wanted, request.headers.get("Access-Control-Request-Headers")
         )
-        exchange.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
+        errand.outcome = Outcome.HIT if answer is not None else Outcome.REFUSED
         headers = CIMultiDict(answer or {"Vary": "Origin"})
-        headers["Cache-Status"] = cache_status(self._node, exchange.outcome)
-        return exchange.delivery.text(204 if answer is not None else 403, headers, b"")
+        headers["Cache-Status"] = cache_status(self._node, errand.outcome)
+        return errand.delivery.text(204 if answer is not None else 403, headers, b"")
 
     # -- reads
 
-    async def _shared(self, exchange: Exchange, read: Read) -> Answered | None:
-        """Answer as one of many; None where the request has to go to the origin by itself, or the answer is live."""
-        if exchange.mode is Mode.HEAD:
+    async def _shared(self, errand: Errand, asked: Asked, read: Read) -> Answered | None:
+        """Answer as one of many, or relay the request where it has to go to the origin by itself."""
+        if errand.mode is Mode.HEAD:
             answer = await self._engine.head(read)
-            return await self._deliver(exchange, read, answer) if answer is not None else None
-        if read.route.unshared.reason(read.key, read.shape) is not None:
-            return None
-        try:
-            return await self._read(exchange, read)
-        except Uncacheable as error:
-            exchange.is_replay = exchange.mode is Mode.SSE and error.why is TOO_LARGE
-            return None
+            if answer is not None:
+                return await self._deliver(errand, read, answer)
+        elif read.route.unshared.reason(read.key, read.shape) is None:
+            try:
+                return await self._read(errand, read)
+            except Uncacheable as error:
+                errand.is_replay = errand.mode is Mode.SSE and error.why is TOO_LARGE
+        await self._relays.until_begun(errand, asked)
+        return None
 
-    async def _read(self, exchange: Exchange, read: Read) -> Answered | None:
-        if exchange.mode is Mode.SSE:
+    async def _read(self, errand: Errand, read: Read) -> Answered | None:
+        if errand.mode is Mode.SSE:
             opened = await self._engine.open_sse(read)
             if isinstance(opened, Subscription):
-                self._subscribe(exchange, opened)
+                self._subscribe(errand, opened)
                 return None
             answer: Answer = opened
-        elif exchange.mode is Mode.LONGPOLL:
+        elif errand.mode is Mode.LONGPOLL:
             polled = await self._engine.long_poll(read)
             if isinstance(polled, Waiting):
-                self._wait(exchange, polled)
+                self._wait(errand, polled)
                 return None
             answer = polled
         else:
             answer = await self._engine.catch_up(read)
-        return await self._deliver(exchange, read, answer)
+        return await self._deliver(errand, read, answer)
 
-    def _subscribe(self, exchange: Exchange, place: Subscription) -> None:
-        request = exchange.request
+    def _subscribe(self, errand: Errand, place: Subscription) -> None:
+        request = errand.request
         origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
         join = Join(place.read, Mode.SSE, origin)
         self._live.subscribe(
-            request.channel, join, place, exchange.began, keeps=request.keeps_alive, is_chunked=is_chunked
+            request.channel, join, place, errand.began, keeps=request.keeps_alive, is_chunked=is_chunked
         )
-        exchange.is_parked = True
+        errand.is_live = True
         self._remember(request.channel, join)
 
-    def _wait(self, exchange: Exchange, place: Waiting) -> None:
-        request = exchange.request
+    def _wait(self, errand: Errand, place: Waiting) -> None:
+        request = errand.request
         origin = request.headers.get("Origin")
-        crowd = self._live.wait(request.channel, origin, place, exchange.began, keeps=request.keeps_alive)
-        exchange.is_parked = True
+        crowd = self._live.wait(request.channel, origin, place, errand.began, keeps=request.keeps_alive)
+        errand.is_live = True
         self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, crowd))
 
     def _remember(self, channel: Channel, join: Join) -> None:
@@ -296,21 +272,15 @@ class Front:
         began = self._engine.clock.now()
         return (join.crowd is not None and join.crowd.join(channel, began)) or self._join(channel, join, began)
 
-    def at_once(self, request: Request) -> bool:
-        """The same for a request that has been parsed."""
-        if "live=" not in request.target:
+    def _lives_at_once(self, errand: Errand, read: Read) -> bool:
+        """Whether a live answer has begun, because nothing had to be asked for it."""
+        if errand.over is not None:
+            # What is noted of it is noted one by one, by whoever waits.
             return False
-        exchange = self._exchange(request)
-        try:
-            read = self._understand(exchange).read
-        except (BadTarget, GatewayError):
-            # To be told by whoever answers it.
-            return False
-        if read is None or exchange.mode not in _LIVE:
-            return False
-        join = Join(read, exchange.mode, request.headers.get("Origin"))
+        request = errand.request
+        join = Join(read, errand.mode, request.headers.get("Origin"))
         keeps, is_chunked = request.keeps_alive, request.version != "1.0"
-        if not self._join(request.channel, join, exchange.began, keeps=keeps, is_chunked=is_chunked):
+        if not self._join(request.channel, join, errand.began, keeps=keeps, is_chunked=is_chunked):
             return False
         self._remember(request.channel, join)
         return True
@@ -331,19 +301,19 @@ class Front:
             join.crowd = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
         return True
 
-    async def _deliver(self, exchange: Exchange, read: Read, answer: Answer) -> Answered:
-        exchange.outcome = answer.outcome
-        self._finish(exchange, answer.headers)
+    async def _deliver(self, errand: Errand, read: Read, answer: Answer) -> Answered:
+        errand.outcome = answer.outcome
+        self._teller.finish(errand, answer.headers)
         if answer.stream is not None and answer.shown is not None:
-            self._teach(exchange, read, answer, answer.shown)
+            self._teach(errand, read, answer, answer.shown)
         try:
-            answered = await exchange.delivery.answer(answer)
+            answered = await errand.delivery.answer(answer)
         finally:
             answer.close()
-        exchange.saved_bytes = answer.saved_bytes
+        errand.saved_bytes = answer.saved_bytes
         return answered
 
-    def _teach(self, exchange: Exchange, read: Read, answer: Answer, shown: Shown) -> None:
+    def _teach(self, errand: Errand, read: Read, answer: Answer, shown: Shown) -> None:
         """Have a plain hit remembered, so that the next such request need not come here."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:
@@ -353,12 +323,12 @@ class Front:
             headers["Content-Length"] = str(sum(map(len, body)))
         age = headers.get("Age")
         laid_at = self._engine.clock.now() - int(age) if age is not None else None
-        exchange.request.channel.learn(
+        errand.request.channel.learn(
             Ready(
                 shown,
                 read.route.config.trust_s,
                 answer.tail,
-                exchange.mode,
+                errand.mode,
                 answer.outcome,
                 answer.status,
                 headers,
@@ -378,94 +348,6 @@ class Front:
             ),
             read.route.credential_names,
         )
-
-    # -- everything else
-
-    async def _pass(self, exchange: Exchange, asked: _Asked) -> Answered:
-        request, body = exchange.request, exchange.request.body
-        route, target, key, shares, read = asked
-        if body is not None:
-            # Before the client is told to go on: a body that is announced as too large need not be sent.
-            body.check(request.head, self._limits)
-            if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
-                request.channel.proceed()
-        headers = request_headers_for_origin(
-            request.headers,
-            node=self._node,
-            client=request.client,
-            host=request.host,
-            scheme=request.scheme,
-            http_version=request.version,
-        )
-        if request.method in ("GET", "HEAD") and exchange.mode is not Mode.OTHER:
-            # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
-            headers["Accept-Encoding"] = "identity"
-        passed = Passed(
-            route,
-            key.group,
-            key if shares else None,
-            exchange.mode,
-            request.method,
-            target.path,
-            target.query,
-            _raw_query(request),
-            headers,
-            await self._upload(body) if body is not None else None,
-            Place.of(route.config.name, target, key.partition),
-            lambda: body is not None and body.error is not None,
-        )
-        write_turns = self._engine.absences.write_turns
-        try:
-            reply = await self._send(request, passed)
-        except GatewayError:
-            if body is not None and body.error is not None:
-                raise body.error from None
-            raise
-        async with reply:
-            exchange.outcome = Outcome.PASS if reply.status < 500 else Outcome.FAILED
-            if read is not None and exchange.mode is Mode.HEAD and reply.status in (404, 410):
-                self._engine.absences.add_relayed(
-                    key, reply.status, read.source.headers, route, exchange.began, write_turns
-                )
-            passed_on = response_headers_for_client(reply.headers, node=self._node, http_version="1.1")
-            status = cache_status(self._node, Outcome.PASS, fwd_status=reply.status, by_method=request.method != "GET")
-            passed_on["Cache-Status"] = ", ".join([*passed_on.popall("Cache-Status", []), status])
-            if (location := passed_on.get("Location")) is not None:
-                passed_on["Location"] = route.public_location(location, f"{request.scheme}://{request.host}")
-            self._finish(exchange, passed_on)
-            chunks = self._counted(exchange, reply)
-            return await exchange.delivery.stream(
-                reply.status,
-                reply.reason,
-                passed_on,
-                None,
-                until_up_to_date(chunks) if exchange.is_replay else chunks,
-            )
-
-    async def _counted(self, exchange: Exchange, reply: Reply) -> AsyncIterator[bytes]:
-        async for chunk in reply.chunks():
-            self._recorder.upstream_bytes(
-                len(chunk), exchange.mode, exchange.route.config.name if exchange.route else NO_ROUTE
-            )
-            note_fetched(len(chunk))
-            yield chunk
-
-    async def _upload(self, body: RequestBody) -> AsyncIterator[bytes] | bytes:
-        whole = await body.gather(self._limits)
-        if whole is None:
-            return body.chunks(self._limits)
-        if len(whole) > self._limits.max_request_bytes:
-            raise BodyTooLarge
-        return whole
-
-    async def _send(self, request: Request, passed: Passed) -> Reply:
-        """Send a request to the origin; a client that leaves does not take a write back that may have happened, so
-        what it changed is recorded all the same."""
-        request.is_detached = passed.mode in WRITES
-        try:
-            return await self._engine.relay.send(passed)
-        finally:
-            request.is_detached = False
 
 
 def _mode(method: str, target: Target) -> Mode:
@@ -498,16 +380,8 @@ def _start(target: Target, mode: Mode) -> str:
     return offset
 
 
-def _host(request: Request, target: Target) -> str:
-    """The host that is asked for, lower case, without a port (RFC 9112 §3.2)."""
-    hosts = request.headers.getall("Host", [])
-    if len(hosts) > 1 or (not hosts and request.version != "1.0"):
-        raise BadRequest("Exactly one Host header is needed")
-    host = target.authority or (hosts[0].lower() if hosts else "")
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
-
-
-def _raw_query(request: Request) -> str:
-    return request.target.partition("?")[2].partition("#")[0]
+def _host(named: str) -> str:
+    """The host that is asked for, without a port (RFC 9112 §3.2)."""
+    if named.startswith("["):
+        return named.partition("]")[0] + "]"
+    return named.partition(":")[0]

@@ -16,7 +16,7 @@ from gateway.protocol.coding import applied
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.protocol.target import without_authority
 from gateway.protocol.trace_context import trace_id_of
-from gateway.server.clients import Handler
+from gateway.server.clients import AsyncHandler
 from gateway.server.request import Answered, Request
 from gateway.tracing import current
 
@@ -24,7 +24,7 @@ from gateway.tracing import current
 class NotedFront:
     """A handler with a record for every request."""
 
-    def __init__(self, front: Handler, journal: Journal, clock: Clock) -> None:
+    def __init__(self, front: AsyncHandler, journal: Journal, clock: Clock) -> None:
         self._front = front
         self._journal = journal
         self._clock = clock

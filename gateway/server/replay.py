@@ -7,7 +7,6 @@ origin would otherwise hold one live connection for each such reader.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Final
 
 from gateway.protocol.names import EVENT_CONTROL
@@ -17,14 +16,19 @@ _KEPT_BYTES: Final = 1 << 13
 """A control event is shorter than this; what comes before it may be of any size."""
 
 
-async def until_up_to_date(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks of an SSE body (section 5.8) to the first that ends with a control event that says up to date."""
-    kept = b""
-    async for chunk in body:
-        yield chunk
-        kept = (kept + chunk)[-_KEPT_BYTES:]
-        if _is_up_to_date(kept):
-            return
+class CatchUpEnd:
+    """Looks for the first chunk of an SSE body (section 5.8) that ends with a control event that says up to date."""
+
+    __slots__ = ("_kept", "is_reached")
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.is_reached = False
+
+    def see(self, chunk: bytes) -> None:
+        """The next chunk of the body."""
+        self._kept = (self._kept + chunk)[-_KEPT_BYTES:]
+        self.is_reached = _is_up_to_date(self._kept)
 
 
 def _is_up_to_date(end: bytes) -> bool:

@@ -10,6 +10,7 @@ from multidict import CIMultiDict
 from gateway.http.request import RequestHead
 from gateway.journal import CloseReason
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.ready import Ready
 
@@ -21,8 +22,8 @@ class Answered(NamedTuple):
     headers: CIMultiDict[str]
 
 
-class LiveReader(Protocol):
-    """Who gives a live answer."""
+class Giver(Protocol):
+    """Who gives an answer that no task waits for."""
 
     def pump(self) -> None:
         """The connection has room again."""
@@ -45,7 +46,8 @@ class Note(Protocol):
 class Channel(Protocol):
     """Where one request's answer goes, and the client behind it.
 
-    An answer is one `respond`; or `begin`, some `send_part` and `end`; or, after `park`, a live one.
+    An answer is one `respond`; or `begin`, some `send_part` and `end`; or, after `park`, a live one.  Whoever gives the
+    first two without being waited for says `hand_over` before and `answered` after.
     """
 
     is_full: bool
@@ -59,7 +61,11 @@ class Channel(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The address that the connection has come from, without its port; None where it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
 
     @property
     def spelling(self) -> bytes | None:
@@ -95,14 +101,20 @@ class Channel(Protocol):
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
-    def park(self, live: LiveReader, *, keeps: bool, is_chunked: bool = True) -> None:
+    def hand_over(self, giver: Giver) -> None:
+        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+
+    def answered(self, request: Request) -> None:
+        """The answer is out."""
+
+    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
 
     def release(self) -> None:
         """The live answer has ended."""
 
     def follow(
-        self, live: LiveReader, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
 
@@ -146,13 +158,27 @@ class Request:
         return self.head.version
 
     @property
-    def client(self) -> str | None:
-        """The client's address, without its port."""
+    def peer(self) -> str | None:
+        """The address that the connection has come from, without its port: a proxy's, maybe."""
         return self.channel.client
 
     @property
+    def is_from_proxy(self) -> bool:
+        """Whether it has come from a proxy that is believed about whom it passes on."""
+        proxies = self.channel.proxies
+        return proxies is not None and proxies.trusts(self.channel.client)
+
+    @property
+    def client(self) -> str | None:
+        """The client's address, without its port; None where nobody knows it."""
+        proxies, peer = self.channel.proxies, self.channel.client
+        return peer if proxies is None else proxies.client(peer, self.headers)
+
+    @property
     def scheme(self) -> str:
-        return self.channel.scheme
+        """That by which the client has asked, as in a URL."""
+        proxies, own = self.channel.proxies, self.channel.scheme
+        return own if proxies is None else proxies.scheme(self.channel.client, self.headers, own)
 
     @property
     def host(self) -> str:

@@ -30,10 +30,16 @@ class Phase(Enum):
     """Nothing is being answered; a part of the next head may be here."""
     ANSWERING = "answering"
     """A handler is at work."""
+    GIVEN = "given"
+    """An answer is given by somebody who is told of room, and of the client's end."""
     LIVE = "live"
     """A live answer is being given, or waited for."""
     LINGERING = "lingering"
     """The last answer is out; what still comes is read and dropped, so that the client gets to read it."""
+
+
+_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.GIVEN, Phase.LIVE})
+"""Where no handler waits for the client to take what is written."""
 
 
 class TimedConnection(asyncio.Protocol):
@@ -96,7 +102,7 @@ class TimedConnection(asyncio.Protocol):
         transport, phase = self.transport, self.phase
         if transport is None:
             return
-        if transport.is_closing() or (self.is_full and phase in (Phase.LIVE, Phase.IDLE)):
+        if transport.is_closing() or (self.is_full and phase in _UNAWAITED):
             self._expect_progress()
         elif phase is Phase.LINGERING:
             self._close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.protocol.target import without_authority
-from gateway.server.clients import Handler
+from gateway.server.clients import AsyncHandler
 from gateway.server.request import Answered, Request
 from gateway.tracing import Tracer, request_now
 
@@ -18,7 +18,7 @@ from gateway.tracing import Tracer, request_now
 class TracedFront:
     """A handler with a span around every request."""
 
-    def __init__(self, front: Handler, tracer: Tracer) -> None:
+    def __init__(self, front: AsyncHandler, tracer: Tracer) -> None:
         self._front = front
         self._tracer = tracer
 

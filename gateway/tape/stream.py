@@ -175,6 +175,12 @@ class Stream:
         return Edition(self.tape.incarnation, self.forgotten)
 
     @property
+    def write_turn(self) -> tuple[int, int]:
+        """Another one after each write that was acknowledged or may have been done.  A refusal that was asked for at
+        another turn may be of before the write, and says nothing of the stream as it is now."""
+        return self.acks, self.doubts
+
+    @property
     def is_doubted(self) -> bool:
         """Whether the origin is to be looked at before anything is believed."""
         return self.doubts > self.settled_doubts

@@ -15,7 +15,8 @@ kept.  When it comes, the connection is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from math import inf
 from typing import Final, Protocol, cast
 
@@ -40,12 +41,12 @@ class Keeper(Protocol):
 
 
 class Incoming:
-    """A reply on its way.  `head` and `read` may be awaited by one reader at a time.
+    """A reply on its way, for one reader at a time.
 
-    Dropped by `close`, which ends the connection unless the whole reply has come.
+    Dropped by `end`, which ends the connection unless the whole reply has come.
     """
 
-    __slots__ = ("_error", "_pieces", "_size", "_waiter", "connection", "has_ended", "has_heard", "head")
+    __slots__ = ("_pieces", "_size", "connection", "error", "has_ended", "has_heard", "head", "on_change")
 
     def __init__(self, connection: Connection) -> None:
         self.connection: Connection | None = connection
@@ -55,22 +56,16 @@ class Incoming:
         """Whether anything at all has come."""
         self.has_ended = False
         """Whether all of the reply has come."""
+        self.error: BaseException | None = None
+        """Why no more of it will come: TimeoutError, ConnectionLost, ReplyBroken or UploadFailed."""
+        self.on_change: Callable[[], object] = nothing
+        """Called when more of it has come, and when no more will; by then the connection is as it will be."""
         self._pieces: list[bytes] = []
         self._size = 0
-        self._error: BaseException | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def until_head(self) -> Head:
-        """Its head.  TimeoutError, ConnectionLost, ReplyBroken or UploadFailed where there is none."""
-        while (head := self.head) is None:
-            if self._error is not None:
-                raise self._error
-            await self._changed()
-        return head
 
     def take(self) -> bytes | None:
         """What has come of the body and was not taken yet, empty at its end; None where that is still to come.  Raises
-        what `until_head` does, once all that came before it has been taken."""
+        its error once all that came before it has been taken."""
         pieces = self._pieces
         if pieces:
             taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -81,35 +76,28 @@ class Incoming:
             return taken
         if self.has_ended:
             return b""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return None
 
-    async def read(self, by: float) -> bytes:
-        """The same, waiting for it until then; TimeoutError, and the connection dropped, where nothing comes."""
-        while (taken := self.take()) is None:
-            if self.connection is not None:
-                self.connection.deadline.move(by)
-            await self._changed()
-        return taken
+    def expect(self, by: float) -> None:
+        """Have it fail unless more has come by then, in seconds of the loop's clock."""
+        if self.connection is not None:
+            self.connection.deadline.move(by)
 
-    async def _changed(self) -> None:
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_change = partial(_wake, waiter)
         try:
             await waiter
         finally:
-            self._waiter = None
-            if self.connection is not None:
-                self.connection.deadline.at = inf
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self.on_change = nothing
 
     # -- from the connection
 
-    def heard(self, events: list[Event]) -> bool:
-        """Take what has come; whether the reply has ended by that."""
+    def heard(self, events: list[Event]) -> None:
+        """Take what has come."""
         for event in events:
             if event is END:
                 self.has_ended = True
@@ -118,10 +106,6 @@ class Incoming:
                 self._size += len(event)
             else:
                 self.head = cast("Head", event)
-        waiter = self._waiter
-        if waiter is not None and events and not waiter.done():
-            waiter.set_result(None)
-        return self.has_ended
 
     @property
     def is_full(self) -> bool:
@@ -131,9 +115,9 @@ class Incoming:
     def fail(self, error: BaseException) -> None:
         """Nothing more comes."""
         self.connection = None
-        if not self.has_ended and self._error is None:
-            self._error = error
-            self._wake()
+        if not self.has_ended and self.error is None:
+            self.error = error
+            self.on_change()
 
     # -- from the reader
 
@@ -146,6 +130,15 @@ class Incoming:
         connection = self.connection
         if connection is not None:
             connection.fail(error)
+
+
+def nothing() -> None:
+    """Nobody waits."""
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -277,9 +270,10 @@ class Connection(asyncio.Protocol):
     def fail(self, error: BaseException) -> None:
         """End the exchange by this error, if there is one, and the connection."""
         incoming, self._incoming = self._incoming, None
+        # First: whoever is told may ask anew.
+        self.drop()
         if incoming is not None:
             incoming.fail(error)
-        self.drop()
 
     def drop(self) -> None:
         """End the connection at once."""
@@ -318,12 +312,17 @@ class Connection(asyncio.Protocol):
         except ReplyBroken as error:
             self.fail(error)
             return
-        if incoming.heard(events):
+        if not events:
+            return
+        incoming.heard(events)
+        self.deadline.at = inf
+        if incoming.has_ended:
             if self._upload is None:
                 self._over()
         elif incoming.is_full and self.is_reading and self._transport is not None:
             self.is_reading = False
             self._transport.pause_reading()
+        incoming.on_change()
 
     def eof_received(self) -> bool:
         incoming = self._incoming
@@ -336,16 +335,17 @@ class Connection(asyncio.Protocol):
             self.fail(ConnectionLost())
         else:
             self._over()
+            incoming.on_change()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         incoming, self._incoming = self._incoming, None
+        self._lose()
+        self._transport = None
         if incoming is not None:
             lost = ConnectionLost()
             lost.__cause__ = error
             incoming.fail(lost)
-        self._lose()
-        self._transport = None
 
     def pause_writing(self) -> None:
         self._is_writing = False

@@ -4,6 +4,10 @@ Who finds no place waits in line: the longest-waiting one whose host has room is
 up the others.  A place is a busy connection, from the first attempt to make it.  Idle connections have none, but busy
 and idle ones together are never more than places: the longest idle one makes room.
 
+An upload holds its place for as long as its client takes to send the body, which is nothing that a gateway can hurry.
+So uploads whose bodies are still on their way take three quarters of the places at most, a host's and all together,
+and wait in a line of their own: reads and small writes always pass.
+
 All decisions here are plain functions; `place` alone waits, and what it waits with ends with its caller's bound.
 """
 
@@ -19,6 +23,11 @@ from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import NotConnected
 
 
+def most_of(places: int) -> int:
+    """How many places those may take who are to leave some for others: three quarters, and one at least."""
+    return max(1, places * 3 // 4)
+
+
 class Connections(NamedTuple):
     """Connections of one pool: how many are in use, how many wait for a request, and their ages in seconds."""
 
@@ -28,23 +37,36 @@ class Connections(NamedTuple):
     mean_s: float
 
 
+_Line = deque[tuple[int, asyncio.Future[None]]]
+"""Those who wait, by when they came."""
+
+
 class _Host:
     """One host's part of a pool."""
 
-    __slots__ = ("idle", "places", "waiting")
+    __slots__ = ("idle", "places", "uploads", "uploads_waiting", "waiting")
 
     def __init__(self) -> None:
         self.places = 0
+        self.uploads = 0
+        """How many places are held by requests whose bodies are still on their way."""
         self.idle: dict[Connection, None] = {}
         """In the order in which they became idle."""
-        self.waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waiting: _Line = deque()
+        self.uploads_waiting: _Line = deque()
+
+    def line(self, *, is_upload: bool) -> _Line:
+        """Where such a request waits."""
+        return self.uploads_waiting if is_upload else self.waiting
 
     def sweep(self) -> int:
-        """Forget those at the front of the line who have left it; how many."""
-        before = len(self.waiting)
-        while self.waiting and self.waiting[0][1].done():
-            self.waiting.popleft()
-        return before - len(self.waiting)
+        """Forget those at the front of a line who have left it; how many."""
+        swept = 0
+        for line in (self.waiting, self.uploads_waiting):
+            while line and line[0][1].done():
+                line.popleft()
+                swept += 1
+        return swept
 
 
 class ConnectionPool:
@@ -58,6 +80,7 @@ class ConnectionPool:
         self._host_limit = limit
         self._hosts: dict[Endpoint, _Host] = {}
         self._taken = 0
+        self._uploads = 0
         self._busy: dict[Connection, None] = {}
         self._idle_count = 0
         self._waiting = 0
@@ -66,7 +89,7 @@ class ConnectionPool:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        waiting = sum(len(host.waiting) for host in self._hosts.values())
+        waiting = sum(len(host.waiting) + len(host.uploads_waiting) for host in self._hosts.values())
         return f"<ConnectionPool {self._taken} busy, {self._idle_count} idle, {waiting} waiting>"
 
     def __len__(self) -> int:
@@ -75,7 +98,7 @@ class ConnectionPool:
 
     def leave_room(self, hosts: int) -> None:
         """Let one of several hosts take three quarters of the places at most: one that hangs would take all."""
-        self._host_limit = self._limit if hosts < 2 else max(1, self._limit * 3 // 4)
+        self._host_limit = self._limit if hosts < 2 else most_of(self._limit)
         self._let_in()
 
     def look(self, now: float) -> Connections:
@@ -86,39 +109,41 @@ class ConnectionPool:
 
     # -- places
 
-    def take(self, endpoint: Endpoint) -> Connection | None:
-        """An idle connection that is as good as new, and a place for it; None where there is none of either."""
+    def take(self, endpoint: Endpoint, *, is_upload: bool = False) -> Connection | None:
+        """An idle connection that is as good as new, and a place for it; None where there is none of either.
+
+        With a place for an upload `uploaded` is owed."""
         host = self._hosts.get(endpoint)
-        if host is None or not host.idle or host.waiting:
-            return None
-        if self._limit and (self._taken >= self._limit or host.places >= self._host_limit):
+        if host is None or not host.idle or not self._may_enter(host, is_upload=is_upload):
             return None
         connection = self._idle(host)
         if connection is not None:
-            host.places += 1
-            self._taken += 1
+            self._enter(host, is_upload=is_upload)
         return connection
 
-    async def place(self, endpoint: Endpoint) -> None:
+    async def place(self, endpoint: Endpoint, *, is_upload: bool = False) -> None:
         """Wait for a place, which is then the caller's: to be given to a connection, or given back.  NotConnected once
-        the pool is closed."""
+        the pool is closed.
+
+        With a place for an upload `uploaded` is owed."""
         if self._is_closed:
             raise NotConnected("the pool is closed")
         host = self._hosts.get(endpoint)
         if host is None:
             host = self._hosts[endpoint] = _Host()
-        if not host.waiting and self._has_room(host):
-            host.places += 1
-            self._taken += 1
+        if self._may_enter(host, is_upload=is_upload):
+            self._enter(host, is_upload=is_upload)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        host.waiting.append((next(self._numbers), granted))
+        host.line(is_upload=is_upload).append((next(self._numbers), granted))
         self._waiting += 1
         try:
             await granted
         except BaseException:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.leave_place(endpoint)
+                if is_upload:
+                    self.uploaded(endpoint)
             else:
                 # In the middle of the line it is passed over when its turn comes.
                 granted.cancel()
@@ -129,6 +154,14 @@ class ConnectionPool:
     def leave_place(self, endpoint: Endpoint) -> None:
         """Give a place back that no connection has."""
         self._leave(endpoint, self._hosts[endpoint])
+
+    def uploaded(self, endpoint: Endpoint) -> None:
+        """The body of an upload that was given a place is on its way no more; the place may be held on."""
+        host = self._hosts[endpoint]
+        host.uploads -= 1
+        self._uploads -= 1
+        self._let_in()
+        self._forget(endpoint, host)
 
     def idle(self, endpoint: Endpoint) -> Connection | None:
         """The connection that was used last, for a place that is taken; None where none is idle."""
@@ -151,8 +184,22 @@ class ConnectionPool:
             connection.drop()
         return None
 
-    def _has_room(self, host: _Host) -> bool:
-        return not self._limit or (self._taken < self._limit and host.places < self._host_limit)
+    def _has_room(self, host: _Host, *, is_upload: bool) -> bool:
+        if not self._limit:
+            return True
+        if is_upload and (self._uploads >= most_of(self._limit) or host.uploads >= most_of(self._host_limit)):
+            return False
+        return self._taken < self._limit and host.places < self._host_limit
+
+    def _may_enter(self, host: _Host, *, is_upload: bool) -> bool:
+        """Whether there is a place, and nobody who has waited for it."""
+        return not host.line(is_upload=is_upload) and self._has_room(host, is_upload=is_upload)
+
+    def _enter(self, host: _Host, *, is_upload: bool) -> None:
+        host.places += 1
+        host.uploads += is_upload
+        self._uploads += is_upload
+        self._taken += 1
 
     def _leave(self, endpoint: Endpoint, host: _Host) -> None:
         host.places -= 1
@@ -161,28 +208,28 @@ class ConnectionPool:
         self._forget(endpoint, host)
 
     def _forget(self, endpoint: Endpoint, host: _Host) -> None:
-        if not host.places and not host.idle and not host.waiting:
+        is_used = host.places or host.uploads or host.idle
+        if not is_used and not host.waiting and not host.uploads_waiting:
             self._hosts.pop(endpoint, None)
 
     def _let_in(self) -> None:
         """Give free places to those who wait for them the longest."""
         while self._waiting and (not self._limit or self._taken < self._limit):
-            first: _Host | None = None
+            first: tuple[int, bool, _Host] | None = None
             for host in self._hosts.values():
-                if host.waiting:
+                if host.waiting or host.uploads_waiting:
                     self._waiting -= host.sweep()
-                    if (
-                        host.waiting
-                        and self._has_room(host)
-                        and (first is None or host.waiting[0][0] < first.waiting[0][0])
-                    ):
-                        first = host
+                    for is_upload in (False, True):
+                        line = host.line(is_upload=is_upload)
+                        is_earlier = line and (first is None or line[0][0] < first[0])
+                        if is_earlier and self._has_room(host, is_upload=is_upload):
+                            first = line[0][0], is_upload, host
             if first is None:
                 return
-            _, granted = first.waiting.popleft()
+            _, is_upload, host = first
+            _, granted = host.line(is_upload=is_upload).popleft()
             self._waiting -= 1
-            first.places += 1
-            self._taken += 1
+            self._enter(host, is_upload=is_upload)
             granted.set_result(None)
 
     # -- from connections
@@ -220,7 +267,7 @@ class ConnectionPool:
         """End all connections, and the waiting for one."""
         self._is_closed = True
         for host in tuple(self._hosts.values()):
-            for _, granted in host.waiting:
+            for _, granted in (*host.waiting, *host.uploads_waiting):
                 if not granted.done():
                     granted.set_exception(NotConnected("the pool is closed"))
         self.drop_idle()

@@ -1,6 +1,9 @@
 """One request to one host, and its answer.
 
-Every await is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions end here and
+An exchange goes on by what happens to it: a connection is there, a head comes, something fails.  Each is a plain call,
+and so is the word to whoever has asked (`Asker`).  A task runs only while a connection has to be waited for.
+
+Every wait is bounded: connecting, the first byte, each pause in a body, the whole.  Foreign exceptions end here and
 become the tree of `errors.py`.  Bodies come raw: nothing is decompressed, no redirect is followed, no cookie is kept,
 and a `101` is refused.  A body that ends before its announced end raises; a caller that saw no exception holds every
 byte.
@@ -16,9 +19,11 @@ What becomes of a request is told to the books of the origin that it was sent to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from multidict import CIMultiDict
 
@@ -28,13 +33,17 @@ from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
-from gateway.upstream.connection import Connection, Incoming
+from gateway.upstream.asking import Asker, answer_to
+from gateway.upstream.connection import Connection, Incoming, nothing
 from gateway.upstream.connections import ConnectionPool, Connections
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.endpoint import Endpoint, endpoint_of, split_url
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected, UploadFailed
+from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Body, Bounds, Reply, Sending
 from gateway.upstream.resolver import LookUp, look_up
+
+_log = logging.getLogger("gateway.upstream")
 
 _REPEATED: Final = frozenset({"GET", "HEAD"})
 
@@ -48,8 +57,8 @@ class Exchanges:
 
     def __init__(self, connections: int, tracer: Tracer = NO_TRACER, look_up: LookUp = look_up) -> None:
         self._tracer = tracer
-        self._tasks = Tasks()
-        self._dialer = Dialer(self._tasks, look_up)
+        self.tasks = Tasks()
+        self.dialer = Dialer(self.tasks, look_up)
         self._brief = ConnectionPool(connections)
         self._live = ConnectionPool(0)
 
@@ -59,8 +68,8 @@ class Exchanges:
 
     def trust(self, tls: Mapping[str, OriginTls]) -> None:
         """Speak TLS with these origins like this from here on; connections that are kept are not used for it."""
-        if tls or self._dialer.tls:
-            self._dialer.tls = dict(tls)
+        if tls or self.dialer.tls:
+            self.dialer.tls = dict(tls)
             self._brief.drop_idle()
             self._live.drop_idle()
 
@@ -74,7 +83,31 @@ class Exchanges:
         now = asyncio.get_running_loop().time()
         return {"shared": self._brief.look(now), "live": self._live.look(now)}
 
-    def send(
+    def ask(
+        self,
+        asker: Asker,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        sending: Sending | None = None,
+        *,
+        is_live: bool = False,
+    ) -> Exchange:
+        """Send one request.  `asker` is told what becomes of it, maybe before this returns.
+
+        A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
+        """
+        span = self._tracer.exchange(method, url, headers)
+        if span is not None:
+            headers = span.headers
+        pool = self._live if is_live else self._brief
+        exchange = Exchange(self, pool, asker, method, bounds, body, sending, span)
+        exchange.begin(url, headers)
+        return exchange
+
+    async def send(
         self,
         method: str,
         url: str,
@@ -84,113 +117,218 @@ class Exchanges:
         sending: Sending | None = None,
         *,
         is_live: bool = False,
-        on_repeat: Callable[[], object] = lambda: None,
-    ) -> Coroutine[Any, Any, Reply]:
-        """Send one request and wait for the head of its answer; `on_repeat` is called where it is sent once more.
+        on_sent: Callable[[], object] = nothing,
+    ) -> Reply:
+        """Send one request and wait for the head of its answer; `on_sent` is called for each time that it is sent.
 
-        A failing body iterator aborts the connection, so that the origin never takes a part for the whole.
         Raises UpstreamUnreachable, UpstreamTimeout, UpstreamBroken.
         """
-        span = self._tracer.exchange(method, url, headers)
-        if span is None:
-            return self._exchange(method, url, headers, bounds, body, sending, is_live, on_repeat)
-        return _traced(span, self._exchange(method, url, span.headers, bounds, body, sending, is_live, on_repeat))
+        return await answer_to(
+            lambda asker: self.ask(asker, method, url, headers, bounds, body, sending, is_live=is_live), on_sent
+        )
 
-    async def _exchange(
+    async def close(self) -> None:
+        self._brief.close()
+        self._live.close()
+        await self.tasks.close()
+
+
+class Exchange:
+    """One request, from its first byte to the head of its answer.
+
+    Failed or answered once; or left, and then nobody is told anything any more.
+    """
+
+    __slots__ = (
+        "_asker",
+        "_body",
+        "_bounds",
+        "_by",
+        "_connecting",
+        "_connection",
+        "_deadline",
+        "_exchanges",
+        "_incoming",
+        "_method",
+        "_pool",
+        "_request",
+        "_sending",
+        "_span",
+        "_upload",
+        "is_over",
+    )
+
+    def __init__(
         self,
+        exchanges: Exchanges,
+        pool: ConnectionPool,
+        asker: Asker,
         method: str,
-        url: str,
-        headers: CIMultiDict[str],
         bounds: Bounds,
         body: Body,
         sending: Sending | None,
-        is_live: bool,
-        on_repeat: Callable[[], object],
-    ) -> Reply:
+        span: ExchangeSpan | None,
+    ) -> None:
+        self._exchanges = exchanges
+        self._pool = pool
+        self._asker = asker
+        self._method = method
+        self._bounds = bounds
+        self._body = body
+        self._sending = sending
+        self._span = span
+        self._deadline = self._by = inf
+        """When all of the answer is to be here, and when its head."""
+        self._request = b""
+        self._upload: _Upload | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._incoming: Incoming | None = None
+        """None until the request has been sent, or begun to be."""
+        self.is_over = False
+        """Whether it has failed, been answered or been left."""
+
+    def begin(self, url: str, headers: CIMultiDict[str]) -> None:
+        """Send it."""
         began = asyncio.get_running_loop().time()
-        deadline = inf if bounds.total_s is None else began + bounds.total_s
-        upload = None if body is None or isinstance(body, bytes) else _Upload(body, bounds.first_byte_s, deadline)
-        # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that phase.
-        by = deadline if upload is not None else min(deadline, began + bounds.first_byte_s)
-        pool = self._live if is_live else self._brief
-        incoming: Incoming | None = None
+        bounds, body = self._bounds, self._body
+        self._deadline = self._by = inf if bounds.total_s is None else began + bounds.total_s
+        length: int | None = None
+        is_chunked = False
+        self._asker.sent()
         try:
+            if body is None or isinstance(body, bytes):
+                self._by = min(self._deadline, began + bounds.first_byte_s)
+                length = None if body is None else len(body)
+            else:
+                # While a body is being sent the first byte may lawfully be long in coming: only `total` bounds that.
+                self._upload = _Upload(body, bounds.first_byte_s, self._deadline)
+                length = self._upload.measure(headers)
+                is_chunked = length is None
             origin, target = split_url(url)
             endpoint = endpoint_of(origin)
-            whole = body if isinstance(body, bytes) else None
-            length = len(whole) if whole is not None else upload.measure(headers) if upload is not None else None
-            is_chunked = upload is not None and length is None
-            request = request_head(method, target, endpoint.says, headers, length, is_chunked=is_chunked)
-            connection = pool.take(endpoint)
-            while True:
-                if connection is None:
-                    is_repeat = incoming is not None
-                    connection = await self._connected(pool, endpoint, by, bounds.connect_s, sending, is_repeat)
-                incoming = connection.ask(request, whole, by, is_head=method == "HEAD")
-                if sending is not None:
-                    sending.may_end(incoming.give_up)
-                if upload is not None:
-                    connection.uploading(self._tasks.start(upload.run(connection, incoming), f"upload {endpoint}"))
-                try:
-                    head = await incoming.until_head()
-                    break
-                except ConnectionLost:
-                    if incoming.has_heard or not connection.is_used or body is not None or method not in _REPEATED:
-                        raise
-                on_repeat()
-                connection = None
-        except BaseException as error:
-            if incoming is not None:
-                incoming.end(ConnectionLost("left"))
-            failure = _failure(error, is_unsent=incoming is None)
-            has_ended = False
-            if sending is not None:
-                by_client = failure is None or (upload is not None and upload.is_to_blame(error))
-                has_ended = sending.failed(error, by_client=by_client)
-            if failure is None:
-                raise
-            if has_ended:
-                raise UpstreamUnreachable from error
-            raise failure from error
-        reply = Reply(head, incoming, bounds, deadline, sending)
-        if sending is not None:
-            sending.answered(reply)
-        return reply
+            self._request = request_head(self._method, target, endpoint.says, headers, length, is_chunked=is_chunked)
+        except ValueError as error:
+            self._fail(error)
+            return
+        connection = self._pool.take(endpoint, is_upload=self._upload is not None)
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connect(endpoint, is_repeat=False)
 
-    async def _connected(
-        self,
-        pool: ConnectionPool,
-        endpoint: Endpoint,
-        by: float,
-        within_s: float,
-        sending: Sending | None,
-        is_repeat: bool,
-    ) -> Connection:
-        """A connection, waited for until `by`, and made within `within_s` where none is idle or a kept one will not
-        do."""
+    def _connect(self, endpoint: Endpoint, *, is_repeat: bool) -> None:
+        self._connecting = self._exchanges.tasks.start(self._until_connected(endpoint, is_repeat), f"to {endpoint}")
+
+    async def _until_connected(self, endpoint: Endpoint, is_repeat: bool) -> None:
+        try:
+            connection = await self._connected(endpoint, is_repeat)
+        except Exception as error:
+            self._connecting = None
+            self._fail(error)
+        else:
+            self._connecting = None
+            self._send(connection)
+
+    async def _connected(self, endpoint: Endpoint, is_repeat: bool) -> Connection:
+        """A connection, waited for until the head has to be here, and made within a bound of its own where none is idle
+        or a kept one will not do."""
         loop = asyncio.get_running_loop()
-        bound = asyncio.timeout_at(by if by < inf else None)
-        if sending is not None:
-            sending.may_end(lambda: bound.reschedule(loop.time()))
+        bound = asyncio.timeout_at(self._by if self._by < inf else None)
+        if self._sending is not None:
+            self._sending.may_end(lambda: bound.reschedule(loop.time()))
+        pool = self._pool
         async with bound:
-            await pool.place(endpoint)
+            is_upload = self._upload is not None
+            await pool.place(endpoint, is_upload=is_upload)
             try:
                 connection = None if is_repeat else pool.idle(endpoint)
                 if connection is None:
-                    connection = await self._dialer.dial(endpoint, pool, within_s)
+                    connection = await self._exchanges.dialer.dial(endpoint, pool, self._bounds.connect_s)
                     if not connection.is_open:
                         # Closed before anybody could use it: it has no place to give back.
                         raise ConnectionLost
                     pool.made(connection)
             except BaseException:
                 pool.leave_place(endpoint)
+                if is_upload:
+                    pool.uploaded(endpoint)
                 raise
         return connection
 
-    async def close(self) -> None:
-        self._brief.close()
-        self._live.close()
-        await self._tasks.close()
+    def _send(self, connection: Connection) -> None:
+        self._connection = connection
+        body = self._body
+        whole = body if isinstance(body, bytes) else None
+        incoming = connection.ask(self._request, whole, self._by, is_head=self._method == "HEAD")
+        self._incoming = incoming
+        incoming.on_change = self._changed
+        if self._sending is not None:
+            self._sending.may_end(incoming.give_up)
+        if self._upload is not None:
+            pool, endpoint = self._pool, connection.endpoint
+            upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
+            # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
+            upload.add_done_callback(lambda _: pool.uploaded(endpoint))
+            connection.uploading(upload)
+
+    def _changed(self) -> None:
+        incoming, connection = self._incoming, self._connection
+        assert incoming is not None
+        assert connection is not None
+        if (head := incoming.head) is not None:
+            incoming.on_change = nothing
+            self.is_over = True
+            reply = Reply(head, incoming, self._bounds, self._deadline, self._sending)
+            if self._sending is not None:
+                self._sending.answered(reply)
+            if self._span is not None:
+                self._span.answered(reply.status)
+                reply.span = self._span
+            self._asker.answered(reply)
+        elif (error := incoming.error) is not None:
+            is_repeatable = connection.is_used and self._body is None and self._method in _REPEATED
+            if is_repeatable and not incoming.has_heard and isinstance(error, ConnectionLost):
+                incoming.on_change = nothing
+                self._asker.sent()
+                self._connect(connection.endpoint, is_repeat=True)
+            else:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.is_over:
+            return
+        self._let_go()
+        failure = _failure(error, is_unsent=self._incoming is None)
+        if self._sending is not None:
+            by_client = self._upload is not None and self._upload.is_to_blame(error)
+            if self._sending.failed(error, by_client=by_client):
+                failure = UpstreamUnreachable()
+        failure.__cause__ = error
+        if self._span is not None:
+            self._span.failed(failure)
+            self._span.end()
+        self._asker.failed(failure)
+
+    def leave(self) -> None:
+        """Nobody waits for the head any more; without effect once it is here."""
+        if self.is_over:
+            return
+        self._let_go()
+        left = asyncio.CancelledError()
+        if self._sending is not None:
+            self._sending.failed(left, by_client=True)
+        if self._span is not None:
+            self._span.failed(left)
+            self._span.end()
+
+    def _let_go(self) -> None:
+        self.is_over = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._incoming is not None:
+            self._incoming.on_change = nothing
+            self._incoming.end(ConnectionLost("left"))
 
 
 class _Upload:
@@ -229,24 +367,14 @@ class _Upload:
             connection.deadline.move(min(now + self._first_byte_s, self._deadline))
 
 
-async def _traced(span: ExchangeSpan, exchange: Coroutine[Any, Any, Reply]) -> Reply:
-    """The same exchange, told to its span."""
-    try:
-        reply = await exchange
-    except BaseException as error:
-        span.failed(error)
-        span.end()
-        raise
-    span.answered(reply.status)
-    reply.span = span
-    return reply
-
-
-def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError | None:
-    """What a failure is called outside; None for what is nobody's here, such as a cancellation."""
+def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError:
+    """What a failure is called outside."""
     match error:
         case ConnectTimedOut():
             return UpstreamTimeout(is_unsent=is_unsent)
+        case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
+            # Nothing that passes by itself: whoever sets the gateway up is to see it at once.
+            return UpstreamUnreachable(f"Origin unreachable: {reason_of(error)}", is_unsent=is_unsent)
         case NotConnected():
             return UpstreamUnreachable(is_unsent=is_unsent)
         case ConnectionLost():
@@ -255,4 +383,5 @@ def _failure(error: BaseException, *, is_unsent: bool) -> GatewayError | None:
             return UpstreamTimeout(is_unsent=is_unsent)
         case ReplyBroken() | UploadFailed() | ValueError():
             return UpstreamBroken()
-    return None
+    _log.error("unhandled error", exc_info=error)
+    return GatewayError()

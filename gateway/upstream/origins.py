@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from gateway.config_origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.upstream.breaker import Breaker, Pass, Policy, State
+from gateway.upstream.connections import most_of
 from gateway.upstream.reasons import reason_of_status
 
 FAILING: Final = frozenset({502, 503, 504})
@@ -176,9 +177,11 @@ class Origin:
         """Whether a request would be sent to it, another origin or not."""
         return not self._ejected and self.breaker.would_admit(now)
 
-    def admit(self, now: float, *, is_live: bool) -> Sent | None:
-        """A request that may be sent now, None where the breaker is open; CircuitOpen where too many wait."""
-        if not is_live and self.waiting >= self._most_waiting:
+    def admit(self, now: float, *, is_live: bool, is_upload: bool = False) -> Sent | None:
+        """A request that may be sent now, None where the breaker is open; CircuitOpen where too many wait, among whom
+        uploads, which may wait for long, leave room for others."""
+        most = most_of(self._most_waiting) if is_upload else self._most_waiting
+        if not is_live and self.waiting >= most:
             self.overflows += 1
             raise CircuitOpen(_BUSY_RETRY_S)
         taken = self.breaker.admit(now)

@@ -100,16 +100,24 @@ class Pool:
         return headers
 
     def admit(
-        self, method: str, path: str, *, is_live: bool, tried: Sequence[Origin] = (), leader: Origin | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        is_live: bool,
+        is_upload: bool = False,
+        tried: Sequence[Origin] = (),
+        leader: Origin | None = None,
     ) -> Sent:
-        """A request that may be sent now, for a percent-encoded path, to no origin that was `tried`.
+        """A request that may be sent now, for a percent-encoded path, to no origin that was `tried`; `is_upload` where
+        its body comes piece by piece.
 
         Goes to `leader` where one was just named.  CircuitOpen where none may be asked.
         """
         now = self._clock.now()
         wanted = [leader] if leader is not None else [one for one in self.order(method, path) if one not in tried]
         for origin in wanted:
-            sent = origin.admit(now, is_live=is_live)
+            sent = origin.admit(now, is_live=is_live, is_upload=is_upload)
             if sent is not None:
                 if is_live:
                     self._stick(sent, path)

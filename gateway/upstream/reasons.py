@@ -40,7 +40,8 @@ def reason_of(error: BaseException) -> str:
             return "name does not resolve"
         case NotConnected(__cause__=ssl.SSLCertVerificationError()):
             return "certificate refused"
-        case NotConnected(__cause__=ssl.SSLError()):
+        case NotConnected(__cause__=ssl.SSLError()) | ConnectionLost(__cause__=ssl.SSLError()):
+            # After the handshake, too: by TLS 1.3 an origin that misses a certificate says so only then.
             return "TLS failed"
         case NotConnected(__cause__=OSError(errno=number)):
             return _BY_NUMBER.get(number or 0, "cannot connect")

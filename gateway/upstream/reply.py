@@ -30,14 +30,24 @@ Body = AsyncIterator[bytes] | bytes | None
 class Inflow(Protocol):
     """A body on its way.  One reader at a time."""
 
+    on_change: Callable[[], object]
+    """Called when more of it has come, and when no more will."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it has come."""
+
     def take(self) -> bytes | None:
         """What has come and was not taken yet, empty at the end; None where more is still to come.
 
         Raises ConnectionLost, ReplyBroken, UploadFailed or TimeoutError, once all that came before has been taken.
         """
 
-    async def read(self, by: float) -> bytes:
-        """The same, waiting for it until that time of the loop's clock; TimeoutError where nothing comes."""
+    def expect(self, by: float) -> None:
+        """Have it fail by TimeoutError unless more has come by that time of the loop's clock."""
+
+    async def changed(self) -> None:
+        """Wait for the next change; takes the place of `on_change`."""
 
     def end(self, error: BaseException) -> None:
         """Have it fail by this error, unless all of it has come."""
@@ -136,25 +146,36 @@ class Reply:
         return self
 
     async def __anext__(self) -> bytes:
+        while (chunk := self.take()) is None:
+            await self._incoming.changed()
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    def take(self) -> bytes | None:
+        """What has come of the body and was not taken yet, empty at its end; None where that is still to come, of which
+        `notify` tells.  Raises UpstreamBroken when it ends early, UpstreamTimeout when it stalls."""
         now = asyncio.get_running_loop().time()
         try:
             if now >= self._deadline:
                 # A buffer that never runs dry is a slow reader's, who would hold the connection for ever.
                 raise TimeoutError
             chunk = self._incoming.take()
-            if chunk is None:
-                chunk = await self._incoming.read(min(now + self._bounds.idle_s, self._deadline))
         except TimeoutError as error:
             raise self._failed(UpstreamTimeout()) from error
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
             if self._sending is not None and self._sending.broke():
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
-        if not chunk:
-            raise StopAsyncIteration
-        if self._sending is not None:
+        if chunk is None:
+            self._incoming.expect(min(now + self._bounds.idle_s, self._deadline))
+        elif chunk and self._sending is not None:
             self._sending.heard()
         return chunk
+
+    def notify(self, on_change: Callable[[], object]) -> None:
+        """Call this when more of the body has come, and when no more will; for whoever takes it."""
+        self._incoming.on_change = on_change
 
     def _failed(self, error: GatewayError) -> GatewayError:
         if self.span is not None:

@@ -7,11 +7,25 @@ from typing import Protocol
 
 from multidict import CIMultiDict
 
+from gateway.upstream.asking import Asker, Asking
 from gateway.upstream.reply import Body, Bounds, Reply
 
 
 class Upstream(Protocol):
     """Whoever sends requests to origins: `client.Client`, or a test's memory."""
+
+    def ask(
+        self,
+        asker: Asker,
+        method: str,
+        url: str,
+        headers: CIMultiDict[str],
+        bounds: Bounds,
+        body: Body = None,
+        *,
+        is_live: bool = False,
+    ) -> Asking:
+        """Send one request.  `asker` is told what becomes of it, maybe before this returns."""
 
     async def send(
         self,

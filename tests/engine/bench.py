@@ -16,11 +16,11 @@ from gateway.engine.core import Engine
 from gateway.engine.relay import Passed
 from gateway.engine.request import Read
 from gateway.engine.route import Route
-from gateway.journal import Place
 from gateway.metrics_seam import Silent
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
+from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
 
@@ -55,7 +55,8 @@ class EngineBench:
     def read(self, target: str, *, is_live: bool = False) -> Read:
         parsed = parse_target(target)
         credentials: CIMultiDict[str] = CIMultiDict()
-        key, source = self.route.key(parsed, credentials), self.route.source(parsed, credentials)
+        key = self.route.key(parsed, self.route.partition(credentials))
+        source = self.route.source(parsed, self.route.source_headers(credentials))
         return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
@@ -68,19 +69,17 @@ class EngineBench:
 
     async def relay(self, mode: Mode, body: bytes | None = None) -> Reply:
         parsed = parse_target("/s")
-        key = self.route.key(parsed, CIMultiDict())
+        key = self.route.key(parsed, self.route.partition(CIMultiDict()))
         method = {Mode.APPEND: "POST", Mode.CREATE: "PUT", Mode.DELETE: "DELETE"}[mode]
-        place = Place.of(self.route.config.name, parsed, key.partition)
 
         async def chunks() -> Any:
             yield body
 
-        return await self.engine.relay.send(
-            Passed(
-                self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
-                chunks() if body is not None else None, place,
-            )
+        passed = Passed(
+            self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
+            chunks() if body is not None else None,
         )  # fmt: skip
+        return await answer_to(lambda asker: self.engine.relay.ask(passed, asker))
 
     @property
     def stream(self) -> Stream:

@@ -75,7 +75,7 @@ class Bench:
 
     def read(self, stream: Stream, accept_encoding: str | None = "gzip", **more: Any) -> Read:
         target = parse_target(stream.key.group.path)
-        source = self.route.source(target, CIMultiDict())
+        source = self.route.source(target, self.route.source_headers(CIMultiDict()))
         wish = negotiate(accept_encoding, None, self.route.codings)
         return Read(self.route, stream.key, source, "-1", wish=wish, **more)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.http.outgoing import UnfitRequest, request_head
+from gateway.http.outgoing import FixedHeaders, UnfitRequest, request_head
 
 
 def head(*fields: tuple[str, str], method: str = "GET", target: str = "/s?x=1", length: int | None = None) -> bytes:
@@ -96,3 +96,11 @@ def test_what_is_written_is_read_as_one_request_with_the_same_fields(
         assert isinstance(read, h11.Request)
         assert len(read.headers) == len(fields) + 1
         assert isinstance(connection.next_event(), h11.EndOfMessage)
+
+
+def test_a_copy_of_fixed_headers_is_written_as_it_was_changed() -> None:
+    copied = FixedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
+    copied["Accept"] = "text/event-stream"
+    head = request_head("GET", "/s", "origin", copied, 0, is_chunked=False)
+    assert b"Accept: text/event-stream\r\n" in head
+    assert b"*/*" not in head

@@ -236,7 +236,8 @@ def test_what_is_a_request_here_is_the_same_request_to_another_parser(raw: bytes
     """h11 takes more, such as bare LF: what matters is that nothing is taken here that it takes for something else."""
     events, _ = read(raw)
     other = h11.Connection(h11.SERVER)
-    other.receive_data(raw)
+    # Empty lines before a request are skipped (RFC 9112 section 2.2); h11 knows of none.
+    other.receive_data(raw.lstrip(b"\r\n"))
     for event in events:
         if event is Mark.BROKEN:
             return

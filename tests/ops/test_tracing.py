@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from gateway.app import RunningGateway, start_gateway
 from gateway.clock import ManualClock
 from gateway.config import GatewayConfig, TracingConfig
-from gateway.http.request import RequestHead
+from gateway.http.request import Fields, RequestHead
 from gateway.ops.tracing import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import Faults
@@ -450,7 +450,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
     front = TracedFront(handler, tracer)
     channel = cast(Channel, None)
     for target, headers in (("/live", CIMultiDict(SAMPLED)), ("/once", CIMultiDict())):
-        await front(Request(channel, RequestHead("GET", target, "1.1", headers, True, 0), None))
+        await front(Request(channel, RequestHead("GET", target, "1.1", Fields(headers, True, 0)), None))
     (once,) = exporter.get_finished_spans()
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR

@@ -401,3 +401,27 @@ async def test_a_replay_that_no_tape_can_hold_costs_no_live_connection_each(
     for wire in wires:
         assert (await wire.head()).status == 200
     assert counters.live_open == 1
+
+
+async def test_a_replay_whose_length_its_origin_has_announced_ends_as_a_whole_answer_where_its_reader_is_up_to_date(
+    hostile: Hostile, start: Start
+) -> None:
+    first = b'event: data\ndata: eA==\n\nevent: control\ndata: {"streamNextOffset":"0001","upToDate":true}\n\n'
+    rest = b'event: data\ndata: eQ==\n\nevent: control\ndata: {"streamNextOffset":"0002","upToDate":true}\n\n'
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if "live=sse" in asked.target:
+            headers = {"Content-Type": "text/event-stream", "Stream-SSE-Data-Encoding": "base64"}
+            headers["Content-Length"] = str(len(first + rest))
+            writer.write(answer("200 OK", headers) + first)
+        elif "offset=0001" in asked.target:
+            writer.write(part_of_stream(b"", "0001", "application/octet-stream"))
+        else:
+            writer.write(part_of_stream(b"x" * 5_000, "0001", "application/octet-stream"))
+
+    metadata = answer("200 OK", {"Content-Type": "application/octet-stream", "Stream-Next-Offset": "0001"})
+    edge = await start((await hostile(script, metadata=metadata)).url, max_flight_bytes="1KiB")
+    wire = await edge.begin("/s?offset=-1&live=sse")
+    assert (await wire.answer()).body == first
+    await wire.ask("/s?offset=0001")
+    assert (await wire.answer()).next_offset == "0001"

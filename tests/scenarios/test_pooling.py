@@ -91,3 +91,64 @@ async def test_what_a_used_connection_lost_is_sent_again_only_if_it_is_a_read(
     async with edge.time_passing():
         assert (await edge.get("/s")).body == b"good"
     assert len(origin.reads) == 2
+
+
+@pytest.mark.parametrize("by", ["length", "chunks"])
+async def test_uploads_whose_clients_are_slow_leave_places_for_everybody_else(
+    start: Start, origin: RunningOrigin, by: str
+) -> None:
+    edge = await start(origin.url, upstream_connections=4)
+    for path in ("/s", "/t"):
+        assert (await edge.put(path, b"a")).status == 201
+    half = b"x" * 70_000
+    framing = "Transfer-Encoding: chunked" if by == "chunks" else f"Content-Length: {2 * len(half)}"
+    piece = b"%x\r\n%b\r\n" % (len(half), half) if by == "chunks" else half
+    head = f"POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\n{framing}\r\n\r\n"
+    slow = [await edge.wire() for _ in range(6)]
+    for wire in slow:
+        await wire.send(head.encode() + piece)
+    exchanges = edge.gateway.engine.client.exchanges
+    origins = edge.gateway.engine.origins
+    await eventually(lambda: origins.look()[0].in_flight == 6 and exchanges.open_connections == 3)
+    for _ in range(3):
+        assert (await edge.get("/t")).body.startswith(b"a")
+        assert (await edge.post("/t", b"b")).status == 204
+        assert (await edge.send("HEAD", "/t")).status == 200
+    assert exchanges.open_connections == 3
+    for wire in slow:
+        await wire.send(piece + (b"0\r\n\r\n" if by == "chunks" else b""))
+    for wire in slow:
+        assert (await wire.answer()).status == 204
+    assert len((await edge.get("/s")).body) == 1 + 6 * 2 * len(half)
+
+
+async def test_an_upload_whose_client_leaves_gives_its_place_to_the_next(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, upstream_connections=1)
+    assert (await edge.put("/s", b"a")).status == 201
+    head = b"POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nContent-Length: 140000\r\n\r\n"
+    first, second = await edge.wire(), await edge.wire()
+    await first.send(head + b"x" * 70_000)
+    exchanges = edge.gateway.engine.client.exchanges
+    await eventually(lambda: exchanges.open_connections == 1)
+    await second.send(head + b"y" * 140_000)
+    first.reset()
+    assert (await second.answer()).status == 204
+    assert (await edge.get("/s")).body == b"a" + b"y" * 140_000
+
+
+async def test_uploads_that_wait_leave_room_for_others_to_wait(start: Start, origin: RunningOrigin) -> None:
+    edge = await start(origin.url, waiting_requests=4)
+    assert (await edge.put("/s", b"a")).status == 201
+    head = b"POST /s HTTP/1.1\r\nHost: edge.test\r\nContent-Type: text/plain\r\nContent-Length: 140000\r\n\r\n"
+    slow = [await edge.wire() for _ in range(3)]
+    for wire in slow:
+        await wire.send(head + b"x" * 70_000)
+    origins = edge.gateway.engine.origins
+    await eventually(lambda: origins.look()[0].in_flight == 3)
+    late = await edge.wire()
+    await late.send(head + b"x" * 70_000)
+    assert (await late.head()).status == 503
+    assert (await edge.post("/s", b"b")).status == 204
+    assert (await edge.get("/s")).body == b"ab"
+    for wire in slow:
+        wire.reset()

@@ -139,3 +139,28 @@ async def test_a_write_whose_answer_names_no_offset_reaches_what_is_in_the_air(h
     await bounded(early)
     found = await edge.get("/s?offset=-1")
     assert found.body == b"ab" or not found.is_up_to_date
+
+
+@pytest.mark.parametrize("live", ["", "&live=long-poll"])
+async def test_a_place_beyond_the_tail_of_a_stream_that_was_closed_here_is_answered_as_closed(
+    hostile: Hostile, start: Start, live: str
+) -> None:
+    closed: dict[str, str] = {}
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.method == "POST":
+            closed["Stream-Closed"] = "true"
+            writer.write(answer("204 No Content", {"Stream-Next-Offset": "0001", **closed}))
+        else:
+            body = b"a" if "offset=-1" in asked.target else b""
+            writer.write(part_of_stream(body, "0001", **{"Cache-Control": "max-age=600", **closed}))
+
+    edge = await start((await hostile(script)).url, follow_above_per_s=0)
+    await edge.get("/s?offset=-1")
+    for _ in range(2):
+        assert not (await edge.get(f"/s?offset=0005{live}")).is_closed
+    assert (await edge.post("/s", b"", Stream_Closed="true")).is_closed
+    for _ in range(2):
+        found = await edge.get(f"/s?offset=0005{live}")
+        assert found.is_closed
+        assert found.next_offset == "0001"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.origin.sse import control_event, event
-from gateway.server.replay import until_up_to_date
+from gateway.server.replay import CatchUpEnd
 
 DATA = event("data", "[" + "1," * 9_000 + "1]")
 SHORT = control_event("0001", "7", up_to_date=False, is_closed=False)
@@ -18,33 +17,35 @@ CLOSED = control_event("0002", "7", up_to_date=True, is_closed=True)
 BEAT = b": still here\n\n"
 
 
-async def taken(chunks: list[bytes]) -> bytes:
-    async def body() -> AsyncIterator[bytes]:
-        for chunk in chunks:
-            yield chunk
-
-    return b"".join([chunk async for chunk in until_up_to_date(body())])
-
-
-async def test_it_ends_behind_the_event_that_says_up_to_date() -> None:
-    assert await taken([DATA, SHORT, BEAT, DATA, THERE, DATA, THERE]) == DATA + SHORT + BEAT + DATA + THERE
-    assert await taken([DATA, CLOSED, DATA]) == DATA + CLOSED
+def taken(chunks: list[bytes]) -> bytes:
+    end, found = CatchUpEnd(), b""
+    for chunk in chunks:
+        if end.is_reached:
+            break
+        found += chunk
+        end.see(chunk)
+    return found
 
 
-async def test_it_goes_on_where_nothing_says_so() -> None:
+def test_it_ends_behind_the_event_that_says_up_to_date() -> None:
+    assert taken([DATA, SHORT, BEAT, DATA, THERE, DATA, THERE]) == DATA + SHORT + BEAT + DATA + THERE
+    assert taken([DATA, CLOSED, DATA]) == DATA + CLOSED
+
+
+def test_it_goes_on_where_nothing_says_so() -> None:
     chunks = [DATA, SHORT, BEAT, event("control", "no JSON"), event("data", '{"upToDate":true}')]
-    assert await taken(chunks) == b"".join(chunks)
+    assert taken(chunks) == b"".join(chunks)
 
 
-async def test_line_ends_of_any_kind_are_read() -> None:
+def test_line_ends_of_any_kind_are_read() -> None:
     for line_end in (b"\r\n", b"\r"):
         there = THERE.replace(b"\n", line_end)
-        assert await taken([DATA, there, DATA]) == DATA + there
+        assert taken([DATA, there, DATA]) == DATA + there
 
 
 @given(st.lists(st.integers(0, len(DATA + THERE) - 1), max_size=6))
-async def test_an_event_in_pieces_is_never_ended_in_the_middle(cuts: list[int]) -> None:
+def test_an_event_in_pieces_is_never_ended_in_the_middle(cuts: list[int]) -> None:
     whole = DATA + THERE
     places = sorted({0, *cuts, len(whole)})
     pieces = [whole[start:end] for start, end in pairwise(places)]
-    assert await taken([*pieces, DATA]) == whole
+    assert taken([*pieces, DATA]) == whole

@@ -30,7 +30,7 @@ class Line:
             await turns()
 
     async def _wait(self, name: str) -> None:
-        await self.pool.place({"a": A, "b": B, "c": C}[name[0]])
+        await self.pool.place({"a": A, "b": B, "c": C}[name[0]], is_upload=name.endswith("up"))
         self.got.append(name)
 
     async def left(self, *names: str) -> None:
@@ -67,6 +67,50 @@ async def test_one_hosts_crowd_does_not_hold_up_the_others() -> None:
     pool.leave_place(C)
     await turns()
     assert line.got[-1] == "a5"
+
+
+async def test_uploads_under_way_leave_a_quarter_of_the_places_to_others() -> None:
+    pool = ConnectionPool(4)
+    line = Line(pool)
+    await line.join("a1 up", "a2 up", "a3 up", "a4 up", "a5 up", "a6", "a7")
+    assert line.got == ["a1 up", "a2 up", "a3 up", "a6"]
+    pool.leave_place(A)
+    await turns()
+    assert line.got[-1] == "a7"
+    # One is up, and its answer is still to come; when that has come, too, there is a place for the next one.
+    pool.uploaded(A)
+    await turns()
+    assert line.got[-1] == "a7"
+    pool.leave_place(A)
+    await turns()
+    assert line.got[-1] == "a4 up"
+    assert repr(pool) == "<ConnectionPool 4 busy, 0 idle, 1 waiting>"
+
+
+async def test_uploads_to_several_hosts_leave_places_together() -> None:
+    pool = ConnectionPool(8)
+    pool.leave_room(3)
+    line = Line(pool)
+    await line.join("a1 up", "a2 up", "a3 up", "a4 up", "a5 up", "b1 up", "b2 up", "b3 up", "c1", "c2")
+    assert line.got == ["a1 up", "a2 up", "a3 up", "a4 up", "b1 up", "b2 up", "c1", "c2"]
+    await line.left("a5 up")
+    pool.uploaded(A)
+    pool.leave_place(A)
+    await turns()
+    assert line.got[-1] == "b3 up"
+
+
+async def test_one_place_is_for_uploads_too_and_given_back_by_one_that_takes_it_up_no_more() -> None:
+    pool = ConnectionPool(1)
+    line = Line(pool)
+    await line.join("a1", "a2 up", "a3 up")
+    pool.leave_place(A)
+    await line.left("a2 up")
+    await turns()
+    assert line.got == ["a1", "a3 up"]
+    pool.leave_place(A)
+    pool.uploaded(A)
+    assert repr(pool) == "<ConnectionPool 0 busy, 0 idle, 0 waiting>"
 
 
 async def test_who_leaves_the_line_is_passed_over_and_takes_no_place_with_him() -> None:

@@ -144,12 +144,12 @@ async def test_a_read_for_which_a_kept_connection_proves_dead_is_sent_once_more(
         await peer.says(b"HTTP/1.1 204 N\r\n\r\n")
         await peer.asked()
 
-    repeated: list[None] = []
+    sent: list[None] = []
     async with origin(script) as running:
         await body_of(await send(exchanges, running.url))
-        reply = await send(exchanges, running.url, method, on_repeat=lambda: repeated.append(None))
+        reply = await send(exchanges, running.url, method, on_sent=lambda: sent.append(None))
         await body_of(reply)
-        assert (reply.status, running.connections, len(repeated)) == (204, 2, 1)
+        assert (reply.status, running.connections, len(sent)) == (204, 2, 2)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", b"HTTP/1.1 103 E\r\n\r\n"])
@@ -165,13 +165,13 @@ async def test_nothing_else_is_repeated(exchanges: Exchanges, method: str, said:
         await peer.asked()
         await peer.says(said)
 
-    repeated: list[None] = []
+    sent: list[None] = []
     async with origin(script) as running:
         await body_of(await send(exchanges, running.url))
         with pytest.raises(UpstreamUnreachable) as failed:
-            await send(exchanges, running.url, method, on_repeat=lambda: repeated.append(None))
+            await send(exchanges, running.url, method, on_sent=lambda: sent.append(None))
         assert not failed.value.is_unsent
-        assert (running.connections, repeated) == (1, [])
+        assert (running.connections, len(sent)) == (1, 1)
 
 
 async def test_a_read_is_not_repeated_for_ever(exchanges: Exchanges) -> None:
@@ -533,14 +533,14 @@ async def test_a_connection_that_is_lost_before_it_is_used_gives_its_place_back(
     exchanges: Exchanges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from a port forwarder with nobody behind it: it accepts and closes."""
-    dial = exchanges._dialer.dial
+    dial = exchanges.dialer.dial
 
     async def lost(*asked: Any) -> Any:
         connection = await dial(*asked)
         connection.drop()
         return connection
 
-    monkeypatch.setattr(exchanges._dialer, "dial", lost)
+    monkeypatch.setattr(exchanges.dialer, "dial", lost)
 
     async def waits(peer: Peer) -> None:
         await peer.reader.read()

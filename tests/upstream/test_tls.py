@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,9 @@ from gateway.errors import GatewayError, UpstreamUnreachable
 from gateway.upstream.exchange import Exchanges
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds
+from tests.tls_origin import made, server_context
 
 BOUNDS = Bounds(20.0, 20.0, 20.0, 20.0)
-
-
-def made(folder: Path, name: str, issuer: str | None = None) -> None:
-    """A key and a certificate for a name, signed by an issuer made before or by itself."""
-    of = ["-CA", f"{folder}/{issuer}.crt", "-CAkey", f"{folder}/{issuer}.key"] if issuer else []
-    extensions = ["-addext", f"subjectAltName=DNS:{name}"] if issuer else []
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-         "-subj", f"/CN={name}", "-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt", *of, *extensions],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +39,8 @@ class SecureOrigin:
     def __init__(self, folder: Path, *, asks_client: bool = False) -> None:
         self.asked_for: list[str | None] = []
         self.port = 0
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(folder / "origin.test.crt", folder / "origin.test.key")
+        self._context = server_context(folder, asks_client=asks_client)
         self._context.sni_callback = lambda _, name, __: self.asked_for.append(name)
-        if asks_client:
-            self._context.load_verify_locations(folder / "ca.crt")
-            self._context.verify_mode = ssl.CERT_REQUIRED
 
     @property
     def url(self) -> str:
@@ -119,6 +105,34 @@ async def test_an_origin_that_asks_for_a_certificate_is_shown_one(certificates: 
         assert await ask(origin, **known, **shown) == b"good"
         with pytest.raises(GatewayError):
             await ask(origin, **known)
+
+
+async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_believed(certificates: Path) -> None:
+    """By TLS 1.3 the alert comes when the handshake is over on this side."""
+    context = server_context(certificates, asks_client=True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            listener.settimeout(20)
+            connection, _ = listener.accept()
+            connection.settimeout(20)
+            with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secure:
+                with suppress(ssl.SSLError):
+                    secure.do_handshake()
+                # To close now, with a request unread, would reset the connection, and the alert would be lost.
+                secure.shutdown(socket.SHUT_WR)
+                while secure.recv(1 << 16):
+                    pass
+
+        serving = asyncio.get_running_loop().run_in_executor(None, serve)
+        exchanges = Exchanges(4)
+        url = f"https://localhost:{listener.getsockname()[1]}"
+        known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
+        exchanges.trust(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
+        with pytest.raises(UpstreamUnreachable, match=r"^Origin unreachable: TLS failed$"):
+            await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
+        await exchanges.close()
+        await serving
 
 
 @pytest.mark.parametrize(
