@@ -2,8 +2,8 @@
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 
-With several processes (`-n`, `--dist loadgroup`) a file's tests stay together, for what they share, and so do all
-files with tests of Spark.
+With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do all
+that are about Spark.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests import transports
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
 
-_JAVAS: Final = frozenset({"shared_java", "spark"})
-"""Fixtures that are a Java."""
+_OF_SPARK: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
+"""Folders of tests that start a Java."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,16 +55,29 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    # A wrapper, for xdist looks at the groups before any hook that is none.
-    # One process has all that runs on Spark, since a Java that has just started takes twenty seconds of a processor to
-    # learn what one that has been at work knows.  It begins first: it has the most to do.
-    of_spark = {item.path for item in items if not _JAVAS.isdisjoint(getattr(item, "fixturenames", ()))}
-    items.sort(key=lambda item: item.path not in of_spark)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in of_spark else item.nodeid.partition("::")[0]))
-    yield
+def _is_of_spark(nodeid: str) -> bool:
+    return nodeid.startswith(_OF_SPARK)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # What one process has to do alone begins first.
+    items.sort(key=lambda item: not _is_of_spark(item.nodeid))
+
+
+class _OneSpark(LoadFileScheduling):
+    """A file's tests go to one process, and all that are about Spark to the same.
+
+    A Java that has just started takes twenty seconds of a processor to learn what one that has been at work knows.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if _is_of_spark(nodeid) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSpark | None:
+    return _OneSpark(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
