@@ -24,7 +24,7 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _VALUE: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?").fullmatch
 """As in a field of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no blanks at the ends."""
-_PATH: Final = re.compile(rb"(?:/[!-\"$-~\x80-\xff]*|\*)").fullmatch
+_PATH: Final = re.compile(rb"(?:/[!-\"$-~]*|\*)").fullmatch
 _AUTHORITY: Final = re.compile(rb"[!$-.0-;=A-\[\]_a-z~%&'()*+,]+").fullmatch
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}").fullmatch
 _SCHEMES: Final = frozenset({b"http", b"https"})
