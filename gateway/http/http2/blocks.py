@@ -18,7 +18,7 @@ from hpack.table import HeaderTable
 
 T = TypeVar("T")
 
-Fields = list[tuple[bytes, bytes]]
+FieldList = list[tuple[bytes, bytes]]
 
 _MOST_REMEMBERED: Final = 64
 """Blocks of one connection."""
@@ -56,7 +56,7 @@ class _Table(HeaderTable):
 class BlockReader(Generic[T]):
     """Reads the blocks of one connection.  `understand` makes of a request's fields whatever is wanted of them."""
 
-    def __init__(self, most_bytes: int, understand: Callable[[Fields], T]) -> None:
+    def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
         self._table = self._decoder.header_table = _Table()
         self._understand = understand
@@ -84,7 +84,7 @@ class BlockReader(Generic[T]):
         if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
             self._known.clear()
 
-    def decode(self, block: bytes) -> Fields:
+    def decode(self, block: bytes) -> FieldList:
         """The fields of a block.  Raises Undecodable."""
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]

@@ -12,8 +12,8 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.http.http2.blocks import Fields
-from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, RequestHead
+from gateway.http.http2.blocks import FieldList
+from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields, RequestHead
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
@@ -36,12 +36,13 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 class Asked:
     """What a field list asks for.  One object may be what many requests ask for: nothing of it is changed."""
 
-    __slots__ = ("fields", "is_malformed", "length", "method", "spelling", "target")
+    __slots__ = ("_headers", "_with_body", "_without_body", "is_malformed", "length", "method", "spelling", "target")
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False
-        self.fields: list[tuple[str, str]] | None = None
-        """None where it is not to be answered."""
+        self._headers: CIMultiDict[str] | None = None
+        self._with_body: Fields | None = None
+        self._without_body: Fields | None = None
         self.method = self.target = ""
         self.length: int | None = None
         """Bytes of the body as announced."""
@@ -52,15 +53,23 @@ class Asked:
         except _Malformed:
             self.is_malformed = True
         except _Refused:
-            self.fields = None
+            pass
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it is a request that may be answered."""
+        return self._headers is not None
 
     def head(self, *, has_body: bool) -> RequestHead:
         """The request without its body."""
-        assert self.fields is not None
-        length = self.length if has_body else 0
-        return RequestHead(self.method, self.target, VERSION, CIMultiDict(self.fields), True, length)
+        assert self._headers is not None
+        if has_body:
+            fields = self._with_body = self._with_body or Fields(self._headers, True, self.length)
+        else:
+            fields = self._without_body = self._without_body or Fields(self._headers, True, 0)
+        return RequestHead(self.method, self.target, VERSION, fields)
 
-    def _read(self, fields: Fields) -> None:
+    def _read(self, fields: FieldList) -> None:
         pseudo: dict[bytes, bytes] = {}
         regular: list[tuple[bytes, bytes]] = []
         cookies: list[bytes] = []
@@ -115,8 +124,8 @@ class Asked:
             if len(regular[-1][1]) > LONGEST_LINE:
                 raise _Refused
         self.method, self.target = method.decode(), path.decode("utf-8", "surrogateescape")
-        self.fields = [("Host", authority.decode("utf-8", "surrogateescape"))]
-        self.fields += [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular]
+        self._headers = CIMultiDict([("Host", authority.decode())])
+        self._headers.extend([(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular])
         if method == b"GET" and size < _LONGEST_SPELLING and not any(name in _UNPLAIN for name, _ in regular):
             lines = [b"%b: %b\r\n" % (name.title(), value) for name, value in regular]
             self.spelling = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path, authority, b"".join(lines))

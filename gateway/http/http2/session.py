@@ -476,7 +476,7 @@ class Session:
             if stream.queue and stream.send_window > 0:
                 self._turns[stream] = None
         else:
-            if stream_id > self._last_id or stream_id % 2 == 0:
+            if not increment or stream_id > self._last_id or stream_id % 2 == 0:
                 raise _Failed(ErrorCode.PROTOCOL_ERROR)
             return
         if self._turns:

@@ -26,10 +26,10 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
 from gateway.server.ready import Ready
-from gateway.server.request import LiveReader, Note, Request
+from gateway.server.request import Giver, Note, Request
 
 _log = logging.getLogger("gateway.server")
 
@@ -104,7 +104,7 @@ class StreamChannel:
         self._body: RequestBody | None = None
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        """The one that the task answers."""
+        """The one that is being answered."""
         self._room: asyncio.Future[None] | None = None
         """What the handler waits for when the client is to read first."""
         self._stuck: Alarm | None = None
@@ -112,8 +112,8 @@ class StreamChannel:
         """What the client had left to be sent when that was looked at last."""
         self._is_bodiless = False
         """Whether the answer has no body whatever its head says (RFC 9110 section 6.4.1)."""
-        self._live: LiveReader | None = None
-        """Who gives the live answer; below, what is noted of one over SSE."""
+        self._live: Giver | None = None
+        """Who gives the answer, where that is told of room and of the client's end; below, what is noted over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
         self._live_note: Note | None = None
@@ -133,7 +133,13 @@ class StreamChannel:
     def is_over(self) -> bool:
         """Whether nothing more will happen here."""
         stream = self.stream
-        return self._task is None and self._live is None and (stream.is_ended or stream.gone is not None)
+        is_left = self._task is None and self._live is None and not self._is_detached
+        return is_left and (stream.is_ended or stream.gone is not None)
+
+    @property
+    def _is_detached(self) -> bool:
+        """Whether what was asked goes on although its client has gone."""
+        return self._request is not None and self._request.is_detached
 
     @property
     def client(self) -> str | None:
@@ -152,32 +158,31 @@ class StreamChannel:
 
     # -- the request
 
-    def answer(self, *, is_whole: bool) -> None:
-        """Have the request answered, by whoever is to answer it."""
-        clients = self._connection.clients
-        head = self._asked.head(has_body=not is_whole)
-        self._body = None if is_whole else RequestBody(self, head)
-        request = Request(self, head, self._body)
-        if is_whole and head.method == "GET" and self._is_live_at_once(request):
-            return
-        self._request = request
-        self._task = task = clients.loop.create_task(self._answer(request))
-        task.add_done_callback(self._ended)
+    def read_body(self) -> None:
+        """Have the request's body wait here for whoever answers."""
+        self._body = RequestBody(self, self._asked.head(has_body=True))
 
-    def _is_live_at_once(self, request: Request) -> bool:
-        """Whether a live answer to it has begun, without a task."""
-        at_once = self._connection.clients.at_once
+    def answer(self) -> None:
+        """Have the request answered, as far as nothing has to be waited for."""
+        clients, body = self._connection.clients, self._body
+        request = self._request = Request(self, self._asked.head(has_body=body is not None), body)
         try:
-            return at_once is not None and at_once(request)
+            work = clients.handler(request)
         except Exception:
             _log.exception("unhandled error")
-            self.abort()
-            return True
+            if self._live is None:
+                self._fail(request)
+            else:
+                self.abort()
+            return
+        if work is not None:
+            self._task = task = clients.loop.create_task(self._work(request, work))
+            task.add_done_callback(self._ended)
 
-    async def _answer(self, request: Request) -> None:
+    async def _work(self, request: Request, work: Work) -> None:
         """Have the request answered, whatever comes of that."""
         try:
-            await self._connection.clients.handler(request)
+            answered = await work
         except ConnectionError:
             self.abort()
         except asyncio.CancelledError:
@@ -185,15 +190,28 @@ class StreamChannel:
             raise
         except Exception:
             _log.exception("unhandled error")
-            if request.has_begun:
-                self.abort()
-            else:
-                plain = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
-                self.respond(request, 500, CIMultiDict(plain), b"Internal error\n")
+            self._fail(request)
+        else:
+            if answered is not None:
+                self.answered(request)
+
+    def _fail(self, request: Request) -> None:
+        """What went wrong in detail is in the log."""
+        if request.has_begun:
+            self.abort()
+            return
+        plain = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
+        self.respond(request, 500, CIMultiDict(plain), b"Internal error\n")
+        self.answered(request)
+
+    def answered(self, request: Request) -> None:
+        """The answer is out."""
+        self._live = self._request = self._body = None
+        self._connection.check(self)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A handler has ended, or been cancelled before it began."""
-        self._task = self._request = self._body = None
+        """What was left to be done has been, or was cancelled before it began."""
+        self._task = None
         self._connection.check(self)
 
     def feed(self, data: bytes, size: int) -> None:
@@ -217,7 +235,7 @@ class StreamChannel:
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
-        if self._task is not None and (self._request is None or not self._request.is_detached):
+        if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
 
     def hold(self) -> None:
@@ -353,9 +371,13 @@ class StreamChannel:
         if spelling is not None and ready is not None:
             ready.remember(spelling, answer, credential_headers)
 
+    def hand_over(self, giver: Giver) -> None:
+        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+        self._live = giver
+
     # -- live answers
 
-    def park(self, live: LiveReader, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
         self._live = live
         self.live_bytes = 0
@@ -366,7 +388,7 @@ class StreamChannel:
         self._connection.check(self)
 
     def follow(
-        self, live: LiveReader, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)

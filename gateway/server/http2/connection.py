@@ -49,6 +49,8 @@ class Http2Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.scheme = "http"
         self._channels: dict[Stream, StreamChannel] = {}
+        self._begun: list[StreamChannel] = []
+        """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
         self._client: str | None = None
         self._is_reading = False
         """Whether what has come is being looked at: what is written goes out after that."""
@@ -118,6 +120,10 @@ class Http2Connection(asyncio.Protocol):
             # After an error nothing is read.
             for event in self.session.receive(data, self.clients.now()):
                 self._take(event)
+            begun, self._begun = self._begun, []
+            for channel in begun:
+                if channel.stream.gone is None and not self.session.has_failed:
+                    channel.answer()
         finally:
             self._is_reading = False
         self._flush()
@@ -144,11 +150,13 @@ class Http2Connection(asyncio.Protocol):
                 if stream.gone is not None or self.session.has_failed:
                     # Taken back in the same breath.
                     return
-                if asked.fields is None:
+                if not asked.is_answered:
                     self._refuse(stream)
                 elif not (is_whole and asked.spelling is not None and self._is_remembered(stream, asked)):
                     begun = self._channels[stream] = StreamChannel(self, stream, asked)
-                    begun.answer(is_whole=is_whole)
+                    if not is_whole:
+                        begun.read_body()
+                    self._begun.append(begun)
             case Part(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.feed(data, size)

@@ -7,14 +7,14 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.http2.blocks import BlockReader, Fields, TooLarge, Undecodable, block_of
+from gateway.http.http2.blocks import BlockReader, FieldList, TooLarge, Undecodable, block_of
 
 _NAMES = st.sampled_from([b":path", b"x", b"cookie", b"user-agent", b"a" * 200])
 _VALUES = st.sampled_from([b"", b"/a", b"/b", b"z" * 300, b"y" * 3_000])
 _LISTS = st.lists(st.tuples(_NAMES, _VALUES, st.booleans()), max_size=5)
 
 
-def same(fields: Fields) -> Fields:
+def same(fields: FieldList) -> FieldList:
     return fields
 
 
@@ -35,9 +35,9 @@ def test_a_block_says_what_it_says_to_a_reader_without_memory(steps: list[object
 
 
 def test_what_comes_again_is_understood_once() -> None:
-    understood: list[Fields] = []
+    understood: list[FieldList] = []
 
-    def understand(fields: Fields) -> Fields:
+    def understand(fields: FieldList) -> FieldList:
         understood.append(fields)
         return fields
 

@@ -74,6 +74,7 @@ def test_a_connection_begins_with_preface_and_settings(raw: bytes, code: ErrorCo
         pytest.param(window(0, 0), PROTOCOL, id="a window that grows by nothing"),
         pytest.param(window(0, (1 << 31) - 1), FLOW, id="a window that overflows"),
         pytest.param(window(1, 1), PROTOCOL, id="WINDOW_UPDATE for an idle stream"),
+        pytest.param(request(3) + window(1, 0), PROTOCOL, id="a window of a stream that is over, by nothing"),
         pytest.param(window(2, 1), PROTOCOL, id="WINDOW_UPDATE for an even stream"),
         pytest.param(frame(frames.PRIORITY, 0, 0, bytes(5)), PROTOCOL, id="PRIORITY for the connection"),
         pytest.param(frame(frames.PRIORITY, 0, 1, bytes(4)), SIZE, id="PRIORITY of 4 bytes"),
