@@ -177,7 +177,7 @@ class Connection(WritingConnection):
             return False
         self._unwatch()
         self.transport = None
-        Http2Connection(self._clients, is_expected=False).take_over(self, transport, data)
+        Http2Connection(self._clients, self._client, is_expected=False).take_over(self, transport, data)
         return True
 
     def _read(self, is_first: bool = False) -> None:

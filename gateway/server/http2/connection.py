@@ -41,17 +41,21 @@ _BAD_REQUEST: Final = b"Bad request\n"
 class Http2Connection(asyncio.Protocol):
     """Owner of its transport, its session and its channels."""
 
-    def __init__(self, clients: Clients, *, is_expected: bool = True) -> None:
+    def __init__(
+        self, clients: Clients, told: str | None = None, *, is_secure: bool = False, is_expected: bool = True
+    ) -> None:
+        """`told` is the client's address where the connection's own peer is not the client; `is_expected` is False
+        where another connection has come before this one, which has been admitted."""
         self.clients = clients
         if is_expected:
             clients.expect()
         self.session = Session(clients.limits.http2_streams)
         self.transport: asyncio.Transport | None = None
-        self.scheme = "http"
+        self.scheme = "https" if is_secure else "http"
         self._channels: dict[Stream, StreamChannel] = {}
         self._begun: list[StreamChannel] = []
         """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
-        self._client: str | None = None
+        self._client = told
         self._is_reading = False
         """Whether what has come is being looked at: what is written goes out after that."""
         self._is_due = False
@@ -108,8 +112,6 @@ class Http2Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport) -> None:
         limits = self.clients.limits
-        if transport.get_extra_info("sslcontext") is not None:
-            self.scheme = "https"
         transport.set_write_buffer_limits(high=limits.send_buffer_bytes // 2)
         self._head.set(limits.client_header_timeout_s)
         self._idle.set(limits.keepalive_timeout_s / _LOOKS)
