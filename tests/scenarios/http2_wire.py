@@ -7,7 +7,6 @@ not acknowledged: windows open as the test takes what came.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -90,12 +89,13 @@ class Http2Wire(Wire):
             await self.greet()
         self.call = self.calls[self._next_id] = Call(self._next_id)
         self._next_id += 2
-        fields = {name.lower(): value for name, value in (headers or {}).items() if name.lower() not in _HOP_BY_HOP}
-        scheme = "https" if isinstance(self.writer.get_extra_info("ssl_object"), ssl.SSLObject) else "http"
-        pseudo = zip(_PSEUDO, (method, scheme, fields.pop("host", "edge.test"), target), strict=True)
+        named = [(name.lower(), value.strip()) for name, value in (headers or {}).items()]
+        fields = [(name, value) for name, value in named if name not in {*_HOP_BY_HOP, "host"}]
         if body is not None and ends:
-            fields["content-length"] = str(len(body))
-        frame = HeadersFrame(self.call.id, self._encoder.encode([*pseudo, *fields.items()]))
+            fields.append(("content-length", str(len(body))))
+        scheme = "https" if self.writer.get_extra_info("sslcontext") is not None else "http"
+        pseudo = zip(_PSEUDO, (method, scheme, dict(named).get("host", "edge.test"), target), strict=True)
+        frame = HeadersFrame(self.call.id, self._encoder.encode([*pseudo, *fields]))
         frame.flags.add("END_HEADERS")
         if body is None and ends:
             frame.flags.add("END_STREAM")

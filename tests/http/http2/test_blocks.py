@@ -24,7 +24,9 @@ def test_a_block_says_what_it_says_to_a_reader_without_memory(steps: list[object
     lists: list[list[tuple[bytes, bytes, bool]]] = []
     for step in steps:
         if isinstance(step, int):
-            encoder.header_table_size = step
+            if step != encoder.header_table_size:
+                # Set to what it is, the encoder forgets that it has something to say.
+                encoder.header_table_size = step
             continue
         assert isinstance(step, list)
         lists.append(step)
