@@ -7,9 +7,9 @@ over the first half of the time, let what is in flight finish, drop the rest.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
-import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -45,11 +45,13 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
+from gateway.server.listeners import Certificates, certificate_files, load_certificates
+from gateway.tasks import Tasks
 from gateway.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
-from gateway.watched_files import stamp
+from gateway.watched_files import Stamp, Watch, stamp
 
-_BACKLOG = 4_096
+_log = logging.getLogger("gateway.app")
 
 
 class RunningGateway:
@@ -65,7 +67,10 @@ class RunningGateway:
         planned: Planned,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
+        shown_files: Stamp = (),
     ) -> None:
+        self._environ = environ
+        self._shown_files = shown_files
         self.config = config
         """The configuration in effect."""
         self.engine = engine
@@ -77,35 +82,41 @@ class RunningGateway:
         self.clients = entrance.clients
         self.started_at = engine.clock.now()
         self._entrance = entrance
-        self._reader = ConfigReader(partial(_loaded, load, environ), engine.clock) if load is not None else None
+        self.listeners = entrance.listeners
+        self._reader = ConfigReader(self._loaded, engine.clock)
+        self._load = load
+        self._watch = Watch(lambda: certificate_files(self.config.every_listener), self._renew, engine.clock)
         self.planned = planned
         self.plan_figures = PlanFigures(planned, engine, metrics)
         self._reloading = asyncio.Lock()
+        self._tasks = Tasks()
+        """What goes on beside the engine, from the first client to the last."""
         self._admin: web.AppRunner | None = None
         # The loop's own clock, whatever clock the rest goes by: it is the loop that is measured.
         self._loop_delay = LoopDelay(SystemClock())
         metrics.loop_delays = self._loop_delay.delays
         self.history = History()
         self._sampling = Sampling(engine.clock, lambda: self.history.take(self.sample()))
-        self._listener: asyncio.Server | None = None
+        self._is_open = False
         self.gateway_url = ""
+        """Where clients reach the first listener."""
         self.admin_url = ""
 
     @property
     def is_ready(self) -> bool:
-        return self._listener is not None and not self.engine.drain.is_set
+        return self._is_open and not self.engine.drain.is_set
 
     @property
     def connections(self) -> int:
         """Client connections open now."""
-        return len(self.clients)
+        return sum(map(len, self._entrance.every_clients))
 
     def sample(self) -> Sample:
         """The counters as they stand."""
         return sampled(self.metrics, self.engine.clock.now(), self.engine.clock.wall())
 
     async def listen(self, admin: web.Application) -> Self:
-        """Accept on both ports, the admin port with `admin`; OSError when one is taken."""
+        """Accept at all listeners, and on the admin port with `admin`; OSError when a port is taken."""
         # A page that closes a live tail leaves no reader behind on the public port.
         self._admin = web.AppRunner(
             admin,
@@ -118,20 +129,17 @@ class RunningGateway:
         self._sampling.start()
         if self._log is not None:
             self._log.start()
-        loop = asyncio.get_running_loop()
-        public, private = self.config.server.listen_address, self.config.server.admin_address
+        private = self.config.server.admin_address
         try:
             await self._admin.setup()
             site = web.TCPSite(self._admin, private.host, private.port)
             await site.start()
             self.admin_url = _url(private, self._admin.addresses[0][1])
-            self._listener = await loop.create_server(
-                self._entrance.connect, public.host, public.port, backlog=_BACKLOG, reuse_address=True
-            )
-            for sock in self._listener.sockets:
-                # Unsent bytes are to be seen here, not in the kernel.  What is accepted inherits it.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.config.limits.send_buffer_bytes // 2)
-            self.gateway_url = _url(public, self._listener.sockets[0].getsockname()[1])
+            await self.listeners.open(self._environ)
+            self._is_open = True
+            self.gateway_url = self.listeners.urls[0]
+            if certificate_files(self.config.every_listener):
+                self._tasks.start(self._watch.run(self._shown_files), "certificates")
         except BaseException:
             self.planned.leave()
             self._loop_delay.close()
@@ -159,11 +167,12 @@ class RunningGateway:
         ConfigError where it, or the plan that it names, cannot be used, and NothingToRead where there is none: then all
         stays as it was.
         """
-        if self._reader is None:
+        if self._load is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
         async with self._reloading:
-            wanted, plan, credentials, tls = await self._reader.read()
+            wanted, plan, credentials, tls, certificates = await self._reader.read()
             change = config_change(self.config, wanted)
+            self._entrance.show(certificates)
             self.config = change.config
             if anew := self.engine.take(change.config, credentials, tls):
                 # A secret may be another one in the same place.
@@ -174,6 +183,25 @@ class RunningGateway:
                 # It may be another document by the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
             return change
+
+    def _loaded(self) -> _Loaded:
+        """The configuration as it is now, its plan, what its routes show their origins, how TLS is spoken there, and
+        what its listeners show."""
+        assert self._load is not None
+        config = self._load()
+        shown = config_change(self.config, config).config.every_listener
+        certificates = load_certificates(shown, self.listeners.alpn, self.listeners.certificates)
+        return config, load_plan(config), _shown(config, self._environ), load_tls(config), certificates
+
+    async def _renew(self) -> None:
+        """Show what is in the certificates' files now, as far as it can be used."""
+        listeners, now = self.config.every_listener, self.listeners
+        reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)
+        async with self._reloading:
+            try:
+                self._entrance.show(await reader.read())
+            except ConfigError as error:
+                _log.warning("certificates are not taken: %s", error)
 
     def take_plan(self, plan: CachePlan | None, *, is_budget_set: bool) -> bool:
         """Have this plan in effect, with the configuration that is; whether it is another than before."""
@@ -190,15 +218,16 @@ class RunningGateway:
         timeout_s = self.config.server.shutdown_timeout_s
         self.planned.leave()
         gone_at = asyncio.get_running_loop().time() + timeout_s
-        if self._listener is not None:
-            self._listener.close()
+        self._is_open = False
+        self.listeners.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
-        self.clients.leave_in_order()
-        await self.clients.emptied(timeout_s * 0.9)
-        await self.clients.abort()
-        if self._listener is not None:
-            await self._listener.wait_closed()
-            self._listener = None
+        for clients in self._entrance.every_clients:
+            clients.leave_in_order()
+        for clients in self._entrance.every_clients:
+            await clients.emptied(gone_at - timeout_s * 0.1 - asyncio.get_running_loop().time())
+            await clients.abort()
+        await self.listeners.wait_closed()
+        await self._tasks.close()
         await self.engine.close()
         if self._log is not None:
             # Every request has ended by now; what is left of the time is the log's.
@@ -243,28 +272,26 @@ async def start_gateway(
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials, tls=tls)
-    entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT)
+    entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT, metrics.listeners)
+    shown_files = stamp(certificate_files(config.every_listener))
+    entrance.show(load_certificates(config.every_listener, entrance.listeners.alpn))
     clients = entrance.clients
     metrics.before_collect = clients.count
-    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ)
+    metrics.listeners.expiries = entrance.listeners.expiries
+    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
         look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
     )
     application = admin_application(gateway, guard, partitions)
-    add_console(application, lambda: gateway.config, lambda: gateway.gateway_url)
+    places = (lambda: gateway.gateway_url, lambda: entrance.listeners.inside_url)
+    add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.renewal.start(known)
     return await gateway.listen(application)
 
 
-_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls]]
-
-
-def _loaded(load: Load, environ: Mapping[str, str]) -> _Loaded:
-    """The configuration as it is now, its plan, what its routes show their origins, and how TLS is spoken there."""
-    config = load()
-    return config, load_plan(config), _shown(config, environ), load_tls(config)
+_Loaded = tuple[GatewayConfig, CachePlan | None, Credentials, dict[str, OriginTls], Certificates]
 
 
 def _shown(config: GatewayConfig, environ: Mapping[str, str]) -> Credentials:

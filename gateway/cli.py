@@ -29,8 +29,10 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
+from gateway.clock import SystemClock
 from gateway.commands.append import append
 from gateway.commands.bench import bench
+from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
 from gateway.commands.output import CANNOT_WRITE, abandon_stdout
@@ -43,6 +45,7 @@ from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
 from gateway.config_credentials import load_credentials
 from gateway.config_file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config_listener import Place
 from gateway.config_tls import load_tls
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
@@ -50,6 +53,7 @@ from gateway.pipeline.errors import PipelineFailed
 
 if TYPE_CHECKING:
     from gateway.app import RunningGateway
+    from gateway.commands.dev_tls import LocalCertificate
 
 PROGRAM: Final = "durable-gateway"
 FAILED: Final = 1
@@ -144,12 +148,15 @@ def dev(
     origin_listen: Annotated[
         str, typer.Option("--origin-listen", metavar="HOST:PORT", help="Address of the in-memory origin.")
     ] = _ORIGIN_LISTEN,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Listen over TLS, with a certificate of your own that is made for it.")
+    ] = False,
 ) -> None:
     """Run the in-memory origin and the gateway in front of it, with lines to paste."""
     flags = _flags(listen, admin)
     # Judged before anything listens, with a stand-in for the origin's port, which is known only afterwards.
     load_config(environ=os.environ, flags=[*flags, Flag("route.*.origin", f"http://{_ORIGIN_LISTEN}", "dev")])
-    _run(_dev(flags, _address("--origin-listen", origin_listen)))
+    _run(_dev(flags, _address("--origin-listen", origin_listen), _local_certificate() if tls else None))
 
 
 @app.command()
@@ -230,6 +237,9 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOM
     load_plan(loaded.config)
     load_credentials(loaded.config, os.environ)
     load_tls(loaded.config)
+    from gateway.server.listeners import load_certificates
+
+    load_certificates(loaded.config.every_listener, ())
     _print_settings(loaded)
 
 
@@ -267,12 +277,12 @@ async def _serve(load: Callable[[], GatewayConfig]) -> None:
     hung_up = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     config = load()
-    server = config.server
     async with AsyncExitStack() as stack:
-        gateway = await _listening(start_gateway(config, load=load), server.listen_address, server.admin_address)
+        gateway = await _listening(start_gateway(config, load=load), *_places(config))
         stack.push_async_callback(gateway.stop)
         gateway.engine.tasks.start(_reload_when(hung_up, gateway), "SIGHUP")
-        _ready("gateway", gateway.gateway_url)
+        for url in gateway.listeners.urls:
+            _ready("gateway", url)
         _ready("admin", gateway.admin_url)
         gateway.engine.health.greet()
         await departure.asked()
@@ -313,7 +323,26 @@ async def _origin(address: Address, long_poll_timeout_s: float, sse_lifetime_s: 
         await departure.asked()
 
 
-async def _dev(flags: list[Flag], origin_address: Address) -> None:
+def _local_certificate() -> LocalCertificate:
+    from gateway.commands.dev_tls import local_certificate, state_folder
+
+    folder = state_folder(os.environ, Path.home()) / "tls"
+    try:
+        return local_certificate(folder, SystemClock.wall())
+    except OSError as error:
+        raise FailedToRunError(f"cannot keep a certificate in {folder}: {error.strerror or error}") from None
+
+
+def _over_tls(config: GatewayConfig, local: LocalCertificate) -> GatewayConfig:
+    """The same, with TLS where it would listen without."""
+    shown = {"certificate": str(local.certificate), "key": str(local.key)}
+    listener = {"address": config.server.listen, "tls": {"certificates": [shown]}}
+    server = config.server.model_dump(exclude={"listen"}, exclude_unset=True)
+    tree = {**config.model_dump(exclude_unset=True), "server": server, "listeners": [listener]}
+    return GatewayConfig.model_validate(tree)
+
+
+async def _dev(flags: list[Flag], origin_address: Address, local: LocalCertificate | None) -> None:
     from gateway.app import start_gateway
     from gateway.origin.app import OriginSettings, start_origin
 
@@ -324,13 +353,14 @@ async def _dev(flags: list[Flag], origin_address: Address) -> None:
         stack.push_async_callback(running.stop, grace_s=_ORIGIN_GRACE_S)
         own = [Flag("route.*.origin", running.url, "dev"), Flag("server.console_writes", True, "dev")]
         config = load_config(environ=os.environ, flags=[*flags, *own]).config
-        server = config.server
-        gateway = await _listening(start_gateway(config), server.listen_address, server.admin_address)
+        if local is not None:
+            config = _over_tls(config, local)
+        gateway = await _listening(start_gateway(config), *_places(config))
         stack.push_async_callback(gateway.stop)
         _ready("origin", running.url)
         _ready("gateway", gateway.gateway_url)
         _ready("admin", gateway.admin_url)
-        _print_lines_to_paste(gateway.gateway_url)
+        print_lines_to_paste(gateway.gateway_url, local.authority if local is not None else None)
         await departure.asked()
 
 
@@ -341,20 +371,29 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-async def _listening(start: Awaitable[T], *addresses: Address) -> T:
+def _places(config: GatewayConfig) -> list[Place]:
+    """Everywhere that a gateway listens."""
+    return [*(one.place for one in config.every_listener), config.server.admin_address]
+
+
+async def _listening(start: Awaitable[T], *places: Place) -> T:
     """What `start` gives; FailedToRunError naming the address when a port cannot be had."""
     try:
         return await start
     except OSError as error:
         # The loop's message holds the address as ('host', port); without it all candidates are named.
         text = str(error)
-        blamed = [address for address in addresses if f"'{address.host}', {address.port}" in text] or addresses
+        blamed = [place for place in places if _is_in(place, text)] or places
         if error.errno is None or isinstance(error, socket.gaierror):
             reason = error.strerror or text
         else:
             reason = os.strerror(error.errno)
-        where = " or ".join(str(address) for address in blamed)
+        where = " or ".join(str(place) for place in blamed)
         raise FailedToRunError(f"cannot listen on {where}: {reason}") from None
+
+
+def _is_in(place: Place, text: str) -> bool:
+    return f"'{place.host}', {place.port}" in text if isinstance(place, Address) else str(place) in text
 
 
 # -- what is read and said ---------------------------------------------------------------------------------------------
@@ -389,26 +428,6 @@ def _complain(text: str) -> None:
 def _ready(name: str, url: str) -> None:
     """Say that a port accepts, at once even into a pipe: whoever started us waits for this line."""
     print(f"READY {name} {url}", flush=True)  # noqa: T201
-
-
-def lines_to_paste(url: str) -> list[tuple[str, str]]:
-    """What a new user may try against a gateway at `url`: a comment and a command each."""
-    stream = f"{url.rstrip('/')}/demo"
-    return [
-        ("create", f"curl -i -X PUT -H 'Content-Type: application/json' '{stream}'"),
-        ("append", f"curl -i -X POST -H 'Content-Type: application/json' --data '{{\"hello\":\"world\"}}' '{stream}'"),
-        ("read", f"curl -i '{stream}?offset=-1'"),
-        ("tail by long-poll: waits for the next append", f"curl -i '{stream}?live=long-poll&offset=now'"),
-        ("tail by SSE: everything, then what comes", f"curl -iN '{stream}?live=sse&offset=-1'"),
-    ]
-
-
-def _print_lines_to_paste(url: str) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    for comment, line in lines_to_paste(url):
-        console.print(Text(f"# {comment}", "dim"))
-        console.print(Text(line))
-    sys.stdout.flush()
 
 
 def _print_settings(loaded: LoadedConfig) -> None:

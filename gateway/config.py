@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from gateway.config_listener import ListenerConfig, TrustedProxies, check_addresses
 from gateway.config_model import MisfitError, Model
 from gateway.config_origins import (
     HealthCheckConfig,
@@ -326,6 +327,9 @@ class LimitsConfig(Model):
     client_header_timeout_s: float = Field(
         default=10, ge=0.05, le=600, description="A client must have sent a request's head within this."
     )
+    tls_handshake_timeout_s: float = Field(
+        default=10, ge=0.05, le=600, description="A TLS handshake must be over within this."
+    )
     client_idle_timeout_s: float = Field(
         default=30, ge=0.05, le=3_600, description="Bound on silence in the middle of a request's body."
     )
@@ -346,7 +350,11 @@ class LimitsConfig(Model):
 class ServerConfig(Model):
     """Where the gateway listens, how it leaves, and what it calls itself."""
 
-    listen: ListenAddress = Field(default="127.0.0.1:4437", description="Address for clients; port 0 picks a free one.")
+    listen: ListenAddress = Field(
+        default="127.0.0.1:4437",
+        description="Address for clients, plain; port 0 picks a free one. With [[listener]] it is one more where it is "
+        "set, and none where it is not.",
+    )
     admin: ListenAddress = Field(
         default="127.0.0.1:9437",
         description="Address of the admin API, the console and /metrics; beyond loopback it asks for a token.",
@@ -356,6 +364,16 @@ class ServerConfig(Model):
     )
     fast_path: bool = Field(
         default=True, description="Look repeated requests up by their bytes; false is for comparison."
+    )
+    trusted_proxies: TrustedProxies = Field(
+        default=(),
+        description='Networks of proxies in front, such as "10.0.0.0/8", and "unix", that are believed about who their '
+        "client is. Empty: nobody is.",
+    )
+    forwarded_by: Literal["x-forwarded-for", "forwarded"] = Field(
+        default="x-forwarded-for",
+        description="What those proxies write: X-Forwarded-For and X-Forwarded-Proto, or Forwarded (RFC 7239); the "
+        "other is not looked at.",
     )
     console_writes: bool = Field(
         default=False, description="Forms in the console that create, append to, close and delete streams."
@@ -508,7 +526,8 @@ class CacheConfig(Model):
 
 
 class GatewayConfig(Model):
-    """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file."""
+    """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file, `listeners`
+    is `[[listener]]`."""
 
     server: ServerConfig = ServerConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -516,6 +535,9 @@ class GatewayConfig(Model):
     cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
+    listeners: tuple[ListenerConfig, ...] = Field(
+        default=(), strict=False, max_length=64, description="Where clients are accepted; none: at server.listen."
+    )
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."
     )
@@ -537,10 +559,22 @@ class GatewayConfig(Model):
                 raise MisfitError(text, "routes", index, "prefix")
         return self
 
+    @model_validator(mode="after")
+    def _listeners_differ(self) -> Self:
+        check_addresses(self.listeners)
+        return self
+
+    @property
+    def every_listener(self) -> tuple[ListenerConfig, ...]:
+        """Where clients are accepted: at `server.listen` as well, unless listeners stand in for its default."""
+        if self.listeners and "listen" not in self.server.model_fields_set:
+            return self.listeners
+        return (*self.listeners, ListenerConfig(address=self.server.listen))
+
     @classmethod
     def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
         """One route to `url`, or to several; an override is any field of the route, the limits, the server or another
-        section, by its own name.
+        section, by its own name; `listeners` is a list of tables.
 
         `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
         name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
@@ -555,6 +589,7 @@ class GatewayConfig(Model):
             "route": RouteConfig,
         }
         parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
+        listeners = overrides.pop("listeners", ())
         parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
         for key, value in overrides.items():
             section = next((name for name, model in sections.items() if key in model.model_fields), None)
@@ -562,4 +597,4 @@ class GatewayConfig(Model):
                 raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
             parts[section][key] = value
         route, plan = parts.pop("route"), parts.pop("cache.plan")
-        return cls.model_validate({**parts, "cache": {"plan": plan}, "routes": [route]})
+        return cls.model_validate({**parts, "cache": {"plan": plan}, "listeners": listeners, "routes": [route]})

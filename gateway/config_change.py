@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from gateway.config import GatewayConfig
+from gateway.config_listener import ListenerConfig
 from gateway.config_origins import OriginsConfig
 
 TAKEN_LIVE: Final = frozenset(
@@ -52,8 +53,6 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
     for section in type(now).model_fields:
         old, new = getattr(now, section), getattr(wanted, section)
         if not isinstance(old, BaseModel) or not isinstance(new, BaseModel):
-            if section != "routes" and old != new:
-                waiting.append(section)
             continue
         updates: dict[str, Any] = {}
         for field in type(old).model_fields:
@@ -70,8 +69,21 @@ def change(now: GatewayConfig, wanted: GatewayConfig) -> Change:
                 waiting.extend(names)
         taken[section] = old.model_copy(update=updates)
     changed.extend(_route_changes(now, wanted))
-    config = now.model_copy(update={**taken, "routes": wanted.routes})
+    listeners = now.listeners
+    if tuple(map(_where, now.listeners)) == tuple(map(_where, wanted.listeners)):
+        # What is shown to the next client; where it comes to waits.
+        pairs = zip(now.listeners, wanted.listeners, strict=True)
+        changed.extend(f"listener[{index}].tls" for index, (old, new) in enumerate(pairs) if old != new)
+        listeners = wanted.listeners
+    else:
+        waiting.append("listener")
+    config = now.model_copy(update={**taken, "listeners": listeners, "routes": wanted.routes})
     return Change(config, tuple(changed), tuple(waiting))
+
+
+def _where(listener: ListenerConfig) -> tuple[ListenerConfig, bool]:
+    """All of a listener but what it shows."""
+    return listener.model_copy(update={"tls": None}), listener.tls is not None
 
 
 def _route_changes(now: GatewayConfig, wanted: GatewayConfig) -> Iterator[str]:

@@ -36,6 +36,7 @@ from gateway.config import (
     ServerConfig,
     TracingConfig,
 )
+from gateway.config_listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
 from gateway.config_model import MisfitError
 from gateway.config_origins import (
     HealthCheckConfig,
@@ -61,8 +62,14 @@ _TABLES: Final[Mapping[tuple[type[BaseModel], str], type[BaseModel]]] = {
     (RouteConfig, "origin_credentials"): OriginCredentialsConfig,
     (RouteConfig, "origin_tls"): OriginTlsConfig,
     (CacheConfig, "plan"): CachePlanConfig,
+    (ListenerConfig, "tls"): ListenerTlsConfig,
 }
 """Tables inside of a section."""
+_LISTS: Final[Mapping[str, tuple[str, type[BaseModel]]]] = {
+    "routes": ("route", RouteConfig),
+    "listeners": ("listener", ListenerConfig),
+}
+"""Tables of which there are several: the field of the model, and the name in a file."""
 _FOR_EXAMPLE: Final[Mapping[type[BaseModel], str]] = {
     CorsConfig: "MAX_AGE_S",
     HealthCheckConfig: "INTERVAL_S",
@@ -120,6 +127,8 @@ class LoadedConfig:
         """Every value in the order of the models, e.g. `limits.cache_bytes`, `route.default.origin`."""
         for name in _SECTIONS:
             yield from self._section((name,), name, getattr(self.config, name))
+        for index, listener in enumerate(self.config.listeners):
+            yield from self._section(("listeners", index), f"listener[{index}]", listener)
         for index, route in enumerate(self.config.routes):
             yield from self._section(("routes", index), f"route.{route.name}", route)
 
@@ -188,21 +197,22 @@ class _Draft:
             # A number of more digits than Python reads, or a path that is none.
             raise ConfigError(f"{path}: cannot be read: {str(error).partition(';')[0]}") from None
         draft.lines = toml_lines.key_lines(text)
-        if "routes" in tree:
-            line = toml_lines.line_of(draft.lines, ("routes", 0))
-            raise ConfigError(f"{path}:{line}: routes: unknown key (did you mean [[route]]?)")
-        routes = tree.pop("route", [])
-        if not isinstance(routes, list) or not all(isinstance(route, dict) for route in routes):
-            raise ConfigError(f"{draft.place(('routes',))}: route: should be a list of tables: write [[route]]")
-        draft.tree = {**tree, "routes": routes}
+        for field, (name, _) in _LISTS.items():
+            if field in tree:
+                line = toml_lines.line_of(draft.lines, (field, 0))
+                raise ConfigError(f"{path}:{line}: {field}: unknown key (did you mean [[{name}]]?)")
+            tables = tree.pop(name, [])
+            if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+                raise ConfigError(f"{draft.place((field,))}: {name}: should be a list of tables: write [[{name}]]")
+            tree[field] = tables
+        draft.tree = tree
         for key in _leaves(draft.tree):
             draft.sources[key] = draft.place(key)
         return draft
 
     def place(self, path: KeyPath) -> str:
         """`file:line` of the key, or of the nearest table around it."""
-        in_file = ("route", *path[1:]) if path[:1] == ("routes",) else path
-        line = toml_lines.line_of(self.lines, in_file)
+        line = toml_lines.line_of(self.lines, _in_file(path))
         return f"{self.file}:{line}" if line else f"{self.file}"
 
     def lay_environment(self, environ: Mapping[str, str]) -> None:
@@ -270,8 +280,7 @@ class _Draft:
         return LoadedConfig(config, self.sources)
 
     def _order(self, path: KeyPath) -> int:
-        in_file = ("route", *path[1:]) if path[:1] == ("routes",) else path
-        return toml_lines.line_of(self.lines, in_file) or 0
+        return toml_lines.line_of(self.lines, _in_file(path)) or 0
 
     def _told(self, detail: ErrorDetails) -> str:
         path = _blamed(detail)
@@ -280,8 +289,10 @@ class _Draft:
         return ": ".join(part for part in (place, key, _problem(detail, path)) if part)
 
     def _spelled(self, path: KeyPath) -> str:
-        if path == ("routes",):
-            return "route"
+        if len(path) == 1 and path[0] in _LISTS:
+            return _LISTS[str(path[0])][0]
+        if path[:1] == ("listeners",):
+            path = _in_file(path)
         if path[:1] == ("routes",) and len(path) > 1 and isinstance(path[1], int):
             name = _name_of(self.tree["routes"][path[1]])
             path = ("route", name if isinstance(name, str) and name else path[1] + 1, *path[2:])
@@ -289,6 +300,11 @@ class _Draft:
         for part in path:
             text += f"[{part}]" if isinstance(part, int) and text else f".{part}" if text else str(part)
         return text
+
+
+def _in_file(path: KeyPath) -> KeyPath:
+    """The path as a file has it."""
+    return (_LISTS[str(path[0])][0], *path[1:]) if path and path[0] in _LISTS else path
 
 
 def _blamed(detail: ErrorDetails) -> KeyPath:
@@ -305,7 +321,7 @@ def _leaves(tree: object, path: KeyPath = ()) -> Iterator[KeyPath]:
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _leaves(value, (*path, key))
-    elif isinstance(tree, list) and path == ("routes",):
+    elif isinstance(tree, list) and len(path) == 1 and path[0] in _LISTS:
         for index, value in enumerate(tree):
             yield from _leaves(value, (*path, index))
     else:
@@ -346,10 +362,12 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
             return GatewayConfig
         case (str() as section, _) if section in _SECTIONS:
             return _SECTIONS[section]
-        case ("routes", int(), _):
-            return RouteConfig
-        case ("routes", int(), str() as table, _):
-            return _TABLES.get((RouteConfig, table))
+        case (str() as field, int(), _) if field in _LISTS:
+            return _LISTS[field][1]
+        case (str() as field, int(), str() as table, _) if field in _LISTS:
+            return _TABLES.get((_LISTS[field][1], table))
+        case ("listeners", int(), "tls", "certificates", int(), _):
+            return CertificateConfig
         case ("routes", int(), "origins", int(), _):
             return OriginConfig
         case ("cache", "plan", _):
@@ -402,12 +420,13 @@ def _written(key: str, value: object) -> str:
 
 def every_field() -> Iterator[tuple[str, str, type[BaseModel]]]:
     """Section (`server`, `limits`, `route`, `route.cors`), field name and model of all there is to set."""
-    own_tables = {f"route.{name}": table for (model, name), table in _TABLES.items() if model is RouteConfig}
-    sections: dict[str, type[BaseModel]] = {**_SECTIONS, "route": RouteConfig, **own_tables}
+    listed = {model: name for name, model in _LISTS.values()}
+    own_tables = {f"{listed[model]}.{name}": table for (model, name), table in _TABLES.items() if model in listed}
+    sections: dict[str, type[BaseModel]] = {**_SECTIONS, **dict(_LISTS.values()), **own_tables}
     for section, model in sections.items():
         for field in model.model_fields:
             table = _TABLES.get((model, field))
             if table is None:
                 yield section, field, model
-            elif model is not RouteConfig:
+            elif model not in listed:
                 yield from ((f"{section}.{field}", name, table) for name in table.model_fields)

@@ -7,6 +7,8 @@ what a request's bytes mean, and which of its lines are credentials, is the rout
 
 from __future__ import annotations
 
+import logging
+
 from gateway.config import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
@@ -14,22 +16,41 @@ from gateway.journal import Journal, Record
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.proxies import Proxies
 from gateway.server.clients import AsyncHandler, Clients, Handler, Work
-from gateway.server.connection import Connection
+from gateway.server.connection import Connection, SecureConnection
 from gateway.server.front import Front
+from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join, Joins
+from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.noted import NotedFront
+from gateway.server.opening import HTTP_1, HTTP_2, Connect
 from gateway.server.ready import Ready, ReadyAnswers
+from gateway.server.redirect import redirect
 from gateway.server.request import Channel, Request
 from gateway.server.traced import TracedFront
 from gateway.tracing import NO_TRACER, Tracer
+
+_log = logging.getLogger("gateway.listeners")
+
+
+def _proxies(config: GatewayConfig) -> Proxies | None:
+    """Those that are trusted; None where there are none."""
+    trusted = config.server.trusted_proxies
+    return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
 class Entrance:
     """The way into one engine.  Owner of the route table and of the clients' connections."""
 
     def __init__(
-        self, config: GatewayConfig, engine: Engine, recorder: Recorder, tracer: Tracer, journal: Journal
+        self,
+        config: GatewayConfig,
+        engine: Engine,
+        recorder: Recorder,
+        tracer: Tracer,
+        journal: Journal,
+        told: ListenerRecorder,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -41,15 +62,42 @@ class Entrance:
         self._front = self._make_front()
         ready = self._make_ready()
         self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad, self._joins)
+        self.every_clients = [self.clients]
+        """Those, and the ones of listeners that only redirect."""
         if journal.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
             # What is noted one by one is so by the handlers around the front.
             self.clients.join = self._join if config.server.fast_path else None
+        self.clients.proxies = proxies = _proxies(config)
+        protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
+        self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
 
-    def connect(self) -> Connection:
+    def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
         """A protocol for a connection that has been accepted."""
-        return Connection(self.clients)
+        return SecureConnection(self.clients, told) if is_secure else Connection(self.clients, told)
+
+    def _connect_http2(self, told: str | None, *, is_secure: bool) -> Http2Connection:
+        """The same where HTTP/2 was agreed on."""
+        return Http2Connection(self.clients, told, is_secure=is_secure)
+
+    def _redirecting(self, port: int) -> Connect:
+        """The same where requests are sent to https at a port."""
+        limits, clock = self.clients.limits, self._engine.clock
+        clients = Clients(redirect(port), limits, None, clock, self._recorder, self._note_bad)
+        self.every_clients.append(clients)
+
+        def connect(told: str | None, *, is_secure: bool) -> Connection:
+            return Connection(clients, told)
+
+        return connect
+
+    def show(self, certificates: Certificates) -> None:
+        """Have listeners show these from here on."""
+        for loaded in certificates.values():
+            for line in loaded.kept:
+                _log.warning("a certificate stays as it was: %s", line)
+        self.listeners.take(certificates)
 
     def _answer(self, request: Request) -> Work | None:
         return self._front(request)
@@ -83,6 +131,9 @@ class Entrance:
     def _note_hit(self, answer: Ready, client: str | None, request: bytes) -> None:
         """A ready answer was given: to be known one by one, where there is a log or a trace."""
         if answer.repeated is not None:
+            proxies = self.clients.proxies
+            if proxies is not None:
+                client = proxies.client_of(client, request)
             self._journal.repeat(answer.repeated, self._engine.clock.now(), client, request)
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
@@ -97,7 +148,8 @@ class Entrance:
     def take(self, config: GatewayConfig) -> None:
         """Have every request from here on go by `config`."""
         self._config = config
-        self.clients.limits = config.limits
+        for clients in self.every_clients:
+            clients.limits = config.limits
         self.clients.known.clear()
         if self.routes.replace(config.routes):
             if self.clients.ready is not None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import transports
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -25,6 +27,10 @@ settings.load_profile("gateway")
 
 _LONGEST: Final = frozenset({"pipeline", "pyspark_durable_streams"})
 """Folders of tests that start a Java."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    transports.add_option(parser)
 
 
 def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

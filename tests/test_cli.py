@@ -190,7 +190,8 @@ def test_check_prints_every_value_and_its_source(start: Start) -> None:
     said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
     # Tables that are not there are one line each.
     absent = ("route.health_check", "route.origin_credentials", "route.origin_tls")
-    assert len(said) == len([section for section, _, _ in every_field() if section not in absent]) + len(absent)
+    sections = [section for section, _, _ in every_field() if not section.startswith("listener")]
+    assert len(said) == len([section for section in sections if section not in absent]) + len(absent)
     assert said["route.dev.health_check"] == ("none", "default")
     assert said["server.listen"] == ('"0.0.0.0:1"', "env DURABLE_GATEWAY_SERVER__LISTEN")
     assert said["server.admin"] == ('"127.0.0.1:9437"', "default")
@@ -413,6 +414,51 @@ def test_dev_prints_lines_that_work_when_pasted(start: Start) -> None:
         assert event[0] == "event: data"
         assert '{"hello":"world"}' in "".join(event[1:])
         assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_dev_speaks_tls_and_says_how_to_trust_it(start: Start, tmp_path: Path) -> None:
+    places = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--origin-listen", "127.0.0.1:0")
+    authority = tmp_path / "durable-gateway" / "tls" / "ca.pem"
+    for _ in range(2):
+        command = start("dev", "--tls", *places, XDG_STATE_HOME=str(tmp_path)).ready("origin", "gateway", "admin")
+        printed = [command.line() for _ in range(16)]
+        assert command.urls["gateway"].startswith("https://127.0.0.1:")
+        assert f"export NODE_EXTRA_CA_CERTS={authority}" in printed
+        assert str(authority) in printed
+        done = subprocess.run(shlex.split(printed[1]), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.stdout.startswith("HTTP/1.1 201 "), done.stderr
+        # The console goes through the same port.
+        read = httpx.get(f"{command.urls['admin']}/api/console/read", params={"target": "/demo?offset=-1"})
+        assert (read.status_code, read.json()) == (200, [])
+        assert command.told(signal.SIGINT) == (0, "", "")
+
+
+def test_dev_needs_a_folder_for_its_certificate(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "durable-gateway").write_text("a file")
+    status, out, err = start("dev", "--tls", XDG_STATE_HOME=str(tmp_path)).finished()
+    folder = tmp_path / "durable-gateway" / "tls"
+    assert (status, out) == (1, "")
+    assert err == f"durable-gateway: cannot keep a certificate in {folder}: Not a directory\n"
+
+
+def test_a_listener_that_cannot_be_had_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    config = tmp_path / "gateway.toml"
+    text = f'[server]\nadmin = "127.0.0.1:0"\n[[listener]]\naddress = "unix:{tmp_path}/file"\n[[route]]\norigin = "http://a"\n'
+    config.write_text(text)
+    finished = start("serve", "--config", str(config)).finished()
+    assert finished == (1, "", f"durable-gateway: cannot listen on unix:{tmp_path}/file: File exists\n")
+
+
+def test_check_reads_certificates(start: Start, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(
+        '[[listener]]\naddress = ":443"\n[listener.tls]\ncertificates = [{ certificate = "/nowhere" }]\n'
+        '[[route]]\norigin = "http://a"\n'
+    )
+    finished = start("check", str(config)).finished()
+    said = "durable-gateway: listener[0].tls.certificates[0]: /nowhere: cannot be read: No such file or directory\n"
+    assert finished == (2, "", said)
 
 
 def test_dev_leaves_nothing_behind_when_a_port_is_taken(start: Start) -> None:

@@ -22,6 +22,7 @@ from gateway.config import (
     TracingConfig,
 )
 from gateway.config_file import ConfigError, Flag, every_field, load_config
+from gateway.config_listener import ListenerConfig, ListenerTlsConfig
 from gateway.config_origins import (
     HealthCheckConfig,
     OriginConfig,
@@ -202,7 +203,7 @@ def test_a_configuration_for_tests_takes_any_field_by_its_own_name() -> None:
 
 def test_no_field_name_occurs_in_two_sections() -> None:
     """`for_origin` and the environment rely on it."""
-    names = [field for section, field, _ in every_field() if not section.startswith("route.")]
+    names = [field for section, field, _ in every_field() if not section.startswith(("route.", "listener"))]
     assert len(names) == len(set(names))
 
 
@@ -498,20 +499,25 @@ def test_the_full_sample_loads_and_is_all_defaults_but_the_origin() -> None:
 def test_the_full_sample_shows_every_key_with_its_true_default_and_its_reason() -> None:
     text = (CONFIG / "gateway.toml").read_text(encoding="utf-8")
     uncommented = tomllib.loads(re.sub(r"^#(?=\[|[a-z0-9_]+ =)", "", text, flags=re.MULTILINE))
-    route = uncommented["route"][0]
-    tables = {section: table for section, table in uncommented.items() if section != "route"}
-    shown = {
-        **tables,
-        "route": {key: value for key, value in route.items() if not isinstance(value, dict)},
-        **{f"route.{key}": value for key, value in route.items() if isinstance(value, dict)},
-    }
+    route, listener = uncommented["route"][0], uncommented["listener"][0]
+    tables = {section: table for section, table in uncommented.items() if section not in ("route", "listener")}
+    shown = dict(tables)
+    for name, one in (("route", route), ("listener", listener)):
+        shown[name] = {key: value for key, value in one.items() if not isinstance(value, dict)}
+        shown |= {f"{name}.{key}": value for key, value in one.items() if isinstance(value, dict)}
     shown["cache.plan"] = shown.pop("cache")["plan"]
     fields: dict[str, set[str]] = {}
     for section, name, _ in every_field():
         fields.setdefault(section, set()).add(name)
     assert {section: set(keys) for section, keys in shown.items()} == fields
 
-    config = GatewayConfig.model_validate({**tables, "routes": [route]})
+    config = GatewayConfig.model_validate({**tables, "routes": [route], "listeners": [listener]})
+    assert config.listeners[0].tls is not None
+    assert config.listeners == (
+        ListenerConfig(
+            address=listener["address"], tls=ListenerTlsConfig(certificates=config.listeners[0].tls.certificates)
+        ),
+    )
     assert config.server == ServerConfig()
     assert config.limits == LimitsConfig()
     assert config.origins == OriginsConfig()

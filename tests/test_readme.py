@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
-from gateway.cli import lines_to_paste
+from gateway.commands.dev_lines import lines_to_paste
 from gateway.config_file import every_field
 from gateway.config_values import format_bytes
 from loadtest.bench.readme import tables

@@ -32,6 +32,7 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.listener_figures import ListenerFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
@@ -103,6 +104,7 @@ class Metrics(Collector):
         """Called before the series are read, for whoever counts many at a time."""
         self.look: Callable[[], State] = State
         """Looks at the gateway."""
+        self.listeners = ListenerFigures()
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Looks at the cache plan in effect."""
         if registry is None:
@@ -269,6 +271,7 @@ class Metrics(Collector):
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
         yield from origin_families(state.origins)
+        yield from self.listeners.families()
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield build_family(self._version)

@@ -40,6 +40,16 @@ HOP_BY_HOP: Final = frozenset(
 
 _ANSWERED_HERE: Final = HOP_BY_HOP | {"host", "expect"}
 
+_UNPROVEN: Final = _ANSWERED_HERE | {
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-forwarded-server",
+    "x-real-ip",
+}
+"""Beside those, what a client may only have made up."""
+
 _NEVER_NOMINATED: Final = frozenset(
     {
         "authorization",
@@ -56,6 +66,8 @@ _NEVER_NOMINATED: Final = frozenset(
         "set-cookie",
         "vary",
         "via",
+        "x-forwarded-for",
+        "x-forwarded-proto",
     }
 )
 _PROTOCOL_PREFIXES: Final = ("stream-", "producer-")
@@ -125,15 +137,29 @@ def _end_to_end(headers: Headers, dropped: frozenset[str] = HOP_BY_HOP) -> CIMul
 
 
 def request_headers_for_origin(
-    headers: Headers, *, node: str, client: str | None, host: str, scheme: str, http_version: str
+    headers: Headers,
+    *,
+    node: str,
+    client: str | None,
+    host: str,
+    scheme: str,
+    http_version: str,
+    is_from_proxy: bool = False,
 ) -> CIMultiDict[str]:
     """A client's request headers as they go on to the origin.
 
     Hop-by-hop fields, Host (the origin has its own) and Expect (this server has answered it) are gone; Via (RFC 9110
     section 7.6.3), Forwarded (RFC 7239) and CDN-Loop (RFC 8586) have one more member.  `client` is the peer's address
     without a port, None when unknown; `host` is what the client asked for; `http_version` is the client's, as in `1.1`.
+
+    Forwarded is a list to which everybody adds, so that who reads it from its end knows whose word is whose.  Of the
+    customary X-Forwarded-* only the first is such a list: the others are one party's word.  So they pass where a
+    trusted proxy has sent them (`is_from_proxy`), with that proxy in X-Forwarded-For, and are dropped where a client
+    has: the origin would take them for the gateway's word.
     """
-    passed = _end_to_end(headers, _ANSWERED_HERE)
+    passed = _end_to_end(headers, _ANSWERED_HERE if is_from_proxy else _UNPROVEN)
+    if is_from_proxy and "X-Forwarded-For" in passed:
+        _append(passed, "X-Forwarded-For", client or "unknown")
     _append(passed, "Via", f"{http_version} {node}")
     _append(passed, "Forwarded", _forwarded(client, host, scheme))
     _append(passed, "CDN-Loop", node)

@@ -12,6 +12,7 @@ from gateway.config import LimitsConfig
 from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.metrics_seam import Recorder
+from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
 from gateway.server.ready import Ready, ReadyAnswers
 from gateway.server.request import Answered, Channel, Request
@@ -76,6 +77,8 @@ class Clients:
         """Body bytes of live answers that have not been counted yet."""
         self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
         """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.proxies: Proxies | None = None
+        """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""

@@ -22,6 +22,7 @@ from gateway.errors import BadRequest
 from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
+from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
@@ -66,7 +67,8 @@ class Connection(WritingConnection):
 
     scheme: str = "http"
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, told: str | None = None) -> None:
+        """`told` is the client's address where the connection's own peer is not the client."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
@@ -93,15 +95,19 @@ class Connection(WritingConnection):
         """The request that is being answered, where its bytes may be remembered."""
         self._candidate_era = 0
         """That of what is remembered when the candidate was read."""
-        self._client: str | None = None
+        self._client = told
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The address that the connection has come from, without its port; None where it has none."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        return self._clients.proxies
 
     @property
     def spelling(self) -> bytes | None:
@@ -488,6 +494,14 @@ class Connection(WritingConnection):
             self._is_unread = True
         elif self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+
+
+class SecureConnection(Connection):
+    """The same under TLS."""
+
+    __slots__ = ()
+
+    scheme = "https"
 
 
 def _plain() -> CIMultiDict[str]:

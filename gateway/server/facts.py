@@ -50,7 +50,7 @@ class Facts:
         self._headers = headers
         self._node = node
         self._shown: dict[Route, Shown] = {}
-        self._forwarded: dict[tuple[str | None, str, str, bool], FixedHeaders] = {}
+        self._forwarded: dict[tuple[str | None, bool, str, str, bool], FixedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
@@ -79,13 +79,15 @@ class Facts:
 
     def forwarded(self, request: Request, *, is_plain: bool) -> FixedHeaders:
         """The headers as they go on to the origin; `is_plain` where its answer is to be in no coding."""
-        sender = (request.client, request.scheme, request.version, is_plain)
+        peer, is_from_proxy = request.peer, request.is_from_proxy
+        sender = (peer, is_from_proxy, request.scheme, request.version, is_plain)
         headers = self._forwarded.get(sender)
         if headers is None:
             made = request_headers_for_origin(
                 self._headers,
                 node=self._node,
-                client=request.client,
+                client=peer,
+                is_from_proxy=is_from_proxy,
                 host=self.host,
                 scheme=request.scheme,
                 http_version=request.version,

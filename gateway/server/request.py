@@ -10,6 +10,7 @@ from multidict import CIMultiDict
 from gateway.http.request import RequestHead
 from gateway.journal import CloseReason
 from gateway.protocol.cache_status import Outcome
+from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.ready import Ready
 
@@ -62,7 +63,11 @@ class Channel(Protocol):
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The address that the connection has come from, without its port; None where it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
 
     @property
     def spelling(self) -> bytes | None:
@@ -155,13 +160,27 @@ class Request:
         return self.head.version
 
     @property
-    def client(self) -> str | None:
-        """The client's address, without its port."""
+    def peer(self) -> str | None:
+        """The address that the connection has come from, without its port: a proxy's, maybe."""
         return self.channel.client
 
     @property
+    def is_from_proxy(self) -> bool:
+        """Whether it has come from a proxy that is believed about whom it passes on."""
+        proxies = self.channel.proxies
+        return proxies is not None and proxies.trusts(self.channel.client)
+
+    @property
+    def client(self) -> str | None:
+        """The client's address, without its port; None where nobody knows it."""
+        proxies, peer = self.channel.proxies, self.channel.client
+        return peer if proxies is None else proxies.client(peer, self.headers)
+
+    @property
     def scheme(self) -> str:
-        return self.channel.scheme
+        """That by which the client has asked, as in a URL."""
+        proxies, own = self.channel.proxies, self.channel.scheme
+        return own if proxies is None else proxies.scheme(self.channel.client, self.headers, own)
 
     @property
     def host(self) -> str:

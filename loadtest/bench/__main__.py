@@ -17,7 +17,6 @@ from pathlib import Path
 from rich.console import Console
 
 from loadtest.bench import catchup, chart, growth, live, report, secure, turnover
-from loadtest.bench.certificates import HAS_TLS
 from loadtest.bench.figures import Growth
 from loadtest.bench.machine import BenchError, Cores, description
 from loadtest.bench.peers import HAS_FAST_PATH_SWITCH, all_running
@@ -63,7 +62,7 @@ def _measure(options: argparse.Namespace) -> report.Result:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    tools = prepare(Path("build/bench"), has_tls=HAS_TLS)
+    tools = prepare(Path("build/bench"))
     chosen = [benchmark for benchmark in _benchmarks() if not options.only or benchmark.name in options.only]
     machine, growths = description(), list[Growth]()
     notes = [] if HAS_FAST_PATH_SWITCH else ['skipped: "fast path off", because server.fast_path is no setting yet']

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from gateway.config import GatewayConfig
 from loadtest.bench.machine import BenchError
 
-HAS_TLS: Final = "listener" in GatewayConfig.model_fields
-"""Whether the gateway has listeners with TLS; what is measured over TLS is left out where it has none."""
+HAS_HTTP2: Final = find_spec("h2") is not None
+"""Whether the gateway speaks HTTP/2, for which it needs this library; without it those rows are left out."""
 
 _STREAMS: Final = 128
 """At once on a connection, as nginx has it by itself."""
@@ -55,6 +55,7 @@ def gateway_tls(port: int, certificate: Certificate) -> str:
     return f"""
 [[listener]]
 address = "127.0.0.1:{port}"
-certificate = "{certificate.certificate}"
-key = "{certificate.key}"
+
+[listener.tls]
+certificates = [{{ certificate = "{certificate.certificate}", key = "{certificate.key}" }}]
 """

@@ -57,7 +57,7 @@ class Peers:
     origins: dict[str, Child]
     live_port: int
     """Where the load client serves `/live` while it runs."""
-    certificate: Certificate | None
+    certificate: Certificate
     """Of all who speak TLS, where TLS is measured."""
 
 
@@ -229,7 +229,7 @@ def all_running(tools: Tools, cores: Cores, folder: Path) -> Iterator[Peers]:
         origins[TAIL] = stack.enter_context(_in_memory_origin(cores.origin, folder))
         ports = {name: child.port for name, child in origins.items()}
         [live] = free_ports(1)
-        certificate = None if tools.secure is None else make_certificate(tools.secure.openssl, folder)
+        certificate = make_certificate(tools.secure.openssl, folder)
         gateway = _gateway("gateway", ports, live, cores.server, folder, fast_path=None, certificate=certificate)
         servers = {
             "gateway": stack.enter_context(gateway),
@@ -299,22 +299,22 @@ def _in_memory_origin(core: int, folder: Path) -> _Running:
     return running("origin-tail", argv, listen, core, folder / "origin-tail.log")
 
 
-def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate | None) -> _Running:
+def _nginx(tools: Tools, origins: dict[str, int], core: int, folder: Path, certificate: Certificate) -> _Running:
     listen, secure = free_ports(2)
-    tls = "" if certificate is None else nginx_tls(secure, certificate)
+    tls = nginx_tls(secure, certificate)
     # A cache on a disk would measure the disk.
     shared = Path("/dev/shm")
     store = Path(tempfile.mkdtemp(prefix="nginx-", dir=shared if shared.is_dir() else folder))
     home = _home(folder, "nginx", nginx_config(listen, origins, folder / "nginx", store, tls))
     log = folder / "nginx.log"
-    return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, log, secure if tls else 0))
+    return _removing(store, running("nginx", _nginx_argv(tools, home), listen, core, log, secure))
 
 
-def _nchan(tools: Tools, core: int, folder: Path, certificate: Certificate | None) -> _Running:
+def _nchan(tools: Tools, core: int, folder: Path, certificate: Certificate) -> _Running:
     listen, secure = free_ports(2)
-    tls = "" if certificate is None else nginx_tls(secure, certificate)
+    tls = nginx_tls(secure, certificate)
     home = _home(folder, "nchan", nchan_config(listen, folder / "nchan", tools.nchan_module, tls))
-    return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log", secure if tls else 0)
+    return running("nchan", _nginx_argv(tools, home), listen, core, folder / "nchan.log", secure)
 
 
 def _varnish(tools: Tools, origins: dict[str, int], core: int, folder: Path) -> _Running:

@@ -10,25 +10,17 @@ from functools import partial
 from typing import Any, Final
 
 from loadtest.bench import h2load, live, live_client, wrk
-from loadtest.bench.certificates import HAS_TLS
+from loadtest.bench.certificates import HAS_HTTP2
 from loadtest.bench.fetch import fetch_raw
 from loadtest.bench.figures import GATEWAY, Relation, Row, Sample, Target
 from loadtest.bench.live_client import NCHAN
-from loadtest.bench.machine import BenchError
 from loadtest.bench.stage import Benchmark, Stage, Watch
-from loadtest.bench.tools import SecureTools
 
 IDLE: Final = 2_000
 STREAMS: Final = 100
 """Readers on one connection of HTTP/2."""
 _WARM_UPS: Final = 3
 _PATH: Final = "/1k/secure"
-
-
-def _tools(stage: Stage) -> SecureTools:
-    if stage.tools.secure is None:
-        raise BenchError("nothing was prepared for TLS")
-    return stage.tools.secure
 
 
 def _hits(name: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
@@ -38,7 +30,7 @@ def _hits(name: str, stage: Stage, peer: str) -> Mapping[str, Sample]:
     watch = Watch(stage, server)
     report: wrk.WrkReport | h2load.H2Report
     if name == "h2":
-        report = h2load.run(_tools(stage).h2load, server.secure_port, _PATH, stage.seconds, stage.cores.load)
+        report = h2load.run(stage.tools.secure.h2load, server.secure_port, _PATH, stage.seconds, stage.cores.load)
     else:
         load = wrk.Load(_PATH, scheme="https")
         report = wrk.run(stage.tools.wrk, server.secure_port, load, stage.seconds, stage.cores.load)
@@ -53,19 +45,19 @@ def _fanout(name: str, window: int, stage: Stage, peer: str) -> Mapping[str, Sam
     argv += ["--subscribers", str(live.SUBSCRIBERS), "--window", str(window), "--seconds", str(stage.seconds)]
     report: dict[str, Any]
     if name.startswith("h2"):
-        report = live_client.run(stage, _tools(stage).multiplex, [*argv, "--streams", str(STREAMS)])
+        report = live_client.run(stage, stage.tools.secure.multiplex, [*argv, "--streams", str(STREAMS)])
     else:
-        report = live_client.run(stage, _tools(stage).live, ["fanout", *argv])
+        report = live_client.run(stage, stage.tools.secure.live, ["fanout", *argv])
     return {name: live_client.rate(report, report["deliveries"])}
 
 
 def _memory(stage: Stage, peer: str) -> Mapping[str, Sample]:
-    return {"memory-tls": live.memory_each(stage, peer, "sse", IDLE, secure=_tools(stage).live)}
+    return {"memory-tls": live.memory_each(stage, peer, "sse", IDLE, secure=stage.tools.secure.live)}
 
 
 def benchmarks() -> list[Benchmark]:
-    """Everything over TLS; nothing where the gateway has none."""
-    return every_benchmark() if HAS_TLS else []
+    """Everything over TLS; over HTTP/2 where the gateway speaks it."""
+    return [one for one in every_benchmark() if HAS_HTTP2 or not one.name.startswith("h2")]
 
 
 def every_benchmark() -> list[Benchmark]:

@@ -58,7 +58,7 @@ class Tools:
     live: Path
     poll: Path
     join: Path
-    secure: SecureTools | None
+    secure: SecureTools
 
     def versions(self) -> dict[str, str]:
         """Each peer's own word on its version."""
@@ -66,10 +66,9 @@ class Tools:
         return {name: _first_line([str(part) for part in argv]) for name, argv in spoken.items()}
 
 
-def prepare(build: Path, *, has_tls: bool = False) -> Tools:
+def prepare(build: Path) -> Tools:
     """Find or install every tool and build the clients into `build`.  Raises BenchError naming what is missing."""
-    needed = [*_PACKAGES, *(_SECURE_PACKAGES if has_tls else ())]
-    missing = [name for name in needed if _find(name) is None]
+    missing = [name for name in (*_PACKAGES, *_SECURE_PACKAGES) if _find(name) is None]
     if missing:
         _install(missing)
     still = [name for name in missing if _find(name) is None]
@@ -83,7 +82,7 @@ def prepare(build: Path, *, has_tls: bool = False) -> Tools:
         nchan_module=_found(_NCHAN),
         respond=_compile(build / "respond", "respond.c"),
         **live_clients(build),
-        secure=_prepare_secure(build) if has_tls else None,
+        secure=_prepare_secure(build),
     )
 
 

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.conformance.suite import LONG_POLL_TIMEOUT_S, run_conformance
+from tests.conformance.suite import LONG_POLL_TIMEOUT_S, SHORT, run_conformance
 from tests.node_tools import node_packages, node_tools
 from tests.served import durable_gateway, served
+from tests.transports import made
 
 AT_ONCE = 2
 """Runs beside each other.  The suite gives half a second of grace to streams that expire, which more would use up."""
@@ -79,3 +80,32 @@ def results(
     with ThreadPoolExecutor(AT_ONCE) as runs:
         running = {url: runs.submit(run_conformance, url) for url in urls}
         yield lambda url: running[url].result()
+
+
+@pytest.fixture(scope="session")
+def results_over_tls(
+    request: pytest.FixtureRequest, memory_origin: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bool]:
+    """Of a gateway over TLS: all tests where all transports are asked for, else those about connections."""
+    folder = tmp_path_factory.mktemp("tls")
+    trust = made(folder)
+    config = folder / "gateway.toml"
+    config.write_text(
+        f"""\
+[server]
+admin = "127.0.0.1:0"
+
+[[listener]]
+address = "127.0.0.1:0"
+
+[listener.tls]
+certificates = [{{ certificate = "{trust.pair.certificate}", key = "{trust.pair.key}" }}]
+
+[[route]]
+origin = "{memory_origin}"
+long_poll_timeout_s = {LONG_POLL_TIMEOUT_S}
+"""
+    )
+    names = SHORT if request.config.getoption("--transports") == "some" else None
+    with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
+        return run_conformance(urls["gateway"], trust.authority, names)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from tests.node_tools import node_packages, node_tools
 
@@ -18,8 +19,15 @@ TESTS = 332
 RUN_TIMEOUT_S = 280.0
 
 
-def run_conformance(url: str) -> dict[str, bool]:
-    """Whether each test passed, by its full name; the opt-in subscription tests are left out."""
+SHORT: Final = "Long-Poll|SSE Mode"
+"""Names of the tests that are about connections."""
+
+
+def run_conformance(url: str, authority: Path | None = None, names: str | None = None) -> dict[str, bool]:
+    """Whether each test passed, by its full name; the opt-in subscription tests are left out.
+
+    `authority` has signed the server's certificate, where it speaks TLS; `names` is a pattern of the tests to run.
+    """
     tools = node_tools()
     folder = node_packages()
     with tempfile.TemporaryDirectory() as scratch:
@@ -32,12 +40,14 @@ def run_conformance(url: str) -> dict[str, bool]:
                 "conformance.test.mjs",
                 "--reporter=json",
                 f"--outputFile={report}",
+                *(["--testNamePattern", names] if names is not None else []),
             ],
             cwd=folder,
             env={
                 **tools.environment,
                 "CONFORMANCE_URL": url,
                 "CONFORMANCE_LONG_POLL_MS": str(int(LONG_POLL_TIMEOUT_S * 1000)),
+                **({"NODE_EXTRA_CA_CERTS": str(authority)} if authority is not None else {}),
             },
             capture_output=True,
             text=True,

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.conformance.suite import TESTS, failures
 
 Results = Callable[[str], dict[str, bool]]
@@ -36,3 +38,9 @@ def test_the_gateway_before_the_reference_server_fails_nothing_that_the_server_p
     assert len(alone) == len(through) == TESTS
     assert set(failures(alone)) >= MENDED
     assert set(failures(through)) <= set(failures(alone)) - MENDED
+
+
+def test_the_gateway_passes_over_tls(request: pytest.FixtureRequest, results_over_tls: dict[str, bool]) -> None:
+    is_short = request.config.getoption("--transports") == "some"
+    assert failures(results_over_tls) == []
+    assert (20 if is_short else TESTS) <= len(results_over_tls) <= TESTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from random import Random
@@ -19,7 +20,9 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from tests.scenarios.hostile import HostileOrigin, Script
+from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
+from tests.transports import HTTP_1, OVER_HTTP_2, Trust, chosen, listening, made
 
 T = TypeVar("T")
 
@@ -47,9 +50,18 @@ async def eventually(condition: Callable[[], bool]) -> None:
 class Edge:
     """A gateway, the origin behind it, and clients."""
 
-    def __init__(self, gateway: RunningGateway, clock: ManualClock) -> None:
+    def __init__(
+        self,
+        gateway: RunningGateway,
+        clock: ManualClock,
+        tls: ssl.SSLContext | None = None,
+        kind: type[Wire] = Wire,
+    ) -> None:
         self.gateway = gateway
+        self._kind = kind
         self.clock = clock
+        self.tls = tls
+        """What clients of a gateway over TLS believe; None where it is plain."""
         self._wires: list[Wire] = []
         self._tasks: list[asyncio.Task[Answer]] = []
 
@@ -57,9 +69,14 @@ class Edge:
     def url(self) -> str:
         return self.gateway.gateway_url
 
+    @property
+    def scheme(self) -> str:
+        """By which clients ask."""
+        return "http" if self.tls is None else "https"
+
     async def wire(self, receive_bytes: int | None = None) -> Wire:
         """A connection of its own."""
-        self._wires.append(await Wire.open(self.url, receive_bytes))
+        self._wires.append(await self._kind.open(self.url, receive_bytes, self.tls))
         return self._wires[-1]
 
     async def begin(self, target: str, headers: Mapping[str, str] | None = None, **more: Any) -> Wire:
@@ -81,7 +98,7 @@ class Edge:
         self, url: str, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
         """One request to whoever listens at `url`: the origin's, behind the gateway's back."""
-        wire = await Wire.open(url)
+        wire = await (self._kind.open(url, tls=self.tls) if url == self.url else Wire.open(url))
         try:
             await wire.ask(target, headers, method, body)
             return await wire.answer(method)
@@ -222,7 +239,21 @@ async def hostile() -> AsyncIterator[Hostile]:
         await one.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["fast path", "strict"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "transport" not in metafunc.fixturenames:
+        return
+    ways = [(transport, is_fast) for transport in chosen(metafunc) for is_fast in (True, False)]
+    if metafunc.config.getoption("--transports") == "some":
+        # What is remembered is the same bytes whatever they came by.
+        ways = [(transport, is_fast) for transport, is_fast in ways if is_fast or transport == HTTP_1]
+    ids = [
+        ("" if transport == HTTP_1 else f"{transport}, ") + ("fast path" if is_fast else "strict")
+        for transport, is_fast in ways
+    ]
+    metafunc.parametrize(("transport", "fast_path"), ways, indirect=True, ids=ids)
+
+
+@pytest.fixture
 def fast_path(request: pytest.FixtureRequest) -> bool:
     """Whether the door answers by itself what it remembers: nobody may see a difference."""
     value: bool = request.param
@@ -230,17 +261,34 @@ def fast_path(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-async def start(clock: ManualClock, hostile: Hostile, fast_path: bool) -> AsyncIterator[Start]:
+def transport(request: pytest.FixtureRequest) -> str:
+    """What requests come by: nobody may see a difference."""
+    value: str = request.param
+    return value
+
+
+@pytest.fixture(scope="session")
+def trust(tmp_path_factory: pytest.TempPathFactory) -> Trust:
+    """Whom the clients of gateways over TLS believe."""
+    return made(tmp_path_factory.mktemp("trust"))
+
+
+@pytest.fixture
+async def start(
+    clock: ManualClock, hostile: Hostile, fast_path: bool, transport: str, trust: Trust
+) -> AsyncIterator[Start]:
     """Starts gateways, which stop before the hostile origins do; each must have come to rest by itself before that."""
     edges: list[Edge] = []
 
     async def start_one(origin_url: str, **settings: Any) -> Edge:
         settings = {
-            "listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0,
+            **listening(transport, trust), "admin": "127.0.0.1:0", "shutdown_timeout_s": 1, "live_linger_s": 0,
             "fast_path": fast_path, **settings
         }  # fmt: skip
         config = GatewayConfig.for_origin(origin_url, **settings)
-        edges.append(Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock))
+        gateway = await start_gateway(config, clock=clock, rng=Random(7))
+        kind = Http2Wire if transport in OVER_HTTP_2 else Wire
+        edges.append(Edge(gateway, clock, trust.believed_by(transport), kind))
         return edges[-1]
 
     yield start_one

@@ -253,11 +253,9 @@ async def test_a_body_in_a_transfer_coding_that_is_not_undone_here_is_refused(ed
 
 async def test_answers_are_in_a_version_that_is_spoken_here(edge: Edge) -> None:
     await edge.put("/s", b"abc")
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(edge.url.rpartition(":")[2]))
-    writer.write(b"GET /s?offset=-1 HTTP/2.0\r\nHost: h\r\nConnection: close\r\n\r\n")
-    said = await bounded(reader.read())
-    writer.close()
-    await writer.wait_closed()
+    wire = await edge.wire()
+    await wire.send(b"GET /s?offset=-1 HTTP/2.0\r\nHost: h\r\nConnection: close\r\n\r\n")
+    said = await bounded(wire.reader.read())
     assert said.startswith(b"HTTP/1.1 505 ")
 
 

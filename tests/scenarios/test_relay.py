@@ -12,6 +12,7 @@ from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
 from tests.scenarios.hostile import Asked, answer
 from tests.scenarios.wire import Dropped
+from tests.transports import Trust
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -61,7 +62,7 @@ async def test_headers_are_those_of_an_intermediary(hostile: Hostile, start: Sta
         assert asked.headers["Stream-Closed"] == "true"
         assert asked.headers["Via"] == "1.0 outer, 1.1 durable-gateway"
         assert asked.headers["CDN-Loop"] == "durable-gateway"
-        assert asked.headers["Forwarded"] == "for=127.0.0.1;host=edge.test;proto=http"
+        assert asked.headers["Forwarded"] == f"for=127.0.0.1;host=edge.test;proto={edge.scheme}"
         assert asked.headers["X-Request"] == "3"
 
 
@@ -73,9 +74,11 @@ async def test_a_request_that_has_been_here_is_refused(edge: Edge, counters: Cou
     assert counters.total_requests == 0
 
 
-async def test_a_gateway_in_front_of_itself_does_not_go_round(start: Start, origin: RunningOrigin) -> None:
+async def test_a_gateway_in_front_of_itself_does_not_go_round(
+    start: Start, origin: RunningOrigin, trust: Trust
+) -> None:
     outer = await start(origin.url, node_name="outer")
-    inner = await start(outer.url, node_name="inner")
+    inner = await start(outer.url, node_name="inner", origin_tls={"ca_file": str(trust.authority)})
     await inner.put("/s", b"0123456789")
     assert (await inner.get("/s")).body == b"0123456789"
 

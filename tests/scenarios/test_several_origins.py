@@ -379,7 +379,7 @@ async def test_a_body_too_large_to_be_held_gets_the_redirect_and_goes_to_the_lea
     edge, asked = await leader_and_follower(start, hostile, origin)
     body = bytes(70_000)
     passed_on = await edge.put("/s", body, BINARY)
-    assert (passed_on.status, passed_on.headers["Location"]) == (307, "http://edge.test/s")
+    assert (passed_on.status, passed_on.headers["Location"]) == (307, f"{edge.scheme}://edge.test/s")
     assert (await edge.put("/s", body, BINARY)).status == 201
     assert len(asked) == 1
     assert (await edge.get("/s")).body == body
@@ -396,7 +396,7 @@ async def test_redirects_are_followed_so_often_and_no_more(start: Start, hostile
     edge = await start(names[0], leaders=names[1:])
     passed_on = await edge.post("/s", b"x")
     assert passed_on.status == 307
-    assert passed_on.headers["Location"] == "http://edge.test/s"
+    assert passed_on.headers["Location"] == f"{edge.scheme}://edge.test/s"
     assert sum(len(one.asked) for one in there) == 3
 
 

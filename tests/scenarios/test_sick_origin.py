@@ -79,7 +79,8 @@ class Crowd:
         ]
         body = b"more" if method == "POST" else None
         headers = {"Content-Type": "text/plain"} if body else {}
-        async with self.session.request(method, self.edge.url + path, data=body, headers=headers) as answer:
+        url, tls = self.edge.url + path, self.edge.tls or True
+        async with self.session.request(method, url, data=body, headers=headers, ssl=tls) as answer:
             text = await answer.read()
             self.statuses[answer.status] += 1
             if answer.status == 503 and int(answer.headers.get("Retry-After", "0")) < 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from multidict import CIMultiDict
+
+from tests.transports import EDGE
 
 BOUND_S = 10.0
 """Nothing on loopback takes this long; what does is a hang."""
@@ -87,7 +90,7 @@ class Wire:
     _is_over: bool = False
 
     @classmethod
-    async def open(cls, url: str, receive_bytes: int | None = None) -> Self:
+    async def open(cls, url: str, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None) -> Self:
         """Connect; `receive_bytes` bounds what the kernel takes in for a reader that has stopped."""
         parts = urlsplit(url)
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -97,7 +100,8 @@ class Wire:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             limit = receive_bytes
         await asyncio.get_running_loop().sock_connect(sock, (parts.hostname, parts.port))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
+        name = EDGE if tls is not None else None
+        reader, writer = await asyncio.open_connection(sock=sock, limit=limit, ssl=tls, server_hostname=name)
         return cls(reader, writer)
 
     async def send(self, data: bytes) -> None:

@@ -84,11 +84,15 @@ _METHODS: Final = {"create": "PUT", "append": "POST", "close": "POST", "delete":
 
 
 class Relay:
-    """Reads and writes for the page.  `gateway_url` is where the gateway listens, or "" while it does not."""
+    """Reads and writes for the page.  `gateway_url` is where clients reach the gateway, and `inside_url` where this
+    process does, each "" where that cannot be."""
 
-    def __init__(self, config: Callable[[], GatewayConfig], gateway_url: Callable[[], str]) -> None:
+    def __init__(
+        self, config: Callable[[], GatewayConfig], gateway_url: Callable[[], str], inside_url: Callable[[], str]
+    ) -> None:
         self._config = config
         self._gateway_url = gateway_url
+        self._inside_url = inside_url
         self._session: ClientSession | None = None
         self._reads = 0
 
@@ -104,7 +108,8 @@ class Relay:
         """Connections of its own while the admin port runs."""
         async with ClientSession(
             auto_decompress=False,
-            connector=TCPConnector(limit=0),
+            # It asks the process that it is in, by an address that no certificate may be for.
+            connector=TCPConnector(limit=0, ssl=False),
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Content-Type"),
         ) as self._session:
@@ -186,7 +191,7 @@ class Relay:
     def _ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None, timeout: ClientTimeout
     ) -> Any:
-        url = URL(self._gateway_url())
+        url = URL(self._inside_url())
         if self._session is None or url.host is None:
             raise ClientError
         base = str(url.with_host(_ANYWHERE.get(url.host, url.host))).rstrip("/")

@@ -12,12 +12,16 @@ from gateway.ops.console.site import site_routes
 
 
 def add_console(
-    application: web.Application, config: Callable[[], GatewayConfig], gateway_url: Callable[[], str]
+    application: web.Application,
+    config: Callable[[], GatewayConfig],
+    gateway_url: Callable[[], str],
+    inside_url: Callable[[], str],
 ) -> None:
     """Serve the console on the admin port's application, before it is set up.
 
-    `config` gives the configuration in effect; `gateway_url` where the public port listens, "" while it does not.
+    `config` gives the configuration in effect; `gateway_url` where clients reach the public port, and `inside_url`
+    where this process does, each "" while it does not listen there.
     """
-    relay = Relay(config, gateway_url)
+    relay = Relay(config, gateway_url, inside_url)
     application.cleanup_ctx.append(relay.running)
     application.add_routes([*site_routes(), *relay.routes()])

@@ -24,6 +24,7 @@ from gateway.journal import CloseReason
 from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.proxies import Proxies
 from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
@@ -145,6 +146,11 @@ class StreamChannel:
     def client(self) -> str | None:
         """The client's address, without its port."""
         return self._connection.client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+        return self._connection.clients.proxies
 
     @property
     def scheme(self) -> str:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import ConfigError, load_config
-from loadtest.bench.certificates import HAS_TLS, Certificate, gateway_tls, make_certificate, nginx_tls
+from gateway.config_file import load_config
+from gateway.server.listeners import load_certificates
+from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.fetch import header, status
 from loadtest.bench.peers import SIZES, closed_stream, gateway_config, nchan_config, nginx_config, varnish_config
 from tests.debian import program
@@ -60,18 +61,14 @@ def test_what_was_never_asked_for_is_kept_by_the_gateway_alone() -> None:
         assert f"location /{name}/cold/ {{ proxy_pass http://u{name}; }}" in text
 
 
-def test_tls_is_measured_as_soon_as_the_gateways_configuration_has_it(tmp_path: Path) -> None:
+def test_the_gateway_takes_the_certificate(tmp_path: Path) -> None:
     certificate = make_certificate(program("openssl", "openssl"), tmp_path)
     file = tmp_path / "gateway.toml"
     text = gateway_config(4437, 9437, ORIGINS, 1005, fast_path=None, tls=gateway_tls(4438, certificate))
     file.write_text(text, encoding="utf-8")
-    try:
-        load_config(file, environ={})
-    except ConfigError:
-        is_known = False
-    else:
-        is_known = True
-    assert is_known is HAS_TLS
+    config = load_config(file, environ={}).config
+    assert [one.address for one in config.every_listener] == ["127.0.0.1:4438", "127.0.0.1:4437"]
+    assert load_certificates(config.every_listener, ["http/1.1"])
 
 
 def test_nginx_and_nchan_take_both_protocols_with_the_certificate() -> None:

@@ -1,0 +1,54 @@
+"""What is counted at listeners, and the series of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from gateway.ops.families import counter, gauge
+
+
+class ListenerFigures:
+    """Counts by listener, which is named by its address in the configuration."""
+
+    def __init__(self) -> None:
+        self.handshake_failures: Counter[tuple[str, str]] = Counter()
+        self.kept: Counter[str] = Counter()
+        self.expiries: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()
+        """Looks at what is shown: listener, the certificate's first name, and the Unix second when it expires."""
+
+    def handshake_failure(self, listener: str, reason: str) -> None:
+        self.handshake_failures[listener, reason] += 1
+
+    def certificates_kept(self, listener: str, n: int) -> None:
+        self.kept[listener] += n
+
+    def families(self) -> Iterator[Metric]:
+        """The series as they stand."""
+        yield counter(
+            "gateway_tls_handshake_failures",
+            "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes "
+            "connections that were dropped for their PROXY header before.",
+            ("listener", "reason"),
+            self.handshake_failures.items(),
+        )
+        yield counter(
+            "gateway_certificate_failures",
+            "Certificates in files that could not be used when they were taken anew, so that older ones stay in use. "
+            "Excludes those that a configuration names for the first time: it is refused as a whole.",
+            ("listener",),
+            (((listener,), n) for listener, n in self.kept.items()),
+        )
+        # Two certificates of one name are told as the one that expires first.
+        soonest: dict[tuple[str, str], float] = {}
+        for listener, name, at in self.expiries():
+            soonest[listener, name] = min(at, soonest.get((listener, name), at))
+        yield gauge(
+            "gateway_certificate_expiry_timestamp_seconds",
+            "When a certificate in use expires, in Unix seconds, by its first host name. "
+            "Excludes those of its authorities.",
+            ("listener", "name"),
+            soonest.items(),
+        )

@@ -1,0 +1,110 @@
+"""The certificates that a listener shows: by the name that a client asks for (SNI, RFC 6066), the newest ones of each.
+
+One context for each certificate, alike in everything else.  A handshake begins with the first's, which is also for
+clients that name nothing, or nothing that is known; the name, once it is read, changes the context.  Contexts are never
+changed while somebody may use them: new files make new ones, from which later handshakes begin, and connections keep
+those that they have begun with.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.certificate_files import Certificate, load_authorities, load_pair, read_certificate
+from gateway.config_file import ConfigError
+from gateway.config_listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
+
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2; those of 1.3 are all good.  Forward secrecy and authenticated encryption, nothing else (RFC 9325)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A certificate, and the context that shows it."""
+
+    config: CertificateConfig
+    certificate: Certificate
+    context: ssl.SSLContext
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All that a listener shows."""
+
+    config: ListenerTlsConfig
+    shown: tuple[Shown, ...]
+    kept: tuple[str, ...] = ()
+    """A line for each pair that could not be used, where an older one of it stays."""
+
+
+def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded | None = None) -> Loaded | None:
+    """Read what a listener is to show, None where it shows nothing.  A pair of files that cannot be used stays as it is
+    in `old`, if it is there.  Blocks; ConfigError, that begins with `where`."""
+    config = listener.tls
+    if config is None:
+        return None
+    before = {one.config: one for one in old.shown} if old is not None and _is_alike(old.config, config) else {}
+    found: list[Shown] = []
+    kept: list[str] = []
+    for index, pair in enumerate(config.certificates):
+        place = f"{where}.tls.certificates[{index}]"
+        try:
+            context = _context(config, f"{where}.tls", alpn)
+            load_pair(context, pair.certificate, pair.key, place)
+            found.append(Shown(pair, read_certificate(pair.certificate, place), context))
+        except ConfigError as error:
+            if pair not in before:
+                raise
+            kept.append(str(error))
+            found.append(before[pair])
+    _choose_by_name(found)
+    return Loaded(config, tuple(found), tuple(kept))
+
+
+def _is_alike(old: ListenerTlsConfig, new: ListenerTlsConfig) -> bool:
+    """Whether contexts differ in nothing but their certificates."""
+    return old.model_copy(update={"certificates": new.certificates}) == new
+
+
+def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.minimum_version]
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_SINGLE_ECDH_USE
+    # Clients may choose what is quick for them: all that is left is good.
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_alpn_protocols(list(alpn))
+    if config.client_ca:
+        load_authorities(context, config.client_ca, f"{where}.client_ca")
+        is_required = config.client_certificates == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    return context
+
+
+def _choose_by_name(shown: Sequence[Shown]) -> None:
+    """Have the first context give way to that of the certificate that is asked for; of two for a name the first."""
+    by_name: dict[str, ssl.SSLContext] = {}
+    for one in shown:
+        for name in one.certificate.names:
+            by_name.setdefault(name, one.context)
+    shown[0].context.sni_callback = chooser(by_name)
+
+
+def chooser(
+    by_name: dict[str, ssl.SSLContext],
+) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]:
+    """What OpenSSL calls with the name that a client asks for."""
+
+    def choose(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        if name is not None:
+            name = name.lower().rstrip(".")
+            # A wildcard is for one label (RFC 9525 section 6.3).
+            found = by_name.get(name) or by_name.get(f"*.{name.partition('.')[2]}")
+            if found is not None:
+                tls.context = found
+
+    return choose

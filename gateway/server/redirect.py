@@ -1,0 +1,36 @@
+"""What a listener answers that only redirects to https."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.protocol.target import without_authority
+from gateway.server.clients import Handler
+from gateway.server.request import Answered, Request
+
+_HOST: Final = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,253})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_TARGET: Final = re.compile(r"/[!-~]*")
+
+
+def redirect(port: int) -> Handler:
+    """A handler that sends everybody to the same URL with https, at a port.  308 keeps the method (RFC 9110 section
+    15.4.9); 400 for a host or a target that could be no part of a URL."""
+    suffix = "" if port == 443 else f":{port}"
+
+    async def answer(request: Request) -> Answered:
+        headers = CIMultiDict({"Cache-Control": "no-store", "Content-Type": "text/plain; charset=utf-8"})
+        hosts = request.headers.getall("Host", ())
+        host = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        target = without_authority(request.target)
+        if host is None or not _TARGET.fullmatch(target):
+            request.keeps_alive = False
+            request.channel.respond(request, 400, headers, b"Bad request\n")
+            return Answered(400, headers)
+        headers["Location"] = f"https://{host[1]}{suffix}{target}"
+        request.channel.respond(request, 308, headers, b"This is served over https\n")
+        return Answered(308, headers)
+
+    return answer

@@ -1,0 +1,168 @@
+"""Who the client is behind trusted proxies, whatever clients and proxies write."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway.protocol.proxies import Proxies
+
+TRUSTED = ("10.0.0.0/8", "2001:db8:ff::/48", "192.0.2.200", "unix")
+PROXY = "10.0.0.1"
+CUSTOMARY = Proxies(TRUSTED, "x-forwarded-for")
+STANDARD = Proxies(TRUSTED, "forwarded")
+
+
+def fields(**lines: str | list[str]) -> CIMultiDict[str]:
+    found: CIMultiDict[str] = CIMultiDict()
+    for name, values in lines.items():
+        for value in [values] if isinstance(values, str) else values:
+            found.add(name.replace("_", "-"), value)
+    return found
+
+
+def as_bytes(headers: CIMultiDict[str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"GET /a HTTP/1.1\r\nHost: a\r\n{lines}\r\nX-Forwarded-For: 6.6.6.6".encode()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_trusted"),
+    [
+        ("10.0.0.1", True),
+        ("10.255.255.255", True),
+        ("11.0.0.1", False),
+        ("::ffff:10.0.0.1", True),
+        ("192.0.2.200", True),
+        ("192.0.2.201", False),
+        ("2001:db8:ff::1", True),
+        ("2001:db8:fe::1", False),
+        ("fe80::1%eth0", False),
+        ("", False),
+        ("nonsense", False),
+        (None, True),
+    ],
+)
+def test_a_proxy_is_trusted_by_its_address(address: str | None, is_trusted: bool) -> None:
+    assert CUSTOMARY.trusts(address) is is_trusted
+
+
+def test_unix_sockets_are_trusted_by_that_word_alone() -> None:
+    assert not Proxies(["0.0.0.0/0", "::/0"], "forwarded").trusts(None)
+
+
+CUSTOMARY_CASES: list[tuple[str | list[str], str]] = [
+    ("203.0.113.7", "203.0.113.7"),
+    ("203.0.113.7:4711", "203.0.113.7"),
+    ("2001:db8::7", "2001:db8::7"),
+    ("[2001:db8::7]", "2001:db8::7"),
+    ("[2001:db8::7]:4711", "2001:db8::7"),
+    ("::ffff:203.0.113.7", "203.0.113.7"),
+    # What stands before the first that is not trusted is that one's own word.
+    ("6.6.6.6, 203.0.113.7", "203.0.113.7"),
+    ("6.6.6.6, 203.0.113.7, 10.0.0.2", "203.0.113.7"),
+    (["6.6.6.6", "203.0.113.7", "10.0.0.2, 10.0.0.3"], "203.0.113.7"),
+    ("10.0.0.9, 203.0.113.7", "203.0.113.7"),
+    # All of them are trusted: the first began.
+    ("10.0.0.4, 10.0.0.3", "10.0.0.4"),
+    # What is no address ends it at the proxy that wrote it.
+    ("unknown", PROXY),
+    ("203.0.113.7, unknown, 10.0.0.2", "10.0.0.2"),
+    ("203.0.113.7, _hidden", PROXY),
+    ("", PROXY),
+    (",", PROXY),
+    ("203.0.113.7,", PROXY),
+    ("203.0.113.999", PROXY),
+    ("203.0.113.7:", PROXY),
+    ("[203.0.113.7", PROXY),
+    ("[2001:db8::7]x", PROXY),
+    ("fe80::1%eth0", PROXY),
+    ("203.0.113.7 6.6.6.6", PROXY),
+    ("\udcff", PROXY),
+]
+
+
+@pytest.mark.parametrize(("lines", "client"), CUSTOMARY_CASES)
+def test_the_client_is_the_right_most_that_is_no_trusted_proxy(lines: str | list[str], client: str) -> None:
+    headers = fields(X_Forwarded_For=lines)
+    assert CUSTOMARY.client(PROXY, headers) == client
+    assert CUSTOMARY.client("203.0.113.99", headers) == "203.0.113.99"
+    assert CUSTOMARY.client(None, headers) == (client if client != PROXY else None)
+    if "\udcff" not in lines:
+        assert CUSTOMARY.client_of(PROXY, as_bytes(headers)) == client
+        assert CUSTOMARY.client_of("203.0.113.99", as_bytes(headers)) == "203.0.113.99"
+
+
+STANDARD_CASES: list[tuple[str | list[str], str, str]] = [
+    ("for=203.0.113.7", "203.0.113.7", "http"),
+    ("For=203.0.113.7;Proto=HTTPS;by=10.0.0.1", "203.0.113.7", "https"),
+    ('for="203.0.113.7:4711"', "203.0.113.7", "http"),
+    ('for="[2001:db8::7]:4711";proto=https', "2001:db8::7", "https"),
+    ('for="\\203.0.113.7"', "203.0.113.7", "http"),
+    ("for=6.6.6.6;proto=https, for=203.0.113.7;proto=http", "203.0.113.7", "http"),
+    ("for=6.6.6.6, for=203.0.113.7;proto=https, for=10.0.0.2;proto=http", "203.0.113.7", "https"),
+    (["for=6.6.6.6", "for=203.0.113.7", "for=10.0.0.2"], "203.0.113.7", "http"),
+    ('host="a,b;for=6.6.6.6";for=203.0.113.7', "203.0.113.7", "http"),
+    ("for=unknown;proto=https", PROXY, "https"),
+    ("for=_hidden, for=10.0.0.2", "10.0.0.2", "http"),
+    ("proto=https", PROXY, "https"),
+    ("proto=gopher;for=203.0.113.7", "203.0.113.7", "http"),
+    # A list that cannot be read as a whole says nothing.
+    ('for="6.6.6.6, for=203.0.113.7', PROXY, "http"),
+    ("for = 203.0.113.7", PROXY, "http"),
+    ("for=203.0.113.7;", "203.0.113.7", "http"),
+    (";;for=203.0.113.7;;proto=https,, ", "203.0.113.7", "https"),
+    ("for=203.0.113.7;proto=https, ;", "203.0.113.7", "https"),
+    ("for", PROXY, "http"),
+    ("", PROXY, "http"),
+    (['for="6.6.6.6', "for=203.0.113.7"], "203.0.113.7", "http"),
+]
+
+
+@pytest.mark.parametrize(("lines", "client", "scheme"), STANDARD_CASES)
+def test_the_standard_header_is_read_in_the_same_way(lines: str | list[str], client: str, scheme: str) -> None:
+    headers = fields(Forwarded=lines)
+    assert STANDARD.client(PROXY, headers) == client
+    assert STANDARD.scheme(PROXY, headers, "http") == scheme
+    assert STANDARD.client_of(PROXY, as_bytes(headers)) == client
+    assert STANDARD.client("203.0.113.99", headers) == "203.0.113.99"
+    assert STANDARD.scheme("203.0.113.99", headers, "http") == "http"
+
+
+@pytest.mark.parametrize(
+    ("lines", "scheme"),
+    [("https", "https"), ("HTTPS", "https"), ("http", "http"), ("https, http", "http"), (["http", "https"], "https"),
+     ("ftp", "https"), ("", "https")],
+)  # fmt: skip
+def test_the_customary_scheme_is_the_nearest_proxys_word(lines: str | list[str], scheme: str) -> None:
+    headers = fields(X_Forwarded_For="203.0.113.7", X_Forwarded_Proto=lines)
+    assert CUSTOMARY.scheme(PROXY, headers, "https") == scheme
+    assert CUSTOMARY.scheme("203.0.113.99", headers, "https") == "https"
+
+
+def test_the_other_header_is_not_looked_at() -> None:
+    headers = fields(Forwarded="for=6.6.6.6;proto=https", X_Forwarded_For="203.0.113.7")
+    assert CUSTOMARY.client(PROXY, headers) == "203.0.113.7"
+    assert CUSTOMARY.scheme(PROXY, headers, "http") == "http"
+    assert STANDARD.client(PROXY, headers) == "6.6.6.6"
+
+
+def test_a_list_without_end_is_read_for_a_bound_of_hops() -> None:
+    many = ", ".join(["203.0.113.7", *["10.0.0.2"] * 1_000])
+    assert CUSTOMARY.client(PROXY, fields(X_Forwarded_For=many)) == "10.0.0.2"
+    members = ", ".join(["for=203.0.113.7", *["for=10.0.0.2"] * 1_000])
+    assert STANDARD.client(PROXY, fields(Forwarded=members)) == "10.0.0.2"
+
+
+_OF_NO_PROXY = st.ip_addresses(v=4).map(str).filter(lambda one: not CUSTOMARY.trusts(one))
+_PROXIES = st.lists(st.sampled_from(["10.0.0.2", "10.9.9.9", "192.0.2.200", "2001:db8:ff::3"]), max_size=4)
+
+
+@given(st.text(max_size=30), _OF_NO_PROXY, _PROXIES)
+def test_a_client_cannot_be_anybody_else(made_up: str, client: str, inside: list[str]) -> None:
+    """Whatever it writes: a proxy adds the address by which it was reached, and so on to the last."""
+    assert CUSTOMARY.client(PROXY, fields(X_Forwarded_For=", ".join([made_up, client, *inside]))) == client
+    members = [f'for="[{one}]"' if ":" in one else f"for={one}" for one in (client, *inside)]
+    assert STANDARD.client(PROXY, fields(Forwarded=[made_up, ", ".join(members)])) == client

@@ -1,0 +1,822 @@
+"""Listeners of every kind, with real sockets: who gets in, by what, and whom the gateway takes them for."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.clock import ManualClock
+from gateway.config import GatewayConfig
+from gateway.config_file import ConfigError
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from gateway.watched_files import LOOK_S
+from tests.certificates import Authority, Pair
+from tests.debian import program
+from tests.server.conftest import BOUND_S, Response, close, read_response
+
+REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge.test\r\n\r\n"
+
+
+@dataclass
+class Bench:
+    """Gateways in front of one origin."""
+
+    origin: RunningOrigin
+    clock: ManualClock
+    folder: Path
+    running: list[RunningGateway] = field(default_factory=list)
+    loaded: dict[str, Any] = field(default_factory=dict)
+
+    async def start(
+        self, *listeners: dict[str, Any], environ: dict[str, str] | None = None, **more: Any
+    ) -> RunningGateway:
+        def load() -> GatewayConfig:
+            settings = {"admin": "127.0.0.1:0", "shutdown_timeout_s": 0.5, "live_linger_s": 0, **more, **self.loaded}
+            return GatewayConfig.for_origin(self.origin.url, **{"listeners": list(listeners), **settings})
+
+        gateway = await start_gateway(load(), clock=self.clock, rng=Random(7), load=load, environ=environ or {})
+        self.running.append(gateway)
+        return gateway
+
+    async def stop(self) -> None:
+        for gateway in self.running:
+            await gateway.stop()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    clock = ManualClock()
+    origin = await start_origin(OriginSettings(), clock=clock)
+    bench = Bench(origin, clock, tmp_path)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(origin.url.rpartition(":")[2]))
+        writer.write(b"PUT /s HTTP/1.1\r\nHost: o\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello")
+        assert (await read_response(reader)).status == 201
+        await close(writer)
+        yield bench
+    finally:
+        await bench.stop()
+        await origin.stop(grace_s=0)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def tls(*pairs: Pair, address: str = "127.0.0.1:0", **more: Any) -> dict[str, Any]:
+    return {"address": address, "tls": {"certificates": [pair.as_config() for pair in pairs], **more}}
+
+
+def port_of(gateway: RunningGateway, index: int = 0) -> int:
+    return int(gateway.listeners.urls[index].rpartition(":")[2])
+
+
+async def open_to(
+    gateway: RunningGateway, context: ssl.SSLContext | None = None, name: str = "edge.test", index: int = 0
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    more: dict[str, Any] = {"ssl": context, "server_hostname": name} if context is not None else {}
+    async with asyncio.timeout(BOUND_S):
+        return await asyncio.open_connection("127.0.0.1", port_of(gateway, index), **more)
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes = REQUEST) -> Response:
+    try:
+        writer.write(request)
+        return await read_response(reader)
+    finally:
+        await close(writer)
+
+
+async def raw(gateway: RunningGateway, *sent: bytes, index: int = 0) -> bytes:
+    """What comes back on a plain socket until its end."""
+    reader, writer = await open_to(gateway, index=index)
+    found = b""
+    try:
+        async with asyncio.timeout(BOUND_S):
+            for data in sent:
+                writer.write(data)
+                await writer.drain()
+            with suppress(ConnectionError):
+                while piece := await reader.read(1 << 16):
+                    found += piece
+        return found
+    finally:
+        await close(writer)
+
+
+def shown(writer: asyncio.StreamWriter) -> str:
+    """The first name of the certificate that was shown."""
+    certificate = writer.get_extra_info("peercert")
+    return str(certificate["subjectAltName"][0][1])
+
+
+def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a series, by the values of their labels but for the listener."""
+    return {
+        tuple(value for label, value in sample.labels.items() if label != "listener"): sample.value
+        for family in gateway.metrics.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def failures(gateway: RunningGateway) -> dict[str, int]:
+    return {why: int(n) for (why,), n in figures(gateway, "gateway_tls_handshake_failures_total").items()}
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_stream_is_read_over_tls(bench: Bench, authority: Authority, version: ssl.TLSVersion) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")))
+    context = authority.client()
+    context.maximum_version = context.minimum_version = version
+    for _ in range(3):
+        response = await answered(*await open_to(gateway, context))
+        assert (response.status, response.body) == (200, b"hello")
+    assert gateway.gateway_url.startswith("https://127.0.0.1:")
+    assert failures(gateway) == {}
+
+
+async def test_several_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"}, listen="127.0.0.1:0")
+    assert [url.partition(":")[0] for url in gateway.listeners.urls] == ["https", "http", "http"]
+    bodies = {
+        (await answered(*await open_to(gateway, None if index else authority.client(), index=index))).body
+        for index in range(3)
+    }
+    assert bodies == {b"hello"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "certificate"),
+    [
+        ("one.test", "one.test"),
+        ("ONE.test", "one.test"),
+        ("also.test", "one.test"),
+        ("a.many.test", "*.many.test"),
+        ("own.many.test", "own.many.test"),
+    ],
+)
+async def test_a_certificate_is_chosen_by_name(
+    bench: Bench, authority: Authority, asked: str, certificate: str
+) -> None:
+    pairs = [
+        authority.issue("first.test"), authority.issue("one.test", "also.test"), authority.issue("*.many.test"),
+        authority.issue("own.many.test"),
+    ]  # fmt: skip
+    gateway = await bench.start(tls(*pairs))
+    reader, writer = await open_to(gateway, authority.client(), asked)
+    assert shown(writer) == certificate
+    assert (await answered(reader, writer)).status == 200
+
+
+@pytest.mark.parametrize("asked", ["stranger.test", "a.b.many.test", "many.test", None])
+async def test_who_names_nothing_known_is_shown_the_first(
+    bench: Bench, authority: Authority, asked: str | None
+) -> None:
+    gateway = await bench.start(tls(authority.issue("first.test"), authority.issue("*.many.test")))
+    context = authority.client()
+    context.check_hostname = False
+    _, writer = await open_to(gateway, context, asked or "")
+    assert shown(writer) == "first.test"
+    await close(writer)
+
+
+async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
+    pair = authority.issue("edge.test")
+    gateway = await bench.start(tls(pair), tls(pair, minimum_version="1.3"))
+    context = authority.client()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert (await answered(*await open_to(gateway, context))).status == 200
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await open_to(gateway, context, index=1)
+    command = [
+        str(program("openssl", "openssl")),
+        "s_client",
+        "-tls1_1",
+        "-cipher",
+        "ALL:@SECLEVEL=0",
+        "-connect",
+        f"127.0.0.1:{port_of(gateway)}",
+    ]
+    done = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    async with asyncio.timeout(BOUND_S):
+        said, _ = await done.communicate()
+    assert b"alert protocol version" in said
+    assert failures(gateway) == {"version": 2}
+
+
+@pytest.mark.parametrize("wanted", ["optional", "required"])
+async def test_client_certificates(bench: Bench, authority: Authority, tmp_path: Path, wanted: str) -> None:
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other", "stranger").issue("client")
+    pair, client = authority.issue("edge.test"), authority.issue("client")
+    gateway = await bench.start(tls(pair, client_ca=str(authority.file), client_certificates=wanted))
+    assert (await answered(*await open_to(gateway, authority.client(client)))).status == 200
+    for shows, is_let_in in ((None, wanted == "optional"), (stranger, False)):
+        context = authority.client(shows)
+        try:
+            # Over TLS 1.3 a client learns of it when it reads.
+            status = (await answered(*await open_to(gateway, context))).status
+        except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+            status = 0
+        assert status == (200 if is_let_in else 0)
+    assert failures(gateway) == {"client_certificate": 2 if wanted == "required" else 1}
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET /s HTTP/1.1\r\nHost: a\r\n\r\n", "plain_http"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "plain_http"),
+        (b"\0" * 300, "malformed"),
+        (b"\x16\x03\x01\x00\x05nonsense", "malformed"),
+        (b"\x16\x03\x01\x40\x00" + b"\x01\x00\x3f\xfc" + bytes(1 << 17), "malformed"),
+    ],
+)
+async def test_what_is_no_handshake_is_refused(bench: Bench, authority: Authority, sent: bytes, reason: str) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")))
+    said = await raw(gateway, sent)
+    if reason == "plain_http":
+        head, _, body = said.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert f"Content-Length: {len(body)}\r\n".encode() in head + b"\r\n"
+    assert failures(gateway) == {reason: 1}
+    assert gateway.connections == 0
+
+
+async def test_a_handshake_is_bounded_in_time(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), tls_handshake_timeout_s=0.1)
+    assert await raw(gateway, b"\x16\x03\x01") == b""
+    assert await raw(gateway) == b""
+    assert failures(gateway) == {"timeout": 2}
+
+
+async def test_who_leaves_in_the_handshake_and_who_does_not_believe(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")))
+    _, writer = await open_to(gateway)
+    await eventually(lambda: gateway.connections == 1)
+    await close(writer)
+    await eventually(lambda: failures(gateway) == {"left": 1})
+    curl = str(program("curl", "curl"))
+    assert "certificate" in await output(curl, "--silent", "--show-error", f"https://127.0.0.1:{port_of(gateway)}")
+    await eventually(lambda: failures(gateway) == {"left": 1, "refused": 1})
+
+
+async def test_a_handshake_by_bytes_comes_to_its_end(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")))
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = authority.client().wrap_bio(incoming, outgoing, server_hostname="edge.test")
+    reader, writer = await open_to(gateway)
+    found = b""
+    async with asyncio.timeout(BOUND_S):
+        while not found.endswith(b"hello"):
+            try:
+                if client.version() is None or not found:
+                    client.do_handshake()
+                    if not found:
+                        client.write(REQUEST)
+                        found = b"\n"
+                found += client.read(1 << 16)
+            except ssl.SSLWantReadError:
+                pass
+            for byte in outgoing.read():
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+            if not found.endswith(b"hello"):
+                incoming.write(await reader.read(1 << 16))
+    await close(writer)
+
+
+async def test_sessions_are_resumed(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")))
+    context = authority.client()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def twice() -> bool:
+        session = None
+        for _ in range(2):
+            with (
+                socket.create_connection(("127.0.0.1", port_of(gateway)), BOUND_S) as sock,
+                context.wrap_socket(sock, server_hostname="edge.test", session=session) as secure,
+            ):
+                session, is_reused = secure.session, secure.session_reused
+        return bool(is_reused)
+
+    assert await asyncio.to_thread(twice)
+
+
+async def test_openings_count_as_connections_and_are_let_go(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), max_connections=1)
+    _, first = await open_to(gateway)
+    await eventually(lambda: gateway.connections == 1)
+    assert await raw(gateway, REQUEST) == b""
+    await gateway.stop()
+    bench.running.clear()
+    assert gateway.connections == 0
+    await close(first)
+
+
+# -- certificates that change ------------------------------------------------------------------------------------------
+
+
+async def live(gateway: RunningGateway, context: ssl.SSLContext) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await open_to(gateway, context)
+    writer.write(b"GET /s?offset=-1&live=sse HTTP/1.1\r\nHost: edge.test\r\n\r\n")
+    async with asyncio.timeout(BOUND_S):
+        await reader.readuntil(b"upToDate")
+    return reader, writer
+
+
+async def append(gateway: RunningGateway, context: ssl.SSLContext, data: bytes) -> None:
+    head = b"POST /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(data)
+    assert (await answered(*await open_to(gateway, context), head + data)).status in (200, 204)
+
+
+async def serial(gateway: RunningGateway, context: ssl.SSLContext) -> str:
+    _, writer = await open_to(gateway, context)
+    found = str(writer.get_extra_info("peercert")["serialNumber"])
+    await close(writer)
+    return found
+
+
+@pytest.mark.parametrize("by", ["reload", "change"])
+async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority: Authority, by: str) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test", days=5)))
+    context = authority.client()
+    reader, writer = await live(gateway, context)
+    before = await serial(gateway, context)
+    (expiry,) = figures(gateway, "gateway_certificate_expiry_timestamp_seconds").values()
+
+    authority.issue("edge.test", days=9)
+    if by == "reload":
+        await gateway.reload()
+    else:
+
+        async def looked() -> bool:
+            bench.clock.advance(LOOK_S)
+            await asyncio.sleep(0.005)
+            return await serial(gateway, context) != before
+
+        async with asyncio.timeout(BOUND_S):
+            while not await looked():
+                pass
+    assert await serial(gateway, context) != before
+    assert figures(gateway, "gateway_certificate_expiry_timestamp_seconds") == {
+        ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
+    }
+    await append(gateway, context, b"!more!")
+    async with asyncio.timeout(BOUND_S):
+        await reader.readuntil(b"!more!")
+    await close(writer)
+
+
+@pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
+async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
+    bench: Bench, authority: Authority, caplog: pytest.LogCaptureFixture, spoil: str
+) -> None:
+    pair, other = authority.issue("edge.test"), authority.issue("other.test")
+    gateway = await bench.start(tls(pair, other))
+    context = authority.client()
+    before = await serial(gateway, context)
+    match spoil:
+        case "cut":
+            pair.certificate.write_bytes(pair.certificate.read_bytes()[:200])
+        case "gone":
+            pair.key.unlink()
+        case _:
+            authority.issue("edge.test", file="new")
+            (pair.certificate.parent / "new.crt").replace(pair.certificate)
+    authority.issue("other.test", days=9)
+    expiries = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    await gateway.reload()
+    assert await serial(gateway, context) == before
+    assert figures(gateway, "gateway_certificate_failures_total") == {(): 1}
+    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.listeners"]
+    assert len(lines) == 1
+    assert "listener[0].tls.certificates[0]" in lines[0]
+    now = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    assert now["edge.test",] == expiries["edge.test",]
+    assert now["other.test",] > expiries["other.test",]
+    # And mended it is taken.
+    authority.issue("edge.test")
+    await gateway.reload()
+    assert await serial(gateway, context) != before
+
+
+async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, tmp_path: Path) -> None:
+    """A certificate is written, and a little later its key: nothing is said of the time between."""
+    pair = authority.issue("edge.test")
+    gateway = await bench.start(tls(pair))
+    context = authority.client()
+    before = await serial(gateway, context)
+    new = authority.issue("edge.test", file="new")
+    new.certificate.replace(pair.certificate)
+    for _ in range(3):
+        bench.clock.advance(LOOK_S / 4)
+        await asyncio.sleep(0.005)
+    new.key.replace(pair.key)
+    async with asyncio.timeout(BOUND_S):
+        while await serial(gateway, context) == before:
+            bench.clock.advance(LOOK_S)
+            await asyncio.sleep(0.005)
+    assert figures(gateway, "gateway_certificate_failures_total") == {}
+
+
+async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
+    bench: Bench, authority: Authority
+) -> None:
+    first = tls(authority.issue("edge.test"), address="127.0.0.1:0")
+    gateway = await bench.start(first)
+    bench.loaded = {"listeners": [tls(authority.issue("edge.test", "www.test", file="second"))]}
+    change = await gateway.reload()
+    assert change.changed == ("listener[0].tls",)
+    _, writer = await open_to(gateway, authority.client(), "www.test")
+    await close(writer)
+    nowhere = Pair(bench.folder / "nowhere", bench.folder / "nowhere")
+    bench.loaded = {"listeners": [tls(nowhere)]}
+    with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.certificates\[0\].*nowhere: cannot be read"):
+        await gateway.reload()
+    assert (
+        gateway.config.listeners
+        == GatewayConfig.for_origin(
+            bench.origin.url, listeners=[tls(Pair(bench.folder / "second.crt", bench.folder / "second.key"))]
+        ).listeners
+    )
+    bench.loaded = {"listeners": [tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"}]}
+    assert (await gateway.reload()).needs_restart == ("listener",)
+    assert len(gateway.listeners) == 1
+
+
+async def test_a_start_names_what_cannot_be_used(bench: Bench, authority: Authority) -> None:
+    pair, other = authority.issue("edge.test"), authority.issue("other.test")
+    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*not that of its key"):
+        await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
+    with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.client_ca: .*holds no certificates"):
+        await bench.start(tls(pair, client_ca=str(pair.key), client_certificates="required"))
+
+
+# -- the PROXY protocol, and proxies that are trusted ------------------------------------------------------------------
+
+
+async def noted(bench: Bench, listener: dict[str, Any], file: str = "log", **more: Any) -> RunningGateway:
+    """A gateway with a log."""
+    path = str(bench.folder / file)
+    return await bench.start(listener, sink="file", path=path, client_address="full", batch_s=0.001, **more)
+
+
+async def clients_in_log(bench: Bench, gateway: RunningGateway, file: str = "log") -> list[str | None]:
+    await gateway.stop()
+    bench.running.remove(gateway)
+    lines = (bench.folder / file).read_bytes().splitlines()
+    return [orjson.loads(line).get("client") for line in lines]
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authority: Authority, is_secure: bool) -> None:
+    listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
+    gateway = await noted(bench, {**listener, "proxy_protocol": "on"})
+    for header in (b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n", b"PROXY UNKNOWN\r\n"):
+        sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
+        # By bytes: a header may come in any pieces.
+        for byte in header:
+            sock.send(bytes([byte]))
+            await asyncio.sleep(0)
+        context = authority.client() if is_secure else None
+        sock.setblocking(False)
+        reader, writer = await asyncio.open_connection(
+            sock=sock, ssl=context, server_hostname="edge.test" if is_secure else None
+        )
+        for _ in range(2):
+            writer.write(REQUEST)
+            assert (await read_response(reader)).body == b"hello"
+        await close(writer)
+    assert await clients_in_log(bench, gateway) == ["203.0.113.7"] * 2 + ["127.0.0.1"] * 2
+
+
+async def test_header_and_request_in_one_piece_are_told_apart(bench: Bench) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"})
+    reader, writer = await open_to(gateway)
+    writer.write(b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + REQUEST + REQUEST)
+    for _ in range(2):
+        assert (await read_response(reader)).body == b"hello"
+    await close(writer)
+
+
+@pytest.mark.parametrize(
+    "sent", [REQUEST, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 99999\r\n" + REQUEST, b"PROXY UNKNOWN" + b" " * 200, b"PRO"]
+)
+async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, client_header_timeout_s=0.1)
+    assert await raw(gateway, sent) == b""
+    assert gateway.connections == 0
+
+
+@pytest.mark.parametrize(("trusted", "is_let_in"), [(["127.0.0.0/8"], True), (["10.0.0.0/8", "unix"], False)])
+async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, trusted: list[str], is_let_in: bool) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, trusted_proxies=trusted)
+    close_it = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    said = await raw(gateway, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + close_it)
+    assert said.startswith(b"HTTP/1.1 200 ") is is_let_in
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+@pytest.mark.parametrize(
+    ("trusted", "forwarded_by", "header", "client"),
+    [
+        ([], "x-forwarded-for", b"X-Forwarded-For: 203.0.113.7", "127.0.0.1"),
+        (["10.0.0.0/8"], "x-forwarded-for", b"X-Forwarded-For: 203.0.113.7", "127.0.0.1"),
+        (["127.0.0.1"], "x-forwarded-for", b"x-forwarded-for: 6.6.6.6, 203.0.113.7", "203.0.113.7"),
+        (["127.0.0.1"], "x-forwarded-for", b"Forwarded: for=203.0.113.7", "127.0.0.1"),
+        (["127.0.0.1"], "forwarded", b'Forwarded: for=6.6.6.6, for="[2001:db8::7]:80"', "2001:db8::7"),
+    ],
+)
+async def test_the_log_names_the_client_behind_a_trusted_proxy(
+    bench: Bench, fast_path: bool, trusted: list[str], forwarded_by: str, header: bytes, client: str
+) -> None:
+    """The same request again and again: the first is fetched, others are known by their bytes."""
+    more: dict[str, Any] = {"trusted_proxies": trusted, "forwarded_by": forwarded_by, "fast_path": fast_path}
+    gateway = await noted(bench, {"address": "127.0.0.1:0"}, **more)
+    reader, writer = await open_to(gateway)
+    for _ in range(4):
+        writer.write(REQUEST[:-2] + header + b"\r\n\r\n")
+        assert (await read_response(reader)).status == 200
+    await close(writer)
+    assert await clients_in_log(bench, gateway) == [client] * 4
+
+
+@pytest.mark.parametrize(("trusted", "scheme"), [(["127.0.0.1"], "https"), ([], "http")])
+async def test_the_scheme_behind_a_trusted_proxy_is_the_clients(bench: Bench, trusted: list[str], scheme: str) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0"}, trusted_proxies=trusted)
+    put = b"PUT /new HTTP/1.1\r\nHost: edge.test\r\nContent-Length: 0\r\nX-Forwarded-Proto: https\r\n"
+    response = await answered(*await open_to(gateway), put + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
+    assert response.headers["location"] == [f"{scheme}://edge.test/new"]
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+
+
+async def over_unix(path: Path) -> Response:
+    async with asyncio.timeout(BOUND_S):
+        return await answered(*await asyncio.open_unix_connection(str(path)))
+
+
+async def test_a_unix_socket_has_its_mode_and_goes_with_the_gateway(bench: Bench) -> None:
+    path = bench.folder / "s.sock"
+    gateway = await bench.start({"address": f"unix:{path}", "mode": "600"})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (await over_unix(path)).body == b"hello"
+    assert gateway.gateway_url == f"unix:{path}"
+    await gateway.stop()
+    bench.running.clear()
+    assert not path.exists()
+
+
+async def test_a_unix_socket_that_nobody_listens_on_is_taken_over(bench: Bench) -> None:
+    path = bench.folder / "s.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    await bench.start({"address": f"unix:{path}"})
+    assert (await over_unix(path)).body == b"hello"
+
+
+async def test_a_unix_socket_in_use_and_a_file_are_left_alone(bench: Bench) -> None:
+    path, file = bench.folder / "s.sock", bench.folder / "file"
+    first = await bench.start({"address": f"unix:{path}"})
+    file.write_text("mine")
+    for taken in (path, file):
+        with pytest.raises(OSError, match=str(taken)):
+            await bench.start({"address": f"unix:{taken}"})
+    assert file.read_text() == "mine"
+    assert (await over_unix(path)).body == b"hello"
+    # Whoever has put another in its place keeps it.
+    path.unlink()
+    path.write_text("another's")
+    await first.stop()
+    bench.running.clear()
+    assert path.read_text() == "another's"
+
+
+async def test_two_gateways_share_a_port(bench: Bench) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    for _ in range(2):
+        await bench.start({"address": address, "reuse_port": True})
+    with pytest.raises(OSError, match="in use"):
+        await bench.start({"address": address})
+
+
+async def test_listeners_are_opened_all_or_none(bench: Bench) -> None:
+    path = bench.folder / "s.sock"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            await bench.start({"address": f"unix:{path}"}, {"address": f"127.0.0.1:{taken.getsockname()[1]}"})
+    assert not path.exists()
+
+
+async def test_sockets_of_systemd_that_are_not_there_stop_the_start(bench: Bench) -> None:
+    for environ in (
+        {},
+        {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "nonsense"},
+        {"LISTEN_PID": "1", "LISTEN_FDS": "1"},
+    ):
+        with pytest.raises(ConfigError, match="systemd"):
+            await bench.start({"address": "systemd"}, environ=environ)
+
+
+SYSTEMD = """
+import os, sys
+for fd in map(int, sys.argv[1].split(",")):
+    os.set_inheritable(fd, True)
+for at, fd in enumerate(map(int, sys.argv[1].split(","))):
+    os.dup2(fd, 3 + at)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(at + 1), LISTEN_FDNAMES=sys.argv[2])
+os.execv(sys.executable, [sys.executable, "-m", "gateway", *sys.argv[3:]])
+"""
+
+
+async def test_sockets_that_systemd_hands_over_are_listened_at(bench: Bench, authority: Authority) -> None:
+    pair = authority.issue("edge.test")
+    path = bench.folder / "s.sock"
+    sockets = [socket.socket(), socket.socket(), socket.socket(socket.AF_UNIX)]
+    for sock in sockets[:2]:
+        sock.bind(("127.0.0.1", 0))
+    sockets[2].bind(str(path))
+    for sock in sockets:
+        sock.listen()
+    config = bench.folder / "gateway.toml"
+    config.write_text(f"""
+[server]
+admin = "127.0.0.1:0"
+[[listener]]
+address = "systemd"
+[[listener]]
+address = "systemd:secure"
+[listener.tls]
+certificates = [{{ certificate = "{pair.certificate}", key = "{pair.key}" }}]
+[[route]]
+origin = "{bench.origin.url}"
+""")
+    # Out of the way of 3, 4 and 5, where they are put.
+    fds = [os.dup(sock.fileno()) for sock in sockets]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
+    program_ = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SYSTEMD, ",".join(map(str, high)), "plain:secure:plain", "serve", "--config", str(config),
+        stdout=subprocess.PIPE, pass_fds=high,
+    )  # fmt: skip
+    try:
+        assert program_.stdout is not None
+        async with asyncio.timeout(6 * BOUND_S):
+            ready = [(await program_.stdout.readline()).decode() for _ in range(3)]
+        ports = [sock.getsockname()[1] for sock in sockets[:2]]
+        assert ready[0] == f"READY gateway http://127.0.0.1:{ports[0]}\n"
+        assert ready[1] == f"READY gateway https://127.0.0.1:{ports[1]}\n"
+        async with asyncio.timeout(BOUND_S):
+            plain = await asyncio.open_connection("127.0.0.1", ports[0])
+            secure = await asyncio.open_connection(
+                "127.0.0.1", ports[1], ssl=authority.client(), server_hostname="edge.test"
+            )
+        assert (await answered(*plain)).body == (await answered(*secure)).body == b"hello"
+        assert (await over_unix(path)).body == b"hello"
+    finally:
+        program_.terminate()
+        async with asyncio.timeout(6 * BOUND_S):
+            await program_.communicate()
+        for fd in (*fds, *high):
+            os.close(fd)
+        for sock in sockets:
+            sock.close()
+    assert path.exists(), "systemd's, not ours"
+
+
+# -- redirects ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "request_line", "host", "location"),
+    [
+        (True, "GET /a/b?c=d&e", "edge.test", "https://edge.test/a/b?c=d&e"),
+        (True, "GET /", "edge.test:8080", "https://edge.test/"),
+        (8443, "GET /", "edge.test:8080", "https://edge.test:8443/"),
+        (8443, "POST /s", "[2001:db8::1]:80", "https://[2001:db8::1]:8443/s"),
+        (True, "OPTIONS /s", "127.0.0.1", "https://127.0.0.1/s"),
+        (True, "GET http://evil.test/s", "edge.test", "https://edge.test/s"),
+        (True, "GET //evil.test/s", "edge.test", "https://edge.test//evil.test/s"),
+    ],
+)
+async def test_a_redirecting_listener_sends_everybody_to_https(
+    bench: Bench, to: int, request_line: str, host: str, location: str
+) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "redirect_to_https": to})
+    request = f"{request_line} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    reader, writer = await open_to(gateway)
+    for _ in range(2):
+        writer.write(request)
+        response = await read_response(reader)
+        assert (response.status, response.headers["location"]) == (308, [location])
+    await close(writer)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1\r\n",
+        "GET / HTTP/1.1\r\nHost: \r\n",
+        "GET / HTTP/1.1\r\nHost: a b\r\n",
+        "GET / HTTP/1.1\r\nHost: edge.test/evil\r\n",
+        "GET / HTTP/1.1\r\nHost: user@edge.test\r\n",
+        "GET / HTTP/1.1\r\nHost: a.test\r\nHost: b.test\r\n",
+        "GET / HTTP/1.1\r\nHost: edge.test:x\r\n",
+        "OPTIONS * HTTP/1.1\r\nHost: edge.test\r\n",
+        "GET /\u00e4 HTTP/1.1\r\nHost: edge.test\r\n",
+    ],
+)
+async def test_a_redirecting_listener_believes_no_host_that_is_none(bench: Bench, head: str) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "redirect_to_https": True})
+    said = await raw(gateway, f"{head}\r\n".encode("latin-1"))
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"Location" not in said
+
+
+async def test_a_redirecting_listener_drains_with_the_others(bench: Bench) -> None:
+    gateway = await bench.start({"address": "127.0.0.1:0", "redirect_to_https": True}, {"address": "127.0.0.1:0"})
+    reader, writer = await open_to(gateway)
+    await eventually(lambda: gateway.connections == 1)
+    await gateway.stop()
+    bench.running.clear()
+    async with asyncio.timeout(BOUND_S):
+        assert await reader.read() == b""
+    await close(writer)
+
+
+# -- real clients ------------------------------------------------------------------------------------------------------
+
+
+async def output(*command: str, **environ: str) -> str:
+    client = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environ},
+    )
+    try:
+        async with asyncio.timeout(6 * BOUND_S):
+            said, _ = await client.communicate()
+    except BaseException:
+        client.kill()
+        await client.wait()
+        raise
+    return said.decode()
+
+
+async def test_curl_and_node_read_over_tls(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("localhost")))
+    url = f"https://localhost:{port_of(gateway)}/s?offset=-1"
+    curl = [
+        str(program("curl", "curl")),
+        "--silent",
+        "--show-error",
+        "--max-time",
+        "20",
+        "--cacert",
+        str(authority.file),
+    ]
+    assert await output(*curl, "--ipv4", url) == "hello"
+    assert await output(*curl, "--ipv4", "--http1.1", "--tls-max", "1.2", url, url) == "hellohello"
+    fetch = f"fetch('{url.replace('localhost', '127.0.0.1')}').then(r => r.text()).then(console.log)"
+    refused = await output("node", "-e", f"{fetch}.catch(e => console.log(e.cause.code))")
+    assert "hello" not in refused
+    fetch = f"fetch('{url}').then(r => r.text()).then(console.log)"
+    node = await output("node", "--dns-result-order=ipv4first", "-e", fetch, NODE_EXTRA_CA_CERTS=str(authority.file))
+    assert node == "hello\n"

@@ -1,0 +1,383 @@
+"""TLS between a transport and a protocol: bytes come through however they are cut, ends are told, bounds hold."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.server.tls import TlsTransport
+from tests.certificates import Authority
+
+
+class Raw(asyncio.Transport):
+    """The transport below, which is nothing but memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.is_paused = self.is_closed = self.is_aborted = self.has_ended = False
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    def write(self, data: Any) -> None:
+        assert not self.is_closed
+        self.sent += data
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+
+class Up(asyncio.Protocol):
+    """The protocol above."""
+
+    def __init__(self) -> None:
+        self.transport: TlsTransport | None = None
+        self.pieces: list[bytes] = []
+        self.has_ended = self.is_lost = self.keeps_open = False
+        self.pauses_after = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, TlsTransport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert data
+        self.pieces.append(data)
+        assert self.transport is not None
+        if self.pauses_after and len(self.pieces) % self.pauses_after == 0:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return self.keeps_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+class Wired:
+    """A client in memory, and what is between it and a protocol."""
+
+    def __init__(self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], early: bytes = b"") -> None:
+        server, client = contexts
+        self.raw, self.up = Raw(), Up()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = server.wrap_bio(incoming, outgoing, server_side=True)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = client.wrap_bio(self._in, self._out, server_hostname="edge.test")
+        sides = [(self.client, self._out, incoming), (tls, outgoing, self._in)]
+        done: set[int] = set()
+        while len(done) < 2:
+            for index, (side, source, sink) in enumerate(sides):
+                try:
+                    if index not in done:
+                        side.do_handshake()
+                        done.add(index)
+                except ssl.SSLWantReadError:
+                    pass
+                if index == 0 and 0 in done and early:
+                    self.client.write(early)
+                    early = b""
+                sink.write(source.read())
+        self.transport = TlsTransport(self.raw, tls, incoming, outgoing, self.up)
+        self.transport.connect()
+
+    def sealed(self, data: bytes) -> bytes:
+        """What a client sends for it."""
+        for at in range(0, len(data), 1 << 14):
+            self.client.write(data[at : at + (1 << 14)])
+        return self._out.read()
+
+    def ended(self) -> bytes:
+        """What a client sends at its end."""
+        with pytest.raises(ssl.SSLWantReadError):
+            self.client.unwrap()
+        return self._out.read()
+
+    def opened(self) -> bytes:
+        """What a client has got; raises SSLZeroReturnError behind the last of it only."""
+        self._in.write(self.raw.sent)
+        self.raw.sent = b""
+        found = b""
+        while True:
+            try:
+                piece = self.client.read(1 << 16)
+            except ssl.SSLWantReadError:
+                return found
+            if not piece:
+                return found + b"<end>"
+            found += piece
+
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+def made(folder: Path, version: ssl.TLSVersion) -> Contexts:
+    authority = Authority(folder)
+    pair = authority.issue("edge.test")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pair.certificate, pair.key)
+    server.options |= ssl.OP_NO_RENEGOTIATION
+    client = authority.client()
+    client.maximum_version = version
+    return server, client
+
+
+@pytest.fixture(scope="module", params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def contexts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+    return made(tmp_path_factory.mktemp("certificates"), request.param)
+
+
+def run(contexts: Contexts, scenario: Any) -> None:
+    """In a loop, for what is left for its next turn."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario(contexts))
+
+
+@settings(max_examples=30)
+@given(sizes=st.lists(st.integers(1, 40_000), max_size=6), cuts=st.lists(st.integers(1, 30_000), max_size=20))
+def test_what_is_sent_comes_whole_however_it_is_cut(contexts: Contexts, sizes: list[int], cuts: list[int]) -> None:
+    wired = Wired(contexts)
+    sent = [bytes([index]) * size for index, size in enumerate(sizes)]
+    stream = b"".join(map(wired.sealed, sent))
+    for cut in cuts:
+        if stream[:cut]:
+            wired.transport.data_received(stream[:cut])
+        stream = stream[cut:]
+    if stream:
+        wired.transport.data_received(stream)
+    assert wired.up.data == b"".join(sent)
+
+
+@settings(max_examples=30)
+@given(sizes=st.lists(st.integers(0, 40_000), max_size=6), is_joined=st.booleans())
+def test_what_is_written_comes_whole(contexts: Contexts, sizes: list[int], is_joined: bool) -> None:
+    wired = Wired(contexts)
+    parts = [bytes([index]) * size for index, size in enumerate(sizes)]
+    if is_joined:
+        wired.transport.writelines(parts)
+    else:
+        for part in parts:
+            wired.transport.write(part)
+    assert wired.opened() == b"".join(parts)
+
+
+@settings(max_examples=30)
+@given(size=st.integers(1, 200_000), every=st.integers(1, 3), cut=st.integers(1, 70_000))
+def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
+    contexts: Contexts, size: int, every: int, cut: int
+) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        wired = Wired(contexts)
+        wired.up.pauses_after = every
+        stream = wired.sealed(bytes(size))
+        while stream or wired.raw.is_paused:
+            if wired.raw.is_paused:
+                seen = len(wired.up.pieces)
+                assert seen % every == 0
+                wired.transport.resume_reading()
+                assert len(wired.up.pieces) == seen, "not in the middle of whoever resumes"
+                await asyncio.sleep(0)
+            else:
+                wired.transport.data_received(stream[:cut])
+                stream = stream[cut:]
+        assert wired.up.data == bytes(size)
+
+    run(contexts, scenario)
+
+
+def test_what_came_behind_the_handshake_is_not_lost(contexts: Contexts) -> None:
+    assert Wired(contexts, early=b"GET / HTTP/1.1\r\n\r\n").up.data == b"GET / HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("has_said_so", [True, False])
+def test_an_end_of_the_client_is_told_and_answered(contexts: Contexts, has_said_so: bool) -> None:
+    wired = Wired(contexts)
+    if has_said_so:
+        wired.transport.data_received(wired.sealed(b"last") + wired.ended())
+    else:
+        wired.transport.data_received(wired.sealed(b"last"))
+        assert wired.transport.eof_received()
+    assert wired.up.data == b"last"
+    assert wired.up.has_ended
+    assert wired.raw.is_closed
+    assert not wired.raw.is_aborted
+    assert wired.raw.sent[:1] == b"\x17" or wired.raw.sent[:1] == b"\x15", "a last word"
+
+
+def test_a_protocol_may_still_write_to_a_client_that_has_ended(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.up.keeps_open = True
+    wired.transport.data_received(wired.sealed(b"ask") + wired.ended())
+    wired.transport.write(b"answer")
+    assert not wired.raw.is_closed
+    wired.transport.close()
+    assert wired.raw.is_closed
+
+
+def test_a_close_ends_in_order(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.transport.write(b"answer")
+    wired.transport.close()
+    wired.transport.write(b"too late")
+    wired.transport.close()
+    assert wired.opened() == b"answer<end>"
+    assert wired.transport.is_closing()
+    wired.transport.data_received(b"\x17\x03\x03")
+    assert not wired.up.pieces
+
+
+def test_an_abort_sends_nothing(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.opened()
+    wired.transport.abort()
+    assert (wired.raw.sent, wired.raw.is_aborted) == (b"", True)
+
+
+def test_after_its_last_word_a_side_drops_what_comes(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.transport.write(b"answer")
+    wired.transport.write_eof()
+    wired.transport.write(b"too late")
+    assert wired.opened() == b"answer<end>"
+    assert wired.raw.has_ended
+    assert not wired.raw.is_closed
+    wired.transport.data_received(bytes(1 << 20))
+    assert not wired.up.pieces
+    assert not wired.transport.eof_received(), "the transport below closes by itself"
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 7, -1])
+def test_a_changed_byte_ends_the_connection_with_an_alert(contexts: Contexts, at: int) -> None:
+    wired = Wired(contexts)
+    wired.opened()
+    sealed = bytearray(wired.sealed(b"x" * 100))
+    sealed[at] ^= 0x55
+    # A length that has grown is waited for.
+    wired.transport.data_received(bytes(sealed) + bytes(1 << 16))
+    assert not wired.up.pieces
+    assert wired.raw.is_closed
+    assert wired.raw.sent or wired.raw.is_aborted
+    wired.transport.write(b"no more")
+    wired.transport.abort()
+
+
+def test_plain_text_behind_the_handshake_is_refused(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.transport.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    assert wired.raw.is_closed
+    assert not wired.up.pieces
+
+
+def test_records_without_anything_in_them_are_bounded(contexts: Contexts) -> None:
+    """Key updates, empty records, alerts that only warn: OpenSSL takes some of them for ever."""
+    wired = Wired(contexts)
+    sent = 0
+    while not wired.raw.is_closed and sent < 1 << 20:
+        # A record whose length says 16 KB and of which a byte comes at a time.
+        piece = b"\x17\x03\x03\x40\x00" if not sent else bytes(1_000)
+        wired.transport.data_received(piece)
+        sent += len(piece)
+    assert sent <= (1 << 14) + 2_000
+
+
+def expanded(secret: bytes, label: str, size: int) -> bytes:
+    """HKDF-Expand-Label (RFC 8446 section 7.1) with SHA-384."""
+    name = b"tls13 " + label.encode()
+    info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
+    return HKDFExpand(hashes.SHA384(), size, info).derive(secret)
+
+
+def key_updates(secret: bytes, count: int, *, has_words: bool) -> Iterable[bytes]:
+    """Records of a client that changes its key with each, and asks for the same (RFC 8446 section 4.6.3)."""
+    for _ in range(count):
+        key, iv = expanded(secret, "key", 32), expanded(secret, "iv", 12)
+        for number, inner in enumerate([b"w\x17"] * has_words + [b"\x18\x00\x00\x01\x01\x16"]):
+            head = b"\x17\x03\x03" + (len(inner) + 16).to_bytes(2, "big")
+            nonce = (int.from_bytes(iv, "big") ^ number).to_bytes(12, "big")
+            yield head + AESGCM(key).encrypt(nonce, inner, head)
+        secret = expanded(secret, "traffic upd", 48)
+
+
+@pytest.mark.parametrize("has_words", [False, True])
+def test_key_updates_without_end_are_not_taken(tmp_path: Path, has_words: bool) -> None:
+    """Not even from a client that says something now and then, and reads nothing of what it asks for."""
+    server, client = made(tmp_path, ssl.TLSVersion.TLSv1_3)
+    client.keylog_filename = str(tmp_path / "keys")
+    wired = Wired((server, client))
+    lines = (tmp_path / "keys").read_text().splitlines()
+    [secret] = [line.split()[2] for line in lines if line.startswith("CLIENT_TRAFFIC_SECRET_0")]
+    assert wired.client.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
+    wired.opened()
+    sent = 0
+    for record in key_updates(bytes.fromhex(secret), 10_000, has_words=has_words):
+        wired.transport.data_received(record)
+        sent += len(record)
+        if wired.raw.is_closed:
+            break
+    assert bool(wired.up.pieces) is has_words
+    assert wired.raw.is_closed
+    assert sent < 3 << 16
+    assert len(wired.raw.sent) < (1 << 16) + 100
+
+
+def test_back_pressure_is_that_of_the_transport_below(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    paused: list[bool] = []
+    wired.up.pause_writing = lambda: paused.append(True)  # type: ignore[method-assign]
+    wired.up.resume_writing = lambda: paused.append(False)  # type: ignore[method-assign]
+    wired.transport.pause_writing()
+    wired.transport.resume_writing()
+    assert paused == [True, False]
+
+
+def test_a_lost_connection_is_told_once_and_nothing_is_written(contexts: Contexts) -> None:
+    wired = Wired(contexts)
+    wired.transport.connection_lost(None)
+    assert wired.up.is_lost
+    wired.raw.is_closed = True
+    wired.transport.write(b"x")
+    wired.transport.close()
+
+
+def test_what_is_under_tls_can_be_asked(contexts: Contexts) -> None:
+    transport = Wired(contexts).transport
+    assert transport.get_extra_info("ssl_object") is not None
+    assert transport.get_extra_info("cipher")
+    assert transport.get_extra_info("peercert") is None or transport.get_extra_info("peercert") == {}
+    assert transport.get_extra_info("peername", "nobody") == "nobody"
