@@ -4,9 +4,8 @@ What comes is judged here, whole: an error of one stream resets it, an error of 
 what costs more than it is worth is counted (`budget`).  Header blocks are decoded even where nobody reads them, because
 the next one stands on them.
 
-DATA is written at once where both windows and the transport have room.  Otherwise it waits on its stream, and streams
-with something to send take turns, a frame each.  `out` is what is to be written, in order; whoever owns the transport
-takes it, and says by `is_blocked` when no more DATA is to be put there.
+What goes is written by `sending`, to `out`, in order; whoever owns the transport takes it from there, and says by
+`is_blocked` when no more DATA is to be put there.
 
 A window is opened again by what was taken, not by what has come: `withhold` keeps the bytes of one stream back, from
 its own window and from that of the connection.
@@ -16,14 +15,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import SHRUNK_TABLE, BlockReader, TooLarge, Undecodable
+from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Asked
+from gateway.http.http2.sending import Sending
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
 
@@ -31,53 +31,6 @@ _CONNECTION_WINDOW: Final = 1 << 20
 """Bytes of all requests' bodies that may be on their way."""
 _MOST_FORGOTTEN: Final = 256
 """Streams reset by this side for which the client's frames are on their way still (RFC 9113 section 5.1)."""
-_PUMP_BYTES: Final = 1 << 16
-"""So much is handed to the transport before it is asked whether it has room."""
-
-
-class Begun(NamedTuple):
-    """A request has come; `is_whole` where it has no body."""
-
-    stream: Stream
-    asked: Asked
-    is_whole: bool
-
-
-class Part(NamedTuple):
-    """A piece of a request's body; `acknowledge` is owed for `size` bytes."""
-
-    stream: Stream
-    data: bytes
-    size: int
-
-
-class Ended(NamedTuple):
-    """A request's body is whole."""
-
-    stream: Stream
-
-
-class Gone(NamedTuple):
-    """A stream was reset, by the client or for an error of the client's."""
-
-    stream: Stream
-    is_by_client: bool
-
-
-class Drained(NamedTuple):
-    """What was queued for a stream is on its way."""
-
-    stream: Stream
-
-
-class Sign(Enum):
-    """What concerns the connection."""
-
-    PONG = "pong"
-    """The client has answered a PING."""
-
-
-Event = Begun | Part | Ended | Gone | Drained | Sign
 
 
 class _Failed(Exception):
@@ -87,10 +40,11 @@ class _Failed(Exception):
         self.code = code
 
 
-class Session:
+class Session(Sending):
     """The state of one connection.  Owns its streams."""
 
     def __init__(self, most_streams: int) -> None:
+        super().__init__()
         self._most_streams = most_streams
         self._reader = BlockReader(MOST_LIST_BYTES, Asked)
         self._budget = Budget()
@@ -105,8 +59,6 @@ class Session:
         self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
         self._last_taken: int | None = None
         """The last stream that is looked at, where this side has said so."""
-        self.failed: ErrorCode | None = None
-        """Why the connection has ended, where it has for an error."""
         self.is_left = False
         """Whether the client has said that it begins nothing more."""
         self._block: list[bytes] | None = None
@@ -116,21 +68,6 @@ class Session:
         self._block_ends = False
         self._receive_window = _CONNECTION_WINDOW
         self._unacknowledged = 0
-        self._send_window = frames.DEFAULT_WINDOW
-        self._first_window = frames.DEFAULT_WINDOW
-        """That of a new stream, as the client has said."""
-        self._frame_bytes = frames.DEFAULT_FRAME_BYTES
-        """The client's largest frame."""
-        self._owes_table = False
-        self._granted = 0
-        """Windows that may grow for nothing more than what was sent."""
-        self._turns: dict[Stream, None] = {}
-        """Streams with something queued, the next one first."""
-        self.is_blocked = False
-        """Whether the transport takes no more."""
-        self.out: list[bytes | memoryview] = []
-        """What is to be written."""
-        self.out_bytes = 0
         self._write(
             frames.settings(
                 {
@@ -481,113 +418,6 @@ class Session:
             return
         if self._turns:
             self._events += map(Drained, self.pump())
-
-    # -- what goes
-
-    def _write(self, frame: bytes) -> None:
-        self.out.append(frame)
-        self.out_bytes += len(frame)
-
-    def take_out(self) -> list[bytes | memoryview]:
-        """What is to be written now; it is no longer here."""
-        out, self.out = self.out, []
-        self.out_bytes = 0
-        return out
-
-    def send_head(self, stream: Stream, block: bytes, *, ends: bool = False) -> None:
-        """Begin the answer; `ends` where it has no body."""
-        if stream.gone is not None or self.failed is not None:
-            return
-        if self._owes_table:
-            self._owes_table = False
-            block = SHRUNK_TABLE + block
-        self._write(frames.header_frames(stream.id, block, self._frame_bytes, ends=ends))
-        if ends:
-            stream.is_ended = True
-            self._settle(stream)
-
-    def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
-        """Write a part of the answer's body, now or when there is room."""
-        if stream.gone is not None or self.failed is not None:
-            return
-        size = len(data)
-        if (
-            not stream.queue
-            and not self.is_blocked
-            and size <= stream.send_window
-            and size <= self._send_window
-            and size <= self._frame_bytes
-        ):
-            stream.send_window -= size
-            self._send_window -= size
-            self._granted += 2
-            self.out += (frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id), data)
-            self.out_bytes += size + frames.HEAD_BYTES
-            if ends:
-                stream.is_ended = True
-                self._settle(stream)
-            return
-        stream.is_ending = ends
-        if size:
-            stream.queue.append(data)
-            stream.queued_bytes += size
-        if stream.send_window > 0 or not stream.queue:
-            self._turns[stream] = None
-            self.pump()
-
-    def end(self, stream: Stream) -> None:
-        """The answer is whole."""
-        if stream.is_ended or stream.is_ending:
-            return
-        if stream.queue:
-            stream.is_ending = True
-        else:
-            self.send(stream, b"", ends=True)
-
-    def pump(self) -> list[Stream]:
-        """Have the streams that wait take turns, as far as there is room; those of which nothing waits any more."""
-        drained = []
-        turns = self._turns
-        while turns and self.out_bytes < _PUMP_BYTES and not self.is_blocked:
-            stream = next(iter(turns))
-            if self._send_window <= 0 and stream.queue:
-                break
-            del turns[stream]
-            self._send_frame(stream)
-            if not stream.queue:
-                drained.append(stream)
-            elif stream.send_window > 0:
-                turns[stream] = None
-        return drained
-
-    @property
-    def can_pump(self) -> bool:
-        """Whether something waits for nothing but the transport."""
-        return bool(self._turns) and self._send_window > 0
-
-    def _send_frame(self, stream: Stream) -> None:
-        """A frame of what is queued."""
-        room = min(stream.send_window, self._send_window, self._frame_bytes)
-        queue, pieces, size = stream.queue, list[bytes | memoryview](), 0
-        while queue and size < room:
-            piece = queue.popleft()
-            if size + len(piece) > room:
-                view = memoryview(piece)
-                queue.appendleft(view[room - size :])
-                piece = view[: room - size]
-            pieces.append(piece)
-            size += len(piece)
-        stream.queued_bytes -= size
-        stream.send_window -= size
-        self._send_window -= size
-        self._granted += 2
-        ends = stream.is_ending and not queue
-        self.out.append(frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id))
-        self.out += pieces
-        self.out_bytes += size + frames.HEAD_BYTES
-        if ends:
-            stream.is_ended = True
-            self._settle(stream)
 
     # -- how streams and the connection end
 

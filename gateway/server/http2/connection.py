@@ -15,9 +15,10 @@ from typing import Final, cast
 from multidict import CIMultiDict
 
 from gateway.http.http2.blocks import block_of
+from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Asked
-from gateway.http.http2.session import Begun, Drained, Ended, Event, Gone, Part, Session, Sign
+from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.journal import CloseReason
 from gateway.server.alarm import Alarm

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hpack import Encoder
 
 from gateway.http.http2 import frames
+from gateway.http.http2.events import Begun, Event
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.session import Begun, Event, Session
+from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 
 GET = [(":method", "GET"), (":scheme", "http"), (":authority", "edge"), (":path", "/s")]

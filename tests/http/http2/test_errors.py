@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.http2 import frames
+from gateway.http.http2.events import Begun, Gone
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.session import Begun, Gone
 from tests.http.http2.peer import (
     GET,
     POST,

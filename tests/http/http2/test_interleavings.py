@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
-from gateway.http.http2.session import Begun, Ended, Part, Session
+from gateway.http.http2.events import Begun, Ended, Part
+from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from tests.http.http2.peer import (
     GET,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gateway.http.http2 import frames
+from gateway.http.http2.events import Begun, Drained, Ended, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.session import Begun, Drained, Ended, Gone, Part, Sign
 from tests.http.http2.peer import (
     GET,
     NO_SETTINGS,
