@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gateway.http.http2 import frames
+from gateway.http.http2.budget import ALLOWANCES
 from gateway.http.http2.frames import ErrorCode, Setting
 from tests.http.http2.peer import (
     NO_SETTINGS,
@@ -102,3 +104,9 @@ def test_what_honest_clients_do_is_no_flood() -> None:
         server.said()
         server.now += 1
     assert server.session.failed is None
+
+
+def test_the_docs_name_what_is_allowed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "http2.md").read_text()
+    for allowance in ALLOWANCES.values():
+        assert f"| {allowance.holds:,} | {allowance.per_s} |" in page
