@@ -36,7 +36,7 @@ dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, wi
 
 test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
@@ -102,8 +102,9 @@ $(INSTALLED): requirements/dev.txt pyproject.toml
 		|| { echo "Python's venv is needed and $(PYTHON) has none: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c '$(IS_311)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 		|| $(PYTHON) -m venv --clear $(VENV)
+# Python compiles what it imports; to compile all of it here would take 17 s more.
 	@echo "installing what requirements/dev.txt locks"
-	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -114,7 +115,7 @@ $(LOCUST_INSTALLED): requirements/loadtest.txt | $(INSTALLED)
 	@$(LOCUST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/loadtest.txt
 	@touch $@
 
-# Some thirty Javas of a test run start from it.
+# The Javas of a test run start from it.
 $(SPARK_ARCHIVE): tests/spark_archive.py tests/spark.py requirements/dev.txt | $(INSTALLED)
 	@$(BIN)/python -m tests.spark_archive
 	@touch $@

@@ -70,6 +70,7 @@ class Entrance:
             # What is noted one by one is so by the handlers around the front.
             self.clients.join = self._join if config.server.fast_path else None
         self.clients.proxies = proxies = _proxies(config)
+        # By their names in ALPN, the best first: they are offered in this order.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
 

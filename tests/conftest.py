@@ -2,8 +2,8 @@
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 
-With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and each process
-that has tests of Spark has a Spark of its own.
+With several processes (`-n`, `--dist loadgroup`) a file's tests stay together, for what they share, and so do all
+files with tests of Spark.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 settings.register_profile("gateway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("gateway")
 
-_LONGEST: Final = frozenset({"pipeline", "pyspark_durable_streams"})
-"""Folders of tests that start a Java."""
+_JAVAS: Final = frozenset({"shared_java", "spark"})
+"""Fixtures that are a Java."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,10 +53,16 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest files go first, so that there is something to do beside the last of them.
-    items.sort(key=lambda item: item.path.parent.name not in _LONGEST and item.path.parent.parent.name not in _LONGEST)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    # A wrapper, for xdist looks at the groups before any hook that is none.
+    # One process has all that runs on Spark, since a Java that has just started takes twenty seconds of a processor to
+    # learn what one that has been at work knows.  It begins first: it has the most to do.
+    of_spark = {item.path for item in items if not _JAVAS.isdisjoint(getattr(item, "fixturenames", ()))}
+    items.sort(key=lambda item: item.path not in of_spark)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in of_spark else item.nodeid.partition("::")[0]))
+    yield
 
 
 @pytest.fixture(scope="session")

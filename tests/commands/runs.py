@@ -9,13 +9,13 @@ import pty
 import re
 import signal
 import struct
-import sys
 import termios
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.commands import warm
+from tests.commands.warm import ROOT, clean_environ
+
 BOUND_S = 30.0
 _STYLES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -132,10 +132,8 @@ async def running(
     environ: dict[str, str] | None = None,
 ) -> AsyncIterator[Run]:
     """`durable-gateway` with these arguments; on a terminal of 100 by 30, or with pipes (or a descriptor)."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DURABLE_GATEWAY_")}
-    clean = {key: value for key, value in clean.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
-    env = {**clean, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **(environ or {})}
-    command = [sys.executable, "-W", "default", "-m", "gateway", *arguments]
+    env = {**clean_environ(), **(environ or {})}
+    command = warm.command(arguments, env)
     terminal: int | None = None
     if on_terminal:
         terminal, inside = pty.openpty()

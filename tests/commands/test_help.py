@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.cli import app
-from tests.commands.runs import ROOT, finished
+from tests.commands.runs import finished
+from tests.commands.warm import ROOT
 
 OPTIONS = {
     "tail": ["URL", "--from", "--sse", "--long-poll", "--offsets", "--header"],

@@ -189,3 +189,44 @@ class TestResponse:
 
     def test_what_the_origins_connection_names_is_not_replayed(self) -> None:
         assert not storable_headers(CIMultiDict({"Connection": "X-Hop", "X-Hop": "1"}))
+
+
+CUSTOMARY = {
+    "X-Forwarded-For": "203.0.113.7",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Host": "a.test",
+    "X-Forwarded-Port": "443",
+    "X-Real-IP": "203.0.113.7",
+}
+
+
+def sent_on(headers: dict[str, str], *, is_from_proxy: bool) -> CIMultiDict[str]:
+    return request_headers_for_origin(
+        CIMultiDict(headers),
+        node="edge",
+        client="10.0.0.1",
+        host="h",
+        scheme="https",
+        http_version="1.1",
+        is_from_proxy=is_from_proxy,
+    )
+
+
+def test_what_a_client_says_of_its_own_address_goes_no_further() -> None:
+    """The origin would take it for the gateway's word; in Forwarded the gateway's member is the last."""
+    passed = sent_on({**CUSTOMARY, "Forwarded": "for=6.6.6.6"}, is_from_proxy=False)
+    assert not {name.lower() for name in passed} & {name.lower() for name in CUSTOMARY}
+    assert passed["Forwarded"] == "for=6.6.6.6, for=10.0.0.1;host=h;proto=https"
+
+
+def test_what_a_trusted_proxy_says_goes_on_with_that_proxy() -> None:
+    passed = sent_on(CUSTOMARY, is_from_proxy=True)
+    assert {name: passed[name] for name in CUSTOMARY} == {**CUSTOMARY, "X-Forwarded-For": "203.0.113.7, 10.0.0.1"}
+    assert passed["Forwarded"] == "for=10.0.0.1;host=h;proto=https"
+    assert "X-Forwarded-For" not in sent_on({}, is_from_proxy=True)
+
+
+def test_a_trusted_proxys_word_cannot_be_named_for_one_connection() -> None:
+    passed = sent_on({**CUSTOMARY, "Connection": "X-Forwarded-For, X-Forwarded-Proto"}, is_from_proxy=True)
+    assert passed["X-Forwarded-For"] == "203.0.113.7, 10.0.0.1"
+    assert passed["X-Forwarded-Proto"] == "https"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
+from functools import partial
+from pathlib import Path
+
+import pytest
 
 from gateway.app import start_gateway
 from gateway.config import GatewayConfig
 from gateway.origin.app import start_origin
+from tests.transports import HTTP_1, TRANSPORTS, listening, made
 
 BOUND_S = 20.0
 ROUNDS = 5
 
 
-async def told(port: int, *requests: str, until: bytes = b"") -> bytes:
+async def told(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
     """What is answered to requests on one connection, the last of which is to close it, or up to some bytes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     async with asyncio.timeout(BOUND_S):
         for request in requests:
             line, _, body = request.partition("|")
@@ -28,22 +34,27 @@ async def told(port: int, *requests: str, until: bytes = b"") -> bytes:
     return found
 
 
-async def test_no_request_leaves_a_reference_cycle() -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_no_request_leaves_a_reference_cycle(transport: str, tmp_path: Path) -> None:
     origin = await start_origin()
-    gateway = await start_gateway(GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
+    trust = made(tmp_path)
+    tls = None if transport == HTTP_1 else trust.client
+    config = GatewayConfig.for_origin(origin.url, admin="127.0.0.1:0", **listening(transport, trust))
+    gateway = await start_gateway(config)
+    ask = partial(told, tls=tls)
     port = int(gateway.gateway_url.rpartition(":")[2])
 
     async def use(name: str) -> None:
-        assert b" 201 " in await told(port, f"PUT /{name}|abc")
-        assert b"abcdef" in await told(port, f"POST /{name}|def", f"HEAD /{name}", f"GET /{name}?offset=-1")
-        assert b" 404 " in await told(port, f"GET /{name}/none?offset=-1", f"GET /{name}?offset=-1")
-        await told(port, "GET /first?offset=-1&live=long-poll", f"GET /{name}?offset=nonsense")
-        await told(port, "GET /first?offset=-1&live=sse", until=b"upToDate")
+        assert b" 201 " in await ask(port, f"PUT /{name}|abc")
+        assert b"abcdef" in await ask(port, f"POST /{name}|def", f"HEAD /{name}", f"GET /{name}?offset=-1")
+        assert b" 404 " in await ask(port, f"GET /{name}/none?offset=-1", f"GET /{name}?offset=-1")
+        await ask(port, "GET /first?offset=-1&live=long-poll", f"GET /{name}?offset=nonsense")
+        await ask(port, "GET /first?offset=-1&live=sse", until=b"upToDate")
 
     try:
         await use("first")
         # The stream's topic is to stay: its end, which comes once, may leave something behind.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         writer.write(b"GET /first?offset=-1&live=sse HTTP/1.1\r\nHost: h\r\n\r\n")
         async with asyncio.timeout(BOUND_S):
             await reader.readuntil(b"upToDate")
