@@ -339,6 +339,9 @@ class LimitsConfig(Model):
     keepalive_timeout_s: float = Field(
         default=75, ge=0, le=3_600, description="How long an idle client connection is kept for its next request."
     )
+    http2_streams: int = Field(
+        default=128, ge=1, le=65_535, description="Most requests open at once on one HTTP/2 connection of a client."
+    )
     send_buffer_bytes: Bytes = Field(
         default=256 * KIB, ge=4 * KIB, le=GIB, description="Unsent bytes held for one client before it counts as slow."
     )

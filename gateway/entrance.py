@@ -20,10 +20,11 @@ from gateway.protocol.proxies import Proxies
 from gateway.server.clients import AsyncHandler, Clients, Handler, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.front import Front
+from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join, Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.noted import NotedFront
-from gateway.server.opening import HTTP_1, Connect
+from gateway.server.opening import HTTP_1, HTTP_2, Connect
 from gateway.server.ready import Ready, ReadyAnswers
 from gateway.server.redirect import redirect
 from gateway.server.request import Channel, Request
@@ -70,12 +71,16 @@ class Entrance:
             self.clients.join = self._join if config.server.fast_path else None
         self.clients.proxies = proxies = _proxies(config)
         # By their names in ALPN, the best first: they are offered in this order.
-        protocols: dict[str, Connect] = {HTTP_1: self._connect}
+        protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
 
     def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
         """A protocol for a connection that has been accepted."""
         return SecureConnection(self.clients, told) if is_secure else Connection(self.clients, told)
+
+    def _connect_http2(self, told: str | None, *, is_secure: bool) -> Http2Connection:
+        """The same where HTTP/2 was agreed on."""
+        return Http2Connection(self.clients, told, is_secure=is_secure)
 
     def _redirecting(self, port: int) -> Connect:
         """The same where requests are sent to https at a port."""

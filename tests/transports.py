@@ -18,7 +18,12 @@ from tests.certificates import Authority, Pair
 
 HTTP_1: Final = "http/1.1"
 TLS: Final = "tls"
-TRANSPORTS: Final = (HTTP_1, TLS)
+HTTP_2: Final = "h2"
+"""With prior knowledge."""
+HTTP_2_TLS: Final = "h2 over tls"
+TRANSPORTS: Final = (HTTP_1, TLS, HTTP_2, HTTP_2_TLS)
+SECURE: Final = frozenset({TLS, HTTP_2_TLS})
+OVER_HTTP_2: Final = frozenset({HTTP_2, HTTP_2_TLS})
 EDGE: Final = "edge.test"
 """The name that clients ask for."""
 
@@ -35,18 +40,28 @@ class Trust:
     pair: Pair
     authority: Path
     client: ssl.SSLContext
+    http_2_client: ssl.SSLContext
+    """The same for one that speaks nothing but HTTP/2."""
+
+    def believed_by(self, transport: str) -> ssl.SSLContext | None:
+        """What a client believes that comes by this; None where it need not."""
+        if transport not in SECURE:
+            return None
+        return self.http_2_client if transport in OVER_HTTP_2 else self.client
 
 
 def made(folder: Path) -> Trust:
     """One for a run of tests."""
     authority = Authority(folder)
     pair = authority.issue(EDGE, "localhost", "127.0.0.1")
-    return Trust(pair, authority.file, authority.client())
+    http_2_client = authority.client()
+    http_2_client.set_alpn_protocols([HTTP_2])
+    return Trust(pair, authority.file, authority.client(), http_2_client)
 
 
 def listening(transport: str, trust: Trust) -> dict[str, Any]:
     """Fields of a gateway's configuration that have it accept this."""
-    if transport == HTTP_1:
+    if transport not in SECURE:
         return {"listen": "127.0.0.1:0"}
     return {"listeners": [{"address": "127.0.0.1:0", "tls": {"certificates": [trust.pair.as_config()]}}]}
 
@@ -57,8 +72,12 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def chosen(metafunc: pytest.Metafunc) -> list[str]:
-    """The transports that a test goes over."""
+    """The transports that a test goes over; none of HTTP/2 for one that spells HTTP/1.1 out."""
     asked = metafunc.config.getoption("--transports")
     if asked == "all" or (asked == "some" and metafunc.module.__name__.rpartition(".")[2] in SOME):
-        return list(TRANSPORTS)
-    return [HTTP_1] if asked == "some" else [asked]
+        found = list(TRANSPORTS)
+    else:
+        found = [HTTP_1] if asked == "some" else [asked]
+    if metafunc.definition.get_closest_marker("http_1") is not None:
+        found = [transport for transport in found if transport not in OVER_HTTP_2] or [HTTP_1]
+    return found

@@ -23,8 +23,9 @@ SHORTEST_S = 1.0
 class Wire(Protocol):
     """A client's connection, as far as a subscriber sees it."""
 
-    is_full: bool
-    """Whether the client has left so much unread that nothing more is to be written."""
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more is to be written."""
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write `size` bytes of the body, framed as a chunk (RFC 9112 §7.1)."""

@@ -104,6 +104,11 @@ class Clients:
         self._open.add(client)
         return True
 
+    def replace(self, client: Client, successor: Client) -> None:
+        """The connection goes on as another protocol's."""
+        self._open.discard(client)
+        self._open.add(successor)
+
     def leave(self, client: Client) -> None:
         """The connection has ended, and so has what was answered on it."""
         self._open.discard(client)

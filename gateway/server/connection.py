@@ -19,12 +19,14 @@ from typing import Final, cast
 from multidict import CIMultiDict
 
 from gateway.errors import BadRequest
+from gateway.http.http2 import frames
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
+from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
 from gateway.server.ready import MAX_REQUEST_BYTES, Ready
 from gateway.server.request import Channel, Request
@@ -39,6 +41,7 @@ _SLICE_BYTES: Final = 1 << 14
 _MOST_PENDING: Final = 1 << 12
 """Bytes, and events, that wait behind the request that is being answered before no more is read."""
 _BAD_REQUEST: Final = b"Bad request\n"
+_PREFACE: Final = frames.PREFACE
 _NOTHING: Final[deque[Event]] = deque()
 
 
@@ -164,7 +167,24 @@ class Connection(WritingConnection):
         if is_first:
             self._candidate = None
         self._rest += data
+        if not self._is_active and self._quiet_looks < 0 and self._rest[:1] == _PREFACE[:1] and self._is_http2():
+            return
         self._read(is_first)
+
+    def _is_http2(self) -> bool:
+        """Whether these first bytes of the connection are HTTP/2's, so far (RFC 9113 section 3.3)."""
+        data, transport = self._rest, self.transport
+        assert transport is not None
+        if len(data) < len(_PREFACE) and _PREFACE.startswith(data):
+            self._is_busy = True
+            self._watch_head()
+            return True
+        if self.scheme != "http" or not data.startswith(_PREFACE):
+            return False
+        self._unwatch()
+        self.transport = None
+        Http2Connection(self._clients, self._client, is_expected=False).take_over(self, transport, data)
+        return True
 
     def _read(self, is_first: bool = False) -> None:
         """Parse what has come, a slice at a time, as far as what is parsed can be taken."""

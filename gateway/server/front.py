@@ -43,8 +43,8 @@ _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE"
 _RESERVED = "/__ds"
 """Subscriptions live below this; they are nobody's stream."""
 _LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
-_VERSIONS = frozenset({"1.0", "1.1"})
-"""A response says the version that it is written in (RFC 9112 section 2.5); these two can be answered in that."""
+_VERSIONS = frozenset({"1.0", "1.1", "2.0"})
+"""A response says the version that it is written in (RFC 9112 section 2.5); these can be answered in that."""
 
 
 class Front:

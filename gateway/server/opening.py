@@ -21,6 +21,7 @@ from gateway.wheel import NEVER
 
 HTTP_1: Final = "http/1.1"
 """Name in ALPN (RFC 7301) of what is spoken where nothing else is agreed on."""
+HTTP_2: Final = "h2"
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
 """Of a client's side: its certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16

@@ -29,6 +29,7 @@ from multidict import CIMultiDict
 
 from gateway.clock import Clock
 from gateway.engine.answer import Named, Shown
+from gateway.http.http2.blocks import block_of
 from gateway.journal import Repeated
 from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
@@ -92,6 +93,7 @@ class Ready:
     """One answer in bytes; `render` puts in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
 
     __slots__ = (
+        "_block",
         "_body",
         "_head",
         "_laid_at",
@@ -157,6 +159,8 @@ class Ready:
         """The whole response, where it is small."""
         self.pieces: tuple[bytes, ...] = ()
         """The whole response, where it is not."""
+        self._block: bytes | None = None
+        """The head as it is over HTTP/2, where somebody has asked for it."""
         self.until = -math.inf
         self.doubts = -1
         """Those of the stream when this was rendered."""
@@ -174,6 +178,18 @@ class Ready:
     def cost_under(self, key: bytes) -> int:
         """Bytes that this takes when it is remembered under `key`, without spellings."""
         return _ENTRY_COST + 2 * len(self._head) + self.copied + len(key)
+
+    @property
+    def body(self) -> tuple[bytes, ...]:
+        """The body, as one where it is small; nothing where there is none."""
+        return self._body if self.body_bytes else ()
+
+    def block(self) -> bytes:
+        """The head that was rendered last, as a field block (RFC 7541)."""
+        if self._block is None:
+            joined = self.joined
+            self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])
+        return self._block
 
     def is_good(self, now: float) -> bool:
         """Whether it may be given at `now` as it was rendered."""
@@ -196,6 +212,7 @@ class Ready:
                 return False
         age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
         head = self._head + age + date_line(int(wall)) + b"\r\n"
+        self._block = None
         if self.is_small:
             self.joined = head + self._body[0]
         else:

@@ -50,14 +50,16 @@ class Channel(Protocol):
     first two without being waited for says `hand_over` before and `answered` after.
     """
 
-    is_full: bool
-    """Whether the client has left so much unread that nothing more is to be written."""
     live_bytes: int
     """Body bytes of the live answer."""
     live_first_byte_s: float
     """How long after the request was read the live answer's head was written."""
     why_cut: CloseReason | None
     """Why the connection is cut from this side, where it is."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more is to be written."""
 
     @property
     def client(self) -> str | None:

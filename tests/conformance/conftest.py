@@ -82,7 +82,7 @@ def results(
         yield lambda url: running[url].result()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=[False, True], ids=["http/1.1", "h2"])
 def results_over_tls(
     request: pytest.FixtureRequest, memory_origin: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bool]:
@@ -108,4 +108,4 @@ long_poll_timeout_s = {LONG_POLL_TIMEOUT_S}
     )
     names = SHORT if request.config.getoption("--transports") == "some" else None
     with served(durable_gateway("serve", "--config", str(config)), "gateway", "admin") as urls:
-        return run_conformance(urls["gateway"], trust.authority, names)
+        return run_conformance(urls["gateway"], trust.authority, names, is_http_2=request.param)

@@ -23,10 +23,13 @@ SHORT: Final = "Long-Poll|SSE Mode"
 """Names of the tests that are about connections."""
 
 
-def run_conformance(url: str, authority: Path | None = None, names: str | None = None) -> dict[str, bool]:
+def run_conformance(
+    url: str, authority: Path | None = None, names: str | None = None, *, is_http_2: bool = False
+) -> dict[str, bool]:
     """Whether each test passed, by its full name; the opt-in subscription tests are left out.
 
-    `authority` has signed the server's certificate, where it speaks TLS; `names` is a pattern of the tests to run.
+    `authority` has signed the server's certificate, where it speaks TLS; `names` is a pattern of the tests to run;
+    `is_http_2` has the client speak HTTP/2 where the server agrees to it.
     """
     tools = node_tools()
     folder = node_packages()
@@ -47,6 +50,7 @@ def run_conformance(url: str, authority: Path | None = None, names: str | None =
                 **tools.environment,
                 "CONFORMANCE_URL": url,
                 "CONFORMANCE_LONG_POLL_MS": str(int(LONG_POLL_TIMEOUT_S * 1000)),
+                **({"CONFORMANCE_HTTP2": "1"} if is_http_2 else {}),
                 **({"NODE_EXTRA_CA_CERTS": str(authority)} if authority is not None else {}),
             },
             capture_output=True,

@@ -20,8 +20,9 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from tests.scenarios.hostile import HostileOrigin, Script
+from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
-from tests.transports import HTTP_1, Trust, chosen, listening, made
+from tests.transports import HTTP_1, OVER_HTTP_2, Trust, chosen, listening, made
 
 T = TypeVar("T")
 
@@ -49,8 +50,15 @@ async def eventually(condition: Callable[[], bool]) -> None:
 class Edge:
     """A gateway, the origin behind it, and clients."""
 
-    def __init__(self, gateway: RunningGateway, clock: ManualClock, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        gateway: RunningGateway,
+        clock: ManualClock,
+        tls: ssl.SSLContext | None = None,
+        kind: type[Wire] = Wire,
+    ) -> None:
         self.gateway = gateway
+        self._kind = kind
         self.clock = clock
         self.tls = tls
         """What clients of a gateway over TLS believe; None where it is plain."""
@@ -68,7 +76,7 @@ class Edge:
 
     async def wire(self, receive_bytes: int | None = None) -> Wire:
         """A connection of its own."""
-        self._wires.append(await Wire.open(self.url, receive_bytes, self.tls))
+        self._wires.append(await self._kind.open(self.url, receive_bytes, self.tls))
         return self._wires[-1]
 
     async def begin(self, target: str, headers: Mapping[str, str] | None = None, **more: Any) -> Wire:
@@ -90,7 +98,7 @@ class Edge:
         self, url: str, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
         """One request to whoever listens at `url`: the origin's, behind the gateway's back."""
-        wire = await Wire.open(url, tls=self.tls if url == self.url else None)
+        wire = await (self._kind.open(url, tls=self.tls) if url == self.url else Wire.open(url))
         try:
             await wire.ask(target, headers, method, body)
             return await wire.answer(method)
@@ -278,8 +286,9 @@ async def start(
             "fast_path": fast_path, **settings
         }  # fmt: skip
         config = GatewayConfig.for_origin(origin_url, **settings)
-        tls = None if transport == HTTP_1 else trust.client
-        edges.append(Edge(await start_gateway(config, clock=clock, rng=Random(7)), clock, tls))
+        gateway = await start_gateway(config, clock=clock, rng=Random(7))
+        kind = Http2Wire if transport in OVER_HTTP_2 else Wire
+        edges.append(Edge(gateway, clock, trust.believed_by(transport), kind))
         return edges[-1]
 
     yield start_one

@@ -15,6 +15,8 @@ from tests.nginx import running_nginx
 from tests.scenarios.conftest import Edge, bounded, eventually
 from tests.scenarios.wire import Wire
 
+pytestmark = pytest.mark.http_1
+
 DEFAULTS = ""
 KEPT_ALIVE = 'proxy_http_version 1.1; proxy_set_header Connection ""; gzip on; gzip_types *;'
 

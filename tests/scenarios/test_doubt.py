@@ -13,6 +13,7 @@ from tests.scenarios.wire import Answer
 HALF = b"%s /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
 
+@pytest.mark.http_1
 @pytest.mark.parametrize("method", [b"PUT", b"POST"])
 async def test_a_body_that_its_client_does_not_finish_concerns_nobody(
     edge: Edge, counters: Counters, method: bytes

@@ -13,6 +13,8 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
 
+pytestmark = pytest.mark.http_1
+
 GOOD = b"GET /s HTTP/1.1\r\nHost: h\r\n"
 
 

@@ -120,6 +120,7 @@ async def test_bytes_in_the_lines_add_up_to_what_came_from_the_origin(
     assert sum(line["fetched_bytes"] for line in lines) == fetched(edge)
 
 
+@pytest.mark.http_1
 async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: Edge, log: Path) -> None:
     wire = await edge.wire()
     await wire.send(b"GET /s HTTP/1.1\r\nHost: a\r\nno header\r\n\r\n")

@@ -94,6 +94,7 @@ async def test_what_a_used_connection_lost_is_sent_again_only_if_it_is_a_read(
 
 
 @pytest.mark.parametrize("by", ["length", "chunks"])
+@pytest.mark.http_1
 async def test_uploads_whose_clients_are_slow_leave_places_for_everybody_else(
     start: Start, origin: RunningOrigin, by: str
 ) -> None:
@@ -122,6 +123,7 @@ async def test_uploads_whose_clients_are_slow_leave_places_for_everybody_else(
     assert len((await edge.get("/s")).body) == 1 + 6 * 2 * len(half)
 
 
+@pytest.mark.http_1
 async def test_an_upload_whose_client_leaves_gives_its_place_to_the_next(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, upstream_connections=1)
     assert (await edge.put("/s", b"a")).status == 201
@@ -136,6 +138,7 @@ async def test_an_upload_whose_client_leaves_gives_its_place_to_the_next(start: 
     assert (await edge.get("/s")).body == b"a" + b"y" * 140_000
 
 
+@pytest.mark.http_1
 async def test_uploads_that_wait_leave_room_for_others_to_wait(start: Start, origin: RunningOrigin) -> None:
     edge = await start(origin.url, waiting_requests=4)
     assert (await edge.put("/s", b"a")).status == 201

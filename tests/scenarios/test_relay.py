@@ -22,6 +22,7 @@ def settings() -> dict[str, Any]:
     return {"client_idle_timeout_s": 0.3, "max_request_bytes": 100_000}
 
 
+@pytest.mark.http_1
 async def test_headers_are_those_of_an_intermediary(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         headers = {
@@ -82,6 +83,7 @@ async def test_a_gateway_in_front_of_itself_does_not_go_round(
     assert (await inner.get("/s")).body == b"0123456789"
 
 
+@pytest.mark.http_1
 async def test_bodies_stream_in_both_directions(hostile: Hostile, start: Start) -> None:
     """Each side's next piece is sent only when the other's has arrived: nothing may wait for a whole body."""
     pieces: asyncio.Queue[bytes] = asyncio.Queue()
@@ -117,6 +119,7 @@ async def test_bodies_stream_in_both_directions(hostile: Hostile, start: Start) 
     await server.wait_closed()
 
 
+@pytest.mark.http_1
 @pytest.mark.parametrize("framing", ["Content-Length: 100000", "Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 async def test_a_client_that_leaves_in_its_upload_never_made_a_whole_write(
@@ -137,6 +140,7 @@ async def test_a_client_that_leaves_in_its_upload_never_made_a_whole_write(
     assert (read.status, read.body) == (200, b"before") if method == "POST" else read.status == 404
 
 
+@pytest.mark.http_1
 async def test_the_origin_does_not_hear_of_a_small_body_before_it_is_here(edge: Edge, counters: Counters) -> None:
     """Else whoever sends a byte now and then would hold a place there that others wait for."""
     await edge.put("/s", b"before")
@@ -167,6 +171,7 @@ async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, cou
     assert (await edge.get("/s")).body == b"beforeafter"
 
 
+@pytest.mark.http_1
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_beyond_the_bound_is_a_413_and_no_write(edge: Edge, is_chunked: bool) -> None:
     await edge.put("/s", b"before")
@@ -184,6 +189,7 @@ async def test_a_body_beyond_the_bound_is_a_413_and_no_write(edge: Edge, is_chun
     assert (await edge.get("/s")).body == b"before"
 
 
+@pytest.mark.http_1
 async def test_a_body_that_stops_coming_is_a_408_within_the_bound_and_no_write(edge: Edge) -> None:
     await edge.put("/s", b"before")
     wire = await edge.wire()
@@ -196,6 +202,7 @@ async def test_a_body_that_stops_coming_is_a_408_within_the_bound_and_no_write(e
     assert (await edge.get("/s")).body == b"before"
 
 
+@pytest.mark.http_1
 @pytest.mark.parametrize("length", [10, 100_001])
 async def test_expect_100_is_answered_by_100_or_by_what_is_wrong(edge: Edge, length: int) -> None:
     await edge.put("/s", b"before")
@@ -251,6 +258,7 @@ async def test_preflights_go_to_the_origin_unless_the_route_answers_them(
         assert "Access-Control-Allow-Origin" not in other.headers
 
 
+@pytest.mark.http_1
 async def test_an_answer_that_comes_before_the_body_is_read_is_passed_on(hostile: Hostile, start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(

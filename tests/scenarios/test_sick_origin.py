@@ -249,6 +249,7 @@ async def test_clients_that_leave_do_not_open_it(edge: Edge, faults: Faults, cou
     gate.release()
 
 
+@pytest.mark.http_1
 async def test_a_write_that_its_client_does_not_finish_is_no_failure(edge: Edge, counters: Counters) -> None:
     for _ in range(6):
         wire = await edge.wire()

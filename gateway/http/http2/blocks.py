@@ -1,0 +1,150 @@
+"""Field blocks (RFC 7541): how requests' are read and answers' are written.
+
+Answers are written without the dynamic table, which would tie their bytes to one connection: what many are told is
+coded once, and a remembered answer is remembered coded.
+
+A client that asks again sends the same block again, all of it indexes, and the table stays as it is.  So what a block
+says is remembered until the table changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Generic, TypeVar
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack.table import HeaderTable
+
+T = TypeVar("T")
+
+FieldList = list[tuple[bytes, bytes]]
+
+_MOST_REMEMBERED: Final = 64
+"""Blocks of one connection."""
+_LONGEST_REMEMBERED: Final = 512
+"""Bytes of a block that is remembered."""
+_SIZE_UPDATE: Final = 0x20
+"""The bits of a change of the table's size, of the first three of a byte."""
+SHRUNK_TABLE: Final = b"\x20"
+"""The table is of no size from here on (RFC 7541 section 6.3)."""
+
+_HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"},
+)
+"""What is about a connection of HTTP/1.1, and must not be said here (RFC 9113 section 8.2.2)."""
+
+
+class Undecodable(Exception):
+    """A block is no field block; the table is in no known state."""
+
+
+class TooLarge(Undecodable):
+    """A block says more than the bound; it was not read to its end."""
+
+
+class _Table(HeaderTable):
+    """A table that counts its changes."""
+
+    turns = 0
+
+    def add(self, name: bytes, value: bytes) -> None:
+        self.turns += 1
+        super().add(name, value)
+
+
+class BlockReader(Generic[T]):
+    """Reads the blocks of one connection.  `understand` makes of a request's fields whatever is wanted of them."""
+
+    def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
+        self._decoder = Decoder(max_header_list_size=most_bytes)
+        self._table = self._decoder.header_table = _Table()
+        self._understand = understand
+        self._known: dict[bytes, T] = {}
+
+    def read(self, block: bytes) -> T:
+        """What a request's block says.  Raises Undecodable."""
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        turns = self._table.turns
+        understood = self._understand(self.decode(block))
+        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
+            self._known.clear()
+        elif len(block) <= _LONGEST_REMEMBERED:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[block] = understood
+        return understood
+
+    def skip(self, block: bytes) -> None:
+        """Keep the table right; nobody asks what the block says.  Raises Undecodable."""
+        turns = self._table.turns
+        self.decode(block)
+        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
+            self._known.clear()
+
+    def decode(self, block: bytes) -> FieldList:
+        """The fields of a block.  Raises Undecodable."""
+        try:
+            return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+        except OversizedHeaderListError as error:
+            raise TooLarge from error
+        except (HPACKError, IndexError) as error:
+            raise Undecodable from error
+
+
+_STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}
+"""Indexes of the static table that say name and value."""
+_NAMES: Final = {
+    name: index for index, (name, _) in reversed([*enumerate(HeaderTable.STATIC_TABLE, 1)]) if name[:1] != b":"
+}
+
+
+def _integer(value: int, bits: int, first: int) -> bytes:
+    """A number behind the bits of `first` (RFC 7541 section 5.1)."""
+    most = (1 << bits) - 1
+    if value < most:
+        return bytes((first | value,))
+    out = bytearray((first | most,))
+    value -= most
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _string(value: bytes) -> bytes:
+    size = len(value)
+    return (bytes((size,)) if size < 0x7F else _integer(size, 7, 0)) + value
+
+
+@lru_cache(maxsize=1_024)
+def _name(name: bytes) -> bytes:
+    """The name of a literal that is not to be indexed (RFC 7541 section 6.2.2); empty where it is not to be sent."""
+    name = name.lower()
+    if name in _HOP_BY_HOP:
+        return b""
+    index = _NAMES.get(name)
+    return _integer(index, 4, 0) if index is not None else b"\0" + _string(name)
+
+
+@lru_cache(maxsize=64)
+def status_block(status: bytes) -> bytes:
+    """The pseudo field that every answer begins with; `status` is its three digits."""
+    index = _STATUSES.get(status)
+    return bytes((0x80 | index,)) if index is not None else b"\x08\x03" + status
+
+
+@lru_cache(maxsize=8)
+def block_of(head: bytes) -> bytes:
+    """A response head of HTTP/1.1, with its status line and the empty line, as a block."""
+    first, *lines = head[:-4].split(b"\r\n")
+    out = [status_block(first[9:12])]
+    for line in lines:
+        name, _, value = line.partition(b": ")
+        if coded := _name(name):
+            size = len(value)
+            out += (coded, bytes((size,)) if size < 0x7F else _integer(size, 7, 0), value)
+    return b"".join(out)

@@ -1,0 +1,502 @@
+"""One connection of HTTP/2 from the server's side (RFC 9113): frames in, events and frames out.
+
+What comes is judged here, whole: an error of one stream resets it, an error of the connection ends it (`failed`), and
+what costs more than it is worth is counted (`budget`).  Header blocks are decoded even where nobody reads them, because
+the next one stands on them.
+
+What goes is written by `sending`, to `out`, in order; whoever owns the transport takes it from there, and says by
+`is_blocked` when no more DATA is to be put there.
+
+A window is opened again by what was taken, not by what has come: `withhold` keeps the bytes of one stream back, from
+its own window and from that of the connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gateway.http.http2 import frames
+from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
+from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
+from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.head import MOST_LIST_BYTES, Asked
+from gateway.http.http2.sending import Sending
+from gateway.http.http2.streams import Stream
+from gateway.http.request import LONGEST_HEAD
+
+_CONNECTION_WINDOW: Final = 1 << 20
+"""Bytes of all requests' bodies that may be on their way."""
+_MOST_FORGOTTEN: Final = 256
+"""Streams reset by this side for which the client's frames are on their way still (RFC 9113 section 5.1)."""
+
+
+class _Failed(Exception):
+    """The connection cannot go on."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
+
+
+class Session(Sending):
+    """The state of one connection.  Owns its streams."""
+
+    def __init__(self, most_streams: int) -> None:
+        super().__init__()
+        self._most_streams = most_streams
+        self._reader = BlockReader(MOST_LIST_BYTES, Asked)
+        self._budget = Budget()
+        self._rest = b""
+        self._is_greeted = False
+        self._has_settings = False
+        self._now = 0.0
+        self._events: list[Event] = []
+        self.streams: dict[int, Stream] = {}
+        """Those that either side may still send on."""
+        self._last_id = 0
+        self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
+        self._last_taken: int | None = None
+        """The last stream that is looked at, where this side has said so."""
+        self.is_left = False
+        """Whether the client has said that it begins nothing more."""
+        self._block: list[bytes] | None = None
+        """A header block that is not whole."""
+        self._block_bytes = 0
+        self._block_id = 0
+        self._block_ends = False
+        self._receive_window = _CONNECTION_WINDOW
+        self._unacknowledged = 0
+        self._write(
+            frames.settings(
+                {
+                    Setting.MAX_CONCURRENT_STREAMS: most_streams,
+                    Setting.MAX_HEADER_LIST_SIZE: LONGEST_HEAD,
+                    Setting.NO_RFC7540_PRIORITIES: 1,
+                }
+            )
+        )
+        self._write(frames.window_update(0, _CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+
+    def __repr__(self) -> str:
+        state = "open" if self.failed is None else self.failed.name
+        return f"<Session {state}: {len(self.streams)} streams, {len(self._turns)} waiting, window {self._send_window}>"
+
+    # -- what comes
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the client has said what it has to say first."""
+        return self._has_settings
+
+    @property
+    def is_mid_head(self) -> bool:
+        """Whether a part of something other than a body is here, and the rest is to come."""
+        rest = self._rest
+        return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing more is read or written."""
+        return self.failed is not None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the client has been told which of its requests is the last one."""
+        return self._last_taken is not None
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """What these bytes bring, in order.  After `failed` nothing is read."""
+        if self.failed is not None:
+            return []
+        self._now = now
+        events = self._events = []
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        try:
+            at = 0 if self._is_greeted else self._greet(data)
+            if at >= 0:
+                self._read(data, at)
+        except _Failed as failure:
+            self.fail(failure.code)
+        return events
+
+    def _greet(self, data: bytes) -> int:
+        size = len(frames.PREFACE)
+        if data[:size] == frames.PREFACE:
+            self._is_greeted = True
+            return size
+        if not frames.PREFACE.startswith(data):
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        self._rest = data
+        return -1
+
+    def _read(self, data: bytes, at: int) -> None:
+        end = len(data)
+        while end - at >= frames.HEAD_BYTES:
+            high, low, kind, flags, stream_id = frames.read_head(data, at)
+            size = high << 16 | low
+            stream_id &= frames.LAST_STREAM_ID
+            if size > frames.DEFAULT_FRAME_BYTES:
+                raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+            if not self._has_settings and (kind != frames.SETTINGS or flags & frames.ACK):
+                raise _Failed(ErrorCode.PROTOCOL_ERROR)
+            if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_id):
+                raise _Failed(ErrorCode.PROTOCOL_ERROR)
+            begin = at + frames.HEAD_BYTES
+            if end - begin < size:
+                break
+            at = begin + size
+            take = _TAKERS.get(kind)
+            if take is None:
+                self._spend(Kind.IDLE)
+            else:
+                take(self, data[begin:at], flags, stream_id)
+        self._rest = data[at:]
+
+    def _spend(self, kind: Kind) -> None:
+        if not self._budget.spend(kind, self._now):
+            raise _Failed(ErrorCode.ENHANCE_YOUR_CALM)
+
+    # -- header blocks
+
+    def _take_headers(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id % 2 == 0:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        payload = _unpadded(payload, flags)
+        if flags & frames.HAS_PRIORITY:
+            if len(payload) < 5:
+                raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+            if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
+                raise _Failed(ErrorCode.PROTOCOL_ERROR)
+            payload = payload[5:]
+        ends = bool(flags & frames.END_STREAM)
+        if flags & frames.END_HEADERS:
+            self._take_block(stream_id, payload, ends)
+            return
+        if not payload:
+            self._spend(Kind.EMPTY)
+        self._block, self._block_bytes = [payload], len(payload)
+        self._block_id, self._block_ends = stream_id, ends
+
+    def _take_continuation(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if self._block is None:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        self._spend(Kind.CONTINUATION if payload else Kind.EMPTY)
+        self._block.append(payload)
+        self._block_bytes += len(payload)
+        if self._block_bytes > LONGEST_HEAD:
+            raise _Failed(ErrorCode.ENHANCE_YOUR_CALM)
+        if flags & frames.END_HEADERS:
+            block, self._block = b"".join(self._block), None
+            self._take_block(stream_id, block, self._block_ends)
+
+    def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
+        try:
+            if stream_id > self._last_id:
+                self._begin(stream_id, self._reader.read(block), ends)
+                return
+            fields = self._reader.decode(block)
+        except TooLarge:
+            raise _Failed(ErrorCode.ENHANCE_YOUR_CALM) from None
+        except Undecodable:
+            raise _Failed(ErrorCode.COMPRESSION_ERROR) from None
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._take_late(stream_id)
+        elif not stream.is_receiving:
+            self._wrong(stream, ErrorCode.STREAM_CLOSED)
+        elif not ends or any(name[:1] == b":" or name.lower() != name for name, _ in fields):
+            self._wrong(stream, ErrorCode.PROTOCOL_ERROR)
+        else:
+            # Trailers, which are dropped.
+            self._end_body(stream)
+
+    def _begin(self, stream_id: int, asked: Asked, ends: bool) -> None:
+        self._last_id = stream_id
+        if self._last_taken is not None and stream_id > self._last_taken:
+            # The client knows that it is not looked at, and may try again elsewhere (RFC 9113 section 6.8).
+            self._spend(Kind.IDLE)
+            self._forgotten.append(stream_id)
+            return
+        if len(self.streams) >= self._most_streams:
+            self._spend(Kind.REFUSED)
+            self._forget(stream_id, ErrorCode.REFUSED_STREAM)
+            return
+        stream = self.streams[stream_id] = Stream(stream_id, self._first_window, frames.DEFAULT_WINDOW)
+        if asked.is_malformed or (ends and asked.length):
+            self._wrong(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.announced_bytes = asked.length
+        stream.is_receiving = not ends
+        self._events.append(Begun(stream, asked, ends))
+
+    def _take_late(self, stream_id: int) -> None:
+        """A frame that says something has come for a stream that has ended."""
+        if stream_id > self._last_id or stream_id % 2 == 0:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        if stream_id not in self._forgotten:
+            raise _Failed(ErrorCode.STREAM_CLOSED)
+        self._spend(Kind.IDLE)
+
+    # -- bodies
+
+    def _take_data(self, payload: bytes, flags: int, stream_id: int) -> None:
+        size = len(payload)
+        data = _unpadded(payload, flags)
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise _Failed(ErrorCode.FLOW_CONTROL_ERROR)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._take_late(stream_id)
+            self._open_window(size)
+            return
+        stream.receive_window -= size
+        if not stream.is_receiving or stream.receive_window < 0:
+            closed = not stream.is_receiving
+            self._wrong(stream, ErrorCode.STREAM_CLOSED if closed else ErrorCode.FLOW_CONTROL_ERROR)
+            self._open_window(size)
+            return
+        ends = bool(flags & frames.END_STREAM)
+        if stream.announced_bytes is not None:
+            stream.announced_bytes -= len(data)
+            if stream.announced_bytes < 0:
+                self._wrong(stream, ErrorCode.PROTOCOL_ERROR)
+                self._open_window(size)
+                return
+        if data:
+            self._events.append(Part(stream, data, size))
+        else:
+            self._open_window(size)
+            if not ends:
+                self._spend(Kind.EMPTY)
+        if ends:
+            self._end_body(stream)
+
+    def _end_body(self, stream: Stream) -> None:
+        if stream.announced_bytes:
+            self._wrong(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream.is_receiving = False
+        self._events.append(Ended(stream))
+        self._settle(stream)
+
+    def acknowledge(self, stream: Stream, size: int) -> None:
+        """So many bytes of DATA have been taken in."""
+        stream.unacknowledged_bytes += size
+        if not stream.withholds:
+            self._go_on(stream)
+
+    def withhold(self, stream: Stream, *, withholds: bool) -> None:
+        """Whether the client is to wait with more of this body."""
+        stream.withholds = withholds
+        if not withholds:
+            self._go_on(stream)
+
+    def _go_on(self, stream: Stream) -> None:
+        size = stream.unacknowledged_bytes
+        is_over = not stream.is_receiving or stream.gone is not None
+        if not size or not (is_over or size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size):
+            return
+        stream.unacknowledged_bytes = 0
+        self._open_window(size)
+        if not is_over:
+            stream.receive_window += size
+            self._write(frames.window_update(stream.id, size))
+
+    def _open_window(self, size: int) -> None:
+        self._unacknowledged += size
+        if self._unacknowledged >= _CONNECTION_WINDOW // 4 and self.failed is None:
+            self._receive_window += self._unacknowledged
+            self._write(frames.window_update(0, self._unacknowledged))
+            self._unacknowledged = 0
+
+    # -- the rest of what comes
+
+    def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
+        self._spend(Kind.IDLE)
+        if not stream_id:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) != 5:
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        if int.from_bytes(payload[:4], "big") & frames.LAST_STREAM_ID == stream_id:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+
+    def _take_reset(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if len(payload) != 4:
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        if stream_id > self._last_id or stream_id % 2 == 0:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        self._spend(Kind.RESET)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._drop(stream, ErrorCode.CANCEL)
+            self._events.append(Gone(stream, is_by_client=True))
+
+    def _take_settings(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) % 6 or (flags & frames.ACK and payload):
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.SETTINGS)
+        if flags & frames.ACK:
+            return
+        self._has_settings = True
+        for name, value in frames.read_setting(payload):
+            match name:
+                case Setting.HEADER_TABLE_SIZE:
+                    # A table that shrinks must be said to have shrunk (RFC 7541 section 4.2).
+                    self._owes_table = self._owes_table or value < frames.DEFAULT_TABLE_BYTES
+                case Setting.ENABLE_PUSH if value > 1:
+                    raise _Failed(ErrorCode.PROTOCOL_ERROR)
+                case Setting.INITIAL_WINDOW_SIZE:
+                    if value > frames.LARGEST_WINDOW:
+                        raise _Failed(ErrorCode.FLOW_CONTROL_ERROR)
+                    self._change_windows(value)
+                case Setting.MAX_FRAME_SIZE:
+                    if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
+                        raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        self._write(frames.SETTINGS_ACK)
+        self._events += map(Drained, self.pump())
+
+    def _change_windows(self, value: int) -> None:
+        difference, self._first_window = value - self._first_window, value
+        for stream in self.streams.values():
+            stream.send_window += difference
+            if stream.send_window > frames.LARGEST_WINDOW:
+                raise _Failed(ErrorCode.FLOW_CONTROL_ERROR)
+            if stream.queue and stream.send_window > 0:
+                self._turns[stream] = None
+
+    def _take_push(self, payload: bytes, flags: int, stream_id: int) -> None:
+        raise _Failed(ErrorCode.PROTOCOL_ERROR)
+
+    def _take_ping(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) != 8:
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.PING)
+        if flags & frames.ACK:
+            self._events.append(Sign.PONG)
+        else:
+            self._write(frames.ping(payload, is_ack=True))
+
+    def _take_goaway(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if stream_id:
+            raise _Failed(ErrorCode.PROTOCOL_ERROR)
+        if len(payload) < 8:
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        self._spend(Kind.IDLE)
+        self.is_left = True
+
+    def _take_window(self, payload: bytes, flags: int, stream_id: int) -> None:
+        if len(payload) != 4:
+            raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+        increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
+        if self._granted > 0:
+            self._granted -= 1
+        else:
+            self._spend(Kind.WINDOW)
+        if not stream_id:
+            self._send_window += increment
+            if not increment or self._send_window > frames.LARGEST_WINDOW:
+                raise _Failed(ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
+        elif (stream := self.streams.get(stream_id)) is not None:
+            stream.send_window += increment
+            if not increment or stream.send_window > frames.LARGEST_WINDOW:
+                self._wrong(stream, ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR)
+                return
+            if stream.queue and stream.send_window > 0:
+                self._turns[stream] = None
+        else:
+            if not increment or stream_id > self._last_id or stream_id % 2 == 0:
+                raise _Failed(ErrorCode.PROTOCOL_ERROR)
+            return
+        if self._turns:
+            self._events += map(Drained, self.pump())
+
+    # -- how streams and the connection end
+
+    def _settle(self, stream: Stream) -> None:
+        """See whether the stream is over: its answer is."""
+        if not stream.is_ended or stream.gone is not None:
+            return
+        if stream.is_receiving:
+            # The rest of the body is of no use to anybody (RFC 9113 section 8.1).
+            self.reset(stream, ErrorCode.NO_ERROR)
+        else:
+            self._go_on(stream)
+            self.streams.pop(stream.id, None)
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """End a stream at once, unless it is over."""
+        if stream.id in self.streams:
+            self._drop(stream, code)
+            self._forget(stream.id, code)
+
+    def _drop(self, stream: Stream, code: ErrorCode) -> None:
+        stream.gone = code
+        del self.streams[stream.id]
+        self._turns.pop(stream, None)
+        stream.queue.clear()
+        stream.queued_bytes = 0
+        self._go_on(stream)
+
+    def _forget(self, stream_id: int, code: ErrorCode) -> None:
+        self._forgotten.append(stream_id)
+        if self.failed is None:
+            self._write(frames.rst_stream(stream_id, code))
+
+    def _wrong(self, stream: Stream, code: ErrorCode) -> None:
+        """The client has made a mistake on one stream."""
+        self._spend(Kind.RESET)
+        self.reset(stream, code)
+        self._events.append(Gone(stream, is_by_client=False))
+
+    def fail(self, code: ErrorCode) -> None:
+        """End the connection; what is open is over."""
+        if self.failed is None:
+            self._write(frames.goaway(self._last_id, code))
+            self.failed = code
+            self._rest = b""
+            self._block = None
+
+    def leave(self, *, is_final: bool) -> None:
+        """Have the client begin nothing more: first it is told so, with a PING whose answer says that it has heard;
+        then, finally, which of its requests are answered still (RFC 9113 section 6.8)."""
+        if self.failed is not None or self._last_taken is not None:
+            return
+        if is_final:
+            self._last_taken = self._last_id
+            self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
+        else:
+            self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))
+            self._write(frames.ping(b"leaving!", is_ack=False))
+
+
+def _unpadded(payload: bytes, flags: int) -> bytes:
+    if not flags & frames.PADDED:
+        return payload
+    if not payload:
+        raise _Failed(ErrorCode.FRAME_SIZE_ERROR)
+    if payload[0] >= len(payload):
+        raise _Failed(ErrorCode.PROTOCOL_ERROR)
+    return payload[1 : len(payload) - payload[0]]
+
+
+_TAKERS: Final[dict[int, Callable[[Session, bytes, int, int], None]]] = {
+    frames.DATA: Session._take_data,
+    frames.HEADERS: Session._take_headers,
+    frames.PRIORITY: Session._take_priority,
+    frames.RST_STREAM: Session._take_reset,
+    frames.SETTINGS: Session._take_settings,
+    frames.PUSH_PROMISE: Session._take_push,
+    frames.PING: Session._take_ping,
+    frames.GOAWAY: Session._take_goaway,
+    frames.WINDOW_UPDATE: Session._take_window,
+    frames.CONTINUATION: Session._take_continuation,
+}

@@ -1,0 +1,36 @@
+"""One deadline of something that has several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.wheel import NEVER, Wheel
+
+
+class Alarm:
+    """Calls `ring` when its time has come, unless it is cleared or set anew before."""
+
+    __slots__ = ("_ring", "_tick", "_wheel")
+
+    def __init__(self, wheel: Wheel, ring: Callable[[], None]) -> None:
+        self._wheel = wheel
+        self._ring = ring
+        self._tick = NEVER
+
+    @property
+    def is_set(self) -> bool:
+        return self._tick != NEVER
+
+    def set(self, delay_s: float) -> None:
+        self.clear()
+        self._tick = self._wheel.add(self, delay_s)
+
+    def clear(self) -> None:
+        if self._tick != NEVER:
+            self._wheel.drop(self, self._tick)
+            self._tick = NEVER
+
+    def due(self) -> None:
+        """The wheel's side."""
+        self._tick = NEVER
+        self._ring()

@@ -1,0 +1,92 @@
+"""A session, and frames as a client writes them."""
+
+from __future__ import annotations
+
+from hpack import Encoder
+
+from gateway.http.http2 import frames
+from gateway.http.http2.events import Begun, Event
+from gateway.http.http2.frames import ErrorCode
+from gateway.http.http2.session import Session
+from gateway.http.http2.streams import Stream
+
+GET = [(":method", "GET"), (":scheme", "http"), (":authority", "edge"), (":path", "/s")]
+POST = [(":method", "POST"), *GET[1:]]
+NO_SETTINGS = frames.settings({})
+
+Headers = list[tuple[str, str]]
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    return frames.frame_head(len(payload), kind, flags, stream_id) + payload
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4, "big")
+
+
+def block(headers: Headers) -> bytes:
+    """A block that leaves the table as it is."""
+    return Encoder().encode([(name, value, True) for name, value in headers])
+
+
+def request(stream_id: int, headers: Headers = GET, *, ends: bool = True) -> bytes:
+    return frames.header_frames(stream_id, block(headers), 1 << 14, ends=ends)
+
+
+def data(stream_id: int, payload: bytes = b"", *, ends: bool = False) -> bytes:
+    return frame(frames.DATA, frames.END_STREAM if ends else 0, stream_id, payload)
+
+
+def window(stream_id: int, increment: int) -> bytes:
+    return frame(frames.WINDOW_UPDATE, 0, stream_id, u32(increment))
+
+
+def reset(stream_id: int, code: ErrorCode = ErrorCode.CANCEL) -> bytes:
+    return frame(frames.RST_STREAM, 0, stream_id, u32(code))
+
+
+def setting(name: int, value: int) -> bytes:
+    return frame(frames.SETTINGS, 0, 0, name.to_bytes(2, "big") + u32(value))
+
+
+def ping(payload: bytes = b"12345678") -> bytes:
+    return frames.ping(payload, is_ack=False)
+
+
+class Server:
+    """A session that has been greeted; it keeps what it has said."""
+
+    def __init__(self, *, most_streams: int = 128, is_greeted: bool = True) -> None:
+        self.session = Session(most_streams)
+        self.now = 0.0
+        self.streams: dict[int, Stream] = {}
+        self.events: list[Event] = []
+        if is_greeted:
+            self.take(frames.PREFACE + NO_SETTINGS)
+            self.said()
+
+    def take(self, *pieces: bytes) -> list[Event]:
+        events = self.session.receive(b"".join(pieces), self.now)
+        self.events += events
+        self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, Begun))
+        return events
+
+    def said(self) -> list[tuple[int, int, int, bytes]]:
+        """Frames that were written since the last call: type, flags, stream, payload."""
+        raw = b"".join(self.session.take_out())
+        found = []
+        while raw:
+            high, low, kind, flags, stream_id = frames.read_head(raw)
+            end = frames.HEAD_BYTES + (high << 16 | low)
+            found.append((kind, flags, stream_id, raw[frames.HEAD_BYTES : end]))
+            raw = raw[end:]
+        return found
+
+    def resets(self) -> list[tuple[int, ErrorCode]]:
+        """Streams that were reset since the last call."""
+        return [
+            (stream_id, ErrorCode(int.from_bytes(payload, "big")))
+            for kind, _, stream_id, payload in self.said()
+            if kind == frames.RST_STREAM
+        ]

@@ -1,0 +1,112 @@
+"""Floods of frames that are each allowed: they end their connection, and have written next to nothing by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.http.http2 import frames
+from gateway.http.http2.budget import ALLOWANCES
+from gateway.http.http2.frames import ErrorCode, Setting
+from tests.http.http2.peer import (
+    NO_SETTINGS,
+    POST,
+    Server,
+    data,
+    frame,
+    ping,
+    request,
+    reset,
+    setting,
+    window,
+)
+
+PROTOCOL, SIZE, CLOSED = ErrorCode.PROTOCOL_ERROR, ErrorCode.FRAME_SIZE_ERROR, ErrorCode.STREAM_CLOSED
+FLOW, CALM = ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.ENHANCE_YOUR_CALM
+OPEN = request(1, POST, ends=False)
+
+
+def counted(make: Callable[[int], bytes]) -> Callable[[], object]:
+    """`make` with 1, 3, 5, ..."""
+    ids = iter(range(1, 1 << 30, 2))
+    return lambda: make(next(ids))
+
+
+@pytest.mark.parametrize(
+    ("flood", "begin"),
+    [
+        pytest.param(lambda: counted(lambda id_: request(id_) + reset(id_)), b"", id="rapid reset"),
+        pytest.param(lambda: counted(lambda id_: request(id_, [("x", "y")])), b"", id="malformed requests"),
+        pytest.param(
+            lambda: counted(lambda id_: request(id_, POST, ends=False) + window(id_, 0)),
+            b"",
+            id="requests whose resets are provoked",
+        ),
+        pytest.param(
+            lambda: counted(lambda id_: request(id_, POST, ends=False) + data(id_, ends=True) + data(id_)),
+            b"",
+            id="bodies behind their ends",
+        ),
+        pytest.param(lambda: counted(request), b"", id="requests beyond the bound"),
+        pytest.param(lambda: ping, b"", id="PING"),
+        pytest.param(lambda: lambda: frames.ping(bytes(8), is_ack=True), b"", id="answers to PINGs that were not sent"),
+        pytest.param(lambda: lambda: NO_SETTINGS, b"", id="SETTINGS"),
+        pytest.param(lambda: lambda: frames.SETTINGS_ACK, b"", id="acknowledgements"),
+        pytest.param(lambda: lambda: setting(Setting.INITIAL_WINDOW_SIZE, 5), b"", id="windows by SETTINGS"),
+        pytest.param(lambda: lambda: data(1), OPEN, id="empty DATA"),
+        pytest.param(lambda: lambda: frame(frames.DATA, frames.PADDED, 1, b"\0"), OPEN, id="empty DATA with padding"),
+        pytest.param(
+            lambda: lambda: frame(frames.CONTINUATION, 0, 1),
+            frame(frames.HEADERS, 1, 1, b"\x82"),
+            id="empty CONTINUATION",
+        ),
+        pytest.param(
+            lambda: lambda: frame(frames.CONTINUATION, 0, 1, b"\x82"),
+            frame(frames.HEADERS, 1, 1, b"\x82"),
+            id="CONTINUATION",
+        ),
+        pytest.param(lambda: lambda: window(0, 1), b"", id="WINDOW_UPDATE"),
+        pytest.param(lambda: lambda: window(1, 1), OPEN, id="WINDOW_UPDATE of a stream"),
+        pytest.param(lambda: lambda: window(1, 1), OPEN + reset(1), id="WINDOW_UPDATE of a stream that is over"),
+        pytest.param(lambda: lambda: reset(1), OPEN, id="the same reset again"),
+        pytest.param(lambda: lambda: frame(frames.PRIORITY, 0, 7, bytes(5)), b"", id="PRIORITY"),
+        pytest.param(lambda: lambda: frame(99, 0, 7, bytes(5)), b"", id="frames of no known type"),
+        pytest.param(lambda: lambda: frame(frames.GOAWAY, 0, 0, bytes(8)), b"", id="GOAWAY"),
+    ],
+)
+def test_a_flood_ends_its_connection(flood: Callable[[], Callable[[], bytes]], begin: bytes) -> None:
+    server, make = Server(), flood()
+    server.take(begin)
+    for _ in range(4_000):
+        server.take(make())
+        assert server.session.out_bytes < 1 << 16
+        if server.session.failed:
+            break
+    assert server.session.failed is CALM
+
+
+def test_what_honest_clients_do_is_no_flood() -> None:
+    server = Server()
+    ids = iter(range(1, 1 << 30, 2))
+    for _ in range(120):
+        # A page that asks, is given, takes a part back, and pings, for two minutes.
+        for _ in range(30):
+            id_ = next(ids)
+            server.take(request(id_), window(id_, 1_000))
+            server.session.send(server.streams[id_], bytes(100), ends=True)
+            server.take(window(0, 100))
+        for _ in range(10):
+            id_ = next(ids)
+            server.take(request(id_), reset(id_))
+        server.take(ping(), frame(frames.PRIORITY, 0, 9_999, bytes(5)))
+        server.said()
+        server.now += 1
+    assert server.session.failed is None
+
+
+def test_the_docs_name_what_is_allowed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "http2.md").read_text()
+    for allowance in ALLOWANCES.values():
+        assert f"| {allowance.holds:,} | {allowance.per_s} |" in page

@@ -1,0 +1,268 @@
+"""Frames in, events and frames out: what a client may do."""
+
+from __future__ import annotations
+
+from gateway.http.http2 import frames
+from gateway.http.http2.events import Begun, Drained, Ended, Gone, Part, Sign
+from gateway.http.http2.frames import ErrorCode, Setting
+from tests.http.http2.peer import (
+    GET,
+    NO_SETTINGS,
+    POST,
+    Server,
+    block,
+    data,
+    frame,
+    ping,
+    request,
+    reset,
+    setting,
+    u32,
+    window,
+)
+
+PROTOCOL, SIZE, CLOSED = ErrorCode.PROTOCOL_ERROR, ErrorCode.FRAME_SIZE_ERROR, ErrorCode.STREAM_CLOSED
+FLOW, CALM = ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.ENHANCE_YOUR_CALM
+OPEN = request(1, POST, ends=False)
+
+
+def test_a_request_and_its_body_come_as_events() -> None:
+    server = Server()
+    events = server.take(OPEN, data(1, b"abc"), frame(frames.DATA, frames.PADDED, 1, b"\x02de\0\0"), data(1, ends=True))
+    begun, first, second, ended = events
+    assert isinstance(begun, Begun)
+    assert not begun.is_whole
+    assert isinstance(first, Part)
+    assert isinstance(second, Part)
+    assert (first.data, first.size, second.data, second.size) == (b"abc", 3, b"de", 5)
+    assert isinstance(ended, Ended)
+
+
+def test_trailers_are_dropped() -> None:
+    server = Server()
+    events = server.take(OPEN, data(1, b"abc"), request(1, [("x", "y")]))
+    assert [type(event) for event in events] == [Begun, Part, Ended]
+
+
+def test_a_block_comes_in_pieces_of_any_size() -> None:
+    server = Server()
+    raw = block([*GET, ("x", "y" * 50)])
+    pieces = [frame(frames.CONTINUATION, 0, 1, bytes((byte,))) for byte in raw[1:-1]]
+    whole = frame(frames.HEADERS, 1, 1, raw[:1]) + b"".join(pieces) + frame(frames.CONTINUATION, 4, 1, raw[-1:])
+    for byte in whole[:-1]:
+        assert server.take(bytes((byte,))) == []
+        assert server.session.is_mid_head
+    assert [type(event) for event in server.take(whole[-1:])] == [Begun]
+    assert not server.session.is_mid_head
+
+
+def test_half_a_body_is_no_half_head() -> None:
+    server = Server()
+    server.take(OPEN + data(1, b"abcdef")[:-2])
+    assert not server.session.is_mid_head
+
+
+def test_unknown_frames_and_settings_mean_nothing() -> None:
+    server = Server()
+    server.take(frame(99, 255, 7, b"x"), setting(0x99, 5))
+    assert server.session.failed is None
+
+
+def test_a_ping_is_answered() -> None:
+    server = Server()
+    server.take(ping(b"abcdefgh"))
+    assert server.said() == [(frames.PING, frames.ACK, 0, b"abcdefgh")]
+
+
+def test_settings_are_acknowledged() -> None:
+    server = Server()
+    server.take(NO_SETTINGS)
+    assert server.said() == [(frames.SETTINGS, frames.ACK, 0, b"")]
+
+
+def test_a_table_that_shrank_is_said_to_have_shrunk() -> None:
+    server = Server()
+    server.take(setting(Setting.HEADER_TABLE_SIZE, 0), request(1), request(3))
+    server.said()
+    server.session.send_head(server.streams[1], b"\x88", ends=True)
+    server.session.send_head(server.streams[3], b"\x88", ends=True)
+    assert [payload for *_, payload in server.said()] == [b"\x20\x88", b"\x88"]
+
+
+def test_streams_beyond_the_bound_are_refused() -> None:
+    server = Server(most_streams=2)
+    events = server.take(request(1), request(3), request(5))
+    assert len(events) == 2
+    assert server.resets() == [(5, ErrorCode.REFUSED_STREAM)]
+    server.session.send_head(server.streams[1], b"\x88", ends=True)
+    assert len(server.take(request(7))) == 1
+
+
+def test_what_the_client_takes_back_is_gone() -> None:
+    server = Server()
+    server.take(OPEN)
+    (gone,) = server.take(reset(1))
+    assert isinstance(gone, Gone)
+    assert gone.is_by_client
+    server.session.send(server.streams[1], b"late", ends=True)
+    assert server.said() == []
+
+
+def test_an_answer_before_the_end_of_the_body_ends_the_stream() -> None:
+    server = Server()
+    server.take(OPEN, data(1, b"abc"))
+    server.session.send_head(server.streams[1], b"\x8c", ends=True)
+    assert server.resets() == [(1, ErrorCode.NO_ERROR)]
+    server.take(data(1, bytes(1 << 14)), data(1, b"x", ends=True))
+    assert server.session.failed is None
+
+
+# -- windows
+
+
+def sent(server: Server) -> dict[int, bytes]:
+    """DATA by stream."""
+    found: dict[int, bytes] = {}
+    for kind, _, stream_id, payload in server.said():
+        if kind == frames.DATA:
+            found[stream_id] = found.get(stream_id, b"") + payload
+    return found
+
+
+def test_an_answer_waits_for_the_window_of_its_stream() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 5), request(1), request(3))
+    first, second = server.streams[1], server.streams[3]
+    server.session.send(first, b"abcdefgh", ends=True)
+    assert sent(server) == {1: b"abcde"}
+    assert first.is_full
+    server.session.send(second, b"xyz", ends=True)
+    assert sent(server) == {3: b"xyz"}
+    assert server.take(window(1, 1)) == []
+    (drained,) = server.take(window(1, 100))
+    assert drained == Drained(first)
+    assert sent(server) == {1: b"fgh"}
+    assert not server.session.streams
+
+
+def test_an_answer_waits_for_the_window_of_the_connection() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
+    body = bytes(1 << 16)
+    server.session.send(server.streams[1], body, ends=True)
+    server.session.send(server.streams[3], b"xyz", ends=True)
+    assert sent(server) == {1: body[:65_535]}
+    server.take(window(0, 10))
+    assert sent(server) == {1: body[65_535:], 3: b"xyz"}
+
+
+def test_a_window_below_zero_is_waited_out() -> None:
+    server = Server()
+    server.take(request(1))
+    server.session.send(server.streams[1], bytes(100))
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
+    server.session.send(server.streams[1], b"abc", ends=True)
+    assert sent(server) == {1: bytes(100)}
+    server.take(window(1, 100))
+    assert sent(server) == {}
+    server.take(window(1, 2))
+    assert sent(server) == {1: b"ab"}
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1))
+    assert sent(server) == {1: b"c"}
+
+
+def test_an_end_needs_no_window() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0), request(1))
+    server.session.end(server.streams[1])
+    assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
+
+
+def test_streams_take_turns() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), window(0, 1 << 20), *map(request, (1, 3, 5)))
+    server.session.is_blocked = True
+    for stream in server.streams.values():
+        server.session.send(stream, bytes(1 << 15), ends=True)
+    server.said()
+    server.session.is_blocked = False
+    ids = []
+    while server.session.can_pump:
+        server.session.pump()
+        ids += [stream_id for _, _, stream_id, _ in server.said()]
+    assert ids == [1, 3, 5, 1, 3, 5]
+
+
+def test_nothing_but_heads_goes_to_a_transport_that_is_full() -> None:
+    server = Server()
+    server.take(request(1))
+    server.session.is_blocked = True
+    server.session.send_head(server.streams[1], b"\x88")
+    server.session.send(server.streams[1], b"abc")
+    assert [kind for kind, *_ in server.said()] == [frames.HEADERS]
+    assert server.streams[1].is_full
+
+
+def test_the_window_of_a_body_opens_as_it_is_taken() -> None:
+    server = Server()
+    server.take(OPEN)
+    stream = server.streams[1]
+    for _ in range(20):
+        for part in server.take(data(1, bytes(1 << 14))):
+            assert isinstance(part, Part)
+            server.session.acknowledge(stream, part.size)
+    updates = [(stream_id, int.from_bytes(payload, "big")) for kind, _, stream_id, payload in server.said()]
+    assert sum(size for stream_id, size in updates if stream_id == 1) > 18 << 14
+    assert sum(size for stream_id, size in updates if not stream_id) >= 16 << 14
+
+
+def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
+    server = Server()
+    server.take(OPEN, request(3, POST, ends=False))
+    stream = server.streams[1]
+    server.session.withhold(stream, withholds=True)
+    for part in server.take(data(1, bytes(1 << 14)), data(1, bytes(1 << 14)), data(1, bytes(1 << 14))):
+        assert isinstance(part, Part)
+        server.session.acknowledge(stream, part.size)
+    assert server.said() == []
+    server.take(data(3, b"abc"))
+    server.session.withhold(stream, withholds=False)
+    assert server.said() == [(frames.WINDOW_UPDATE, 0, 1, u32(3 << 14))]
+
+
+def test_what_is_dropped_opens_the_window_of_the_connection() -> None:
+    server = Server()
+    for stream_id in range(1, 400, 2):
+        server.take(request(stream_id, POST, ends=False), data(stream_id, bytes(1 << 14)))
+        server.session.reset(server.streams[stream_id], ErrorCode.CANCEL)
+        server.take(data(stream_id, bytes(1 << 14)))
+        server.session.acknowledge(server.streams[stream_id], 1 << 14)
+    assert server.session.failed is None
+
+
+# -- the end
+
+
+def test_a_client_is_told_of_the_end_before_it_is_the_end() -> None:
+    server = Server()
+    server.take(request(1))
+    server.session.leave(is_final=False)
+    (goaway, ping_) = server.said()
+    assert goaway == (frames.GOAWAY, 0, 0, u32((1 << 31) - 1) + u32(0))
+    # What is on its way is answered still.
+    assert len(server.take(request(3))) == 1
+    assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [Sign.PONG]
+    server.session.leave(is_final=True)
+    assert server.said() == [(frames.GOAWAY, 0, 0, u32(3) + u32(0))]
+    assert server.take(request(5), request(7)) == []
+    server.session.send_head(server.streams[3], b"\x88", ends=True)
+    assert len(server.said()) == 1
+    assert server.session.failed is None
+
+
+def test_a_client_may_leave_first() -> None:
+    server = Server()
+    server.take(request(1), frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"))
+    assert server.session.is_left
+    server.session.send_head(server.streams[1], b"\x88", ends=True)
+    assert len(server.said()) == 1

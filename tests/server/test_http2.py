@@ -1,0 +1,415 @@
+"""One HTTP/2 connection: many requests at once, each with its own end, and all bounds those of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.config import GatewayConfig
+from gateway.origin.requests import Kind
+from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
+from tests.scenarios.wire import Dropped, Wire
+from tests.server.conftest import BOUND_S, Pair, ask, start_pair, stop_pair
+from tests.server.test_door import create_closed, get, hits, write
+
+TEXT = {"Content-Type": "text/plain"}
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state inside the gateway that nothing announces."""
+    async with asyncio.timeout(BOUND_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def wire_to(gateway: RunningGateway, receive_bytes: int | None = None) -> AsyncIterator[Http2Wire]:
+    wire = await Http2Wire.open(gateway.gateway_url, receive_bytes)
+    try:
+        yield wire
+    finally:
+        await wire.closed()
+
+
+async def several(wire: Http2Wire, *targets: str) -> list[Call]:
+    """Requests, all sent before any is answered."""
+    calls = []
+    for target in targets:
+        await wire.ask(target)
+        calls.append(wire.call)
+    return calls
+
+
+async def pass_time(pair: Pair) -> None:
+    """Let the manual clock run."""
+    while True:
+        await asyncio.sleep(0.005)
+        pair.clock.advance(0.1)
+
+
+def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
+    """Whether so many live readers stand at the tail of streams that are followed."""
+    topics = gateway.engine.live._topics
+    return lambda: (
+        sum(len(topic.readers_now) + topic.crowded for topic in topics.values() if topic.is_confirmed) == count
+    )
+
+
+async def test_requests_on_one_connection_are_answered_side_by_side(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s?offset=-1")
+        tail = (await wire.answer()).next_offset
+        live, read, head = await several(wire, f"/s?offset={tail}&live=long-poll", "/s?offset=-1", "/nowhere?offset=-1")
+        assert (await wire.answer_of(read)).body == b"abc"
+        assert (await wire.answer_of(head)).status == 404
+        await eventually(waiting(pair.fast, 1))
+        await wire.ask("/s", TEXT, "POST", b"def")
+        assert (await wire.answer()).status == 204
+        assert (await wire.answer_of(live)).body == b"def"
+
+
+async def test_the_preface_may_come_in_pieces(pair: Pair) -> None:
+    await create_closed(pair)
+    async with wire_to(pair.fast) as wire:
+        frame = SettingsFrame(0).serialize()
+        for byte in PREFACE + frame:
+            await wire.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        wire.is_greeted = True
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer()).status == 200
+
+
+async def test_what_only_begins_like_a_preface_is_http_1(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    wire = await Wire.open(pair.fast.gateway_url)
+    await wire.send(b"P")
+    await wire.send(b"OST /s HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\ndef")
+    assert (await wire.answer()).status == 204
+    # Nor does a preface behind a request begin anything.
+    await wire.send(PREFACE)
+    assert (await wire.answer()).status == 400
+    await wire.closed()
+
+
+async def test_both_versions_share_what_is_remembered(pair: Pair) -> None:
+    await create_closed(pair)
+    await ask(pair.fast, get("/s?offset=-1"), get("/s?offset=-1"))
+    before = hits(pair.fast)
+    async with wire_to(pair.fast) as wire:
+        for number in range(3):
+            await wire.ask("/s?offset=-1", {"Host": "edge", "User-Agent": "x", "Accept": "*/*"})
+            answer = await wire.answer()
+            assert (answer.status, answer.body) == (200, b"x" * 1_000)
+            assert answer.headers["Cache-Status"] == "durable-gateway; hit"
+            assert hits(pair.fast) == before + number + 1
+    assert pair.origin.origin.counters.requests[Kind.CATCHUP] == 1
+
+
+async def test_an_answer_learned_over_http_2_is_given_over_http_1(pair: Pair) -> None:
+    await create_closed(pair)
+    async with wire_to(pair.fast) as wire:
+        for _ in range(2):
+            await wire.ask("/s?offset=-1", {"Host": "edge", "If-None-Match": '"other"'})
+            await wire.answer()
+    before = hits(pair.fast)
+    (answer,) = await ask(pair.fast, get("/s?offset=-1", 'If-None-Match: "other"'))
+    assert answer.body == b"x" * 1_000
+    assert hits(pair.fast) == before + 1
+
+
+async def test_long_polls_on_one_connection_are_one_crowd(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s?offset=-1")
+        tail = (await wire.answer()).next_offset
+        calls = await several(wire, *[f"/s?offset={tail}&live=long-poll"] * 100)
+        await eventually(waiting(pair.fast, 100))
+        await write(pair.fast, "POST", "/s", b"def", Content_Type="text/plain")
+        for call in calls:
+            assert (await wire.answer_of(call)).body == b"def"
+    assert pair.origin.origin.counters.requests[Kind.LONGPOLL] <= 2
+
+
+async def test_a_hundred_live_reads_share_one_connection(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        calls = await several(wire, *["/s?offset=-1&live=sse"] * 100)
+        await eventually(waiting(pair.fast, 100))
+        for number in range(5):
+            await write(pair.fast, "POST", "/s", b"event %d " % number, Content_Type="text/plain")
+        await write(pair.fast, "POST", "/s", b"last", Content_Type="text/plain", Stream_Closed="true")
+        bodies = [(await wire.answer_of(call)).body for call in calls]
+        for body in bodies:
+            assert b"data:last" in body
+            assert body.count(b"event: data") == body.count(b"event: control") - 1 == 6
+
+
+async def test_a_client_that_takes_a_live_read_back_leaves_the_others(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        first, second = await several(wire, *["/s?offset=-1&live=sse"] * 2)
+        await eventually(waiting(pair.fast, 2))
+        await wire.reset_stream(first)
+        await eventually(waiting(pair.fast, 1))
+        await write(pair.fast, "POST", "/s", b"def", Content_Type="text/plain", Stream_Closed="true")
+        assert b"def" in (await wire.answer_of(second)).body
+        assert len(pair.fast.clients) == 1
+    await eventually(lambda: not len(pair.fast.clients))
+
+
+async def test_a_stream_with_no_window_costs_itself_alone() -> None:
+    pair = await start_pair(max_chunk_bytes=1_000_000, client_write_timeout_s=0.3)
+    try:
+        await create_closed(pair, body=b"x" * 300_000)
+        async with wire_to(pair.fast) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=0)
+            stuck, other = await several(wire, "/s?offset=-1", "/s?offset=-1")
+            await wire.head_of(stuck)
+            await wire.frame(WindowUpdateFrame(other.id, 1 << 20))
+            assert (await wire.answer_of(other)).body == b"x" * 300_000
+            with pytest.raises(Dropped):
+                await wire.answer_of(stuck)
+            assert stuck.reset == 8
+            # The connection goes on.
+            await wire.ask("/nowhere")
+            assert (await wire.head()).status == 404
+    finally:
+        await stop_pair(pair)
+
+
+async def test_a_client_that_reads_nothing_is_let_go() -> None:
+    pair = await start_pair(max_chunk_bytes=4_000_000, client_write_timeout_s=0.3, send_buffer_bytes="32KiB")
+    try:
+        await create_closed(pair, body=b"x" * 1_000_000)
+        async with wire_to(pair.fast, receive_bytes=4_096) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
+            await several(wire, *["/s?offset=-1"] * 20)
+            wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await eventually(lambda: pair.fast.clients.unsent()[0] > 0)
+            assert (await ask(pair.fast, get("/s?offset=-1")))[0].status == 200
+            await eventually(lambda: not len(pair.fast.clients))
+            assert not len(pair.fast.engine.tasks)
+    finally:
+        await stop_pair(pair)
+
+
+async def test_a_stuck_live_read_is_moved_back_to_the_tape(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.greet(INITIAL_WINDOW_SIZE=1_000)
+        slow, fast = await several(wire, *["/s?offset=-1&live=sse"] * 2)
+        await eventually(waiting(pair.fast, 2))
+        await wire.frame(WindowUpdateFrame(fast.id, 1 << 24))
+        for _ in range(200):
+            await write(pair.fast, "POST", "/s", b"z" * 500, Content_Type="text/plain")
+        await write(pair.fast, "POST", "/s", b"last", Content_Type="text/plain", Stream_Closed="true")
+        while b"data:last" not in bytes(fast.body):
+            await wire.acknowledge(fast)
+            await wire.read()
+        # What waits for the slow one is an event or two, and not all that there was.
+        assert pair.fast.clients.unsent()[0] < 5_000
+        await wire.frame(WindowUpdateFrame(slow.id, 1 << 24))
+        body = (await wire.answer_of(slow)).body
+        assert body.count(b"z") == 200 * 500
+        assert body.endswith(b"\n\n")
+
+
+async def test_an_upload_goes_on_as_the_origin_takes_it(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s", TEXT, "POST", b"", ends=False)
+        for _ in range(3):
+            await wire.part(b"a" * 20_000)
+        # The first three are within the window; more is sent as it opens.
+        await wire.frame(PingFrame(0, b"12345678"))
+        while not wire.pongs:
+            await wire.read()
+        await wire.part(b"b" * 5_000, ends=True)
+        assert (await wire.answer()).status == 204
+        await wire.ask("/s?offset=-1")
+        read = await wire.answer()
+        assert read.status == 200
+
+
+async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s", TEXT, "POST", b"half", ends=False)
+        await wire.reset_stream()
+        await wire.ask("/s", TEXT, "POST", b"whole")
+        assert (await wire.answer()).status == 204
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer()).body == b"abcwhole"
+
+
+async def test_expect_is_answered_before_the_body(pair: Pair) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s", {**TEXT, "Expect": "100-continue", "Content-Length": "3"}, "POST", b"", ends=False)
+        while not wire.call.heads:
+            await wire.read()
+        assert wire.call.heads[0].status == 100
+        await wire.part(b"def", ends=True)
+        assert (await wire.answer()).status == 204
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("POST", 204)])
+async def test_answers_without_a_body_end_with_their_head(pair: Pair, method: str, status: int) -> None:
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s", TEXT, method, b"x" if method == "POST" else None)
+        head = await wire.head()
+        assert head.status == status
+        assert wire.call.is_ended
+        assert not {"connection", "transfer-encoding", "keep-alive"} & {name.lower() for name in head.headers}
+
+
+@pytest.mark.parametrize(
+    ("headers", "method", "status"),
+    [
+        pytest.param({"X": "y" * 9_000}, "GET", 400, id="an overlong field"),
+        pytest.param({f"x-{n}": "y" for n in range(200)}, "GET", 400, id="too many fields"),
+        pytest.param({}, "CONNECT", None, id="CONNECT with a path"),
+    ],
+)
+async def test_what_is_beyond_the_bounds_is_refused_alone(
+    pair: Pair, headers: dict[str, str], method: str, status: int | None
+) -> None:
+    await create_closed(pair)
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s?offset=-1", headers, method)
+        assert (await wire.answer()).status == (status or 400)
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer()).status == 200
+
+
+async def test_the_origin_is_told_the_version() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\nKeep-Alive: 5\r\n\r\nok")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    gateway = await start_gateway(GatewayConfig.for_origin(url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
+    async with wire_to(gateway) as wire:
+        await wire.ask("/s", {"Cookie": "a=b", "X-Mine": "1"}, "PATCH")
+        answer = await wire.answer()
+    assert answer.body == b"ok"
+    assert "Keep-Alive" not in answer.headers
+    assert answer.headers["Via"].startswith("1.1 ")
+    assert b"Via: 2.0 " in seen[0]
+    assert b"Host: " in seen[0]
+    await gateway.stop()
+    server.close()
+    await server.wait_closed()
+
+
+# -- the end, and time
+
+
+async def test_a_drain_ends_live_reads_and_answers_what_is_on_its_way() -> None:
+    pair = await start_pair(shutdown_timeout_s=3)
+    await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
+    async with wire_to(pair.fast) as wire:
+        await wire.ask("/s?offset=-1")
+        tail = (await wire.answer()).next_offset
+        poll, sse = await several(wire, f"/s?offset={tail}&live=long-poll", "/s?offset=-1&live=sse")
+        await eventually(waiting(pair.fast, 2))
+        stopping = asyncio.create_task(pair.fast.stop())
+        while not wire.goaways:
+            await wire.read()
+        assert wire.goaways == [((1 << 31) - 1, 0)]
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer()).body == b"abc"
+        passing = asyncio.create_task(pass_time(pair))
+        while not (poll.is_ended and sse.is_ended):
+            await wire.read()
+        assert poll.heads[-1].status == 204
+        assert poll.reset is None
+        assert sse.reset is None
+        assert await wire.is_ended()
+        assert wire.goaways[-1][1] == 0
+        await stopping
+        passing.cancel()
+    await pair.strict.stop()
+    await pair.origin.stop(grace_s=0)
+
+
+async def test_an_idle_connection_is_told_to_go() -> None:
+    pair = await start_pair(keepalive_timeout_s=0.1)
+    try:
+        await create_closed(pair)
+        async with wire_to(pair.fast) as wire:
+            await wire.ask("/s?offset=-1")
+            assert (await wire.answer()).status == 200
+            assert await wire.is_ended()
+            assert wire.goaways == [(1, 0)]
+    finally:
+        await stop_pair(pair)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(PREFACE[:10], id="half a preface"),
+        pytest.param(PREFACE, id="no settings"),
+        pytest.param(PREFACE + SettingsFrame(0).serialize() + b"\0\0\5\1\5\0\0\0\1ab", id="half a head"),
+        pytest.param(PREFACE + SettingsFrame(0).serialize() + b"\0\0\1\1\1\0\0\0\1\x82", id="no continuation"),
+    ],
+)
+async def test_what_does_not_come_to_its_end_is_not_waited_for(raw: bytes) -> None:
+    pair = await start_pair(client_header_timeout_s=0.1)
+    try:
+        async with wire_to(pair.fast) as wire:
+            await wire.send(raw)
+            await eventually(lambda: len(pair.fast.clients) == 1)
+            assert await wire.is_ended()
+        await eventually(lambda: not len(pair.fast.clients))
+    finally:
+        await stop_pair(pair)
+
+
+@pytest.mark.parametrize("name", ["rapid reset", "ping", "settings"])
+async def test_a_flood_is_cut_off_while_others_are_served(pair: Pair, name: str) -> None:
+    await create_closed(pair)
+    async with wire_to(pair.fast) as flood, wire_to(pair.fast) as other:
+        await flood.greet()
+        await other.ask("/s?offset=-1")
+        assert (await other.answer()).status == 200
+        try:
+            for number in range(1_000):
+                if name == "rapid reset":
+                    await flood.ask("/s?offset=-1&live=sse")
+                    await flood.frame(RstStreamFrame(flood.call.id, 8))
+                else:
+                    await flood.frame(PingFrame(0, b"12345678") if name == "ping" else SettingsFrame(0))
+                if number % 100 == 50:
+                    await other.ask("/s?offset=-1")
+                    assert (await other.answer()).status == 200
+        except ConnectionError:
+            pass
+        assert await flood.is_ended()
+        assert flood.goaways[-1][1] == 0xB
+        await other.ask("/s?offset=-1")
+        assert (await other.answer()).status == 200
+    await eventually(lambda: not len(pair.fast.clients))
+    assert not len(pair.fast.engine.tasks)
+
+
+async def test_a_client_that_leaves_in_order_is_answered_first(pair: Pair) -> None:
+    await create_closed(pair)
+    async with wire_to(pair.fast) as wire:
+        (call,) = await several(wire, "/s?offset=-1")
+        await wire.frame(GoAwayFrame(0))
+        assert (await wire.answer_of(call)).status == 200
+        assert await wire.is_ended()
