@@ -43,9 +43,9 @@ class FixedHeaders(CIMultiDict[str]):
     def of(cls, headers: CIMultiDict[str]) -> FixedHeaders:
         """These, fixed."""
         fixed = cls(headers)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if name.lower() not in _FRAMING])
-        is_usual = _USUAL.issuperset(headers) and lines.count("\r\n") == lines.count("\n")
-        fixed.lines = lines if is_usual and lines.replace("\r\n", "").isprintable() else None
+        fields = [f"{name}: {value}" for name, value in headers.items() if name.lower() not in _FRAMING]
+        is_usual = _USUAL.issuperset(headers) and "".join(fields).isprintable()
+        fixed.lines = "".join([f"{field}\r\n" for field in fields]) if is_usual else None
         return fixed
 
     def copy(self) -> FixedHeaders:

@@ -70,6 +70,8 @@ def test_a_value_with_control_characters_is_not_written(name: str, value: str) -
     with pytest.raises(UnfitRequest):
         head((name, value))
     with pytest.raises(UnfitRequest):
+        request_head("GET", "/", "h", FixedHeaders.of(CIMultiDict({name: value})), None)
+    with pytest.raises(UnfitRequest):
         request_head("GET", "/", value, CIMultiDict(), None)
 
 
