@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context, copy_context
 from typing import Final
 
 from multidict import CIMultiDict
@@ -102,6 +103,7 @@ class _Asking:
         "_asker",
         "_body",
         "_bounds",
+        "_context",
         "_exchange",
         "_exchanges",
         "_has_left",
@@ -152,6 +154,8 @@ class _Asking:
         self._exchange: Exchange | None = None
         self._holding: asyncio.Task[None] | None = None
         self._has_left = False
+        self._context: Context | None = None
+        """That of whoever asks, where it may be needed: connections call in that of whoever they were made for."""
 
     def begin(self) -> None:
         try:
@@ -160,6 +164,8 @@ class _Asking:
             self._asker.failed(error)
             return
         self._headers = pool.dressed(self._headers)
+        if pool.follows_redirects:
+            self._context = copy_context()
         body = self._body
         if pool.follows_redirects and body is not None and not isinstance(body, bytes):
             self._holding = self._exchanges.tasks.start(self._hold(body), f"hold {self._path}")
@@ -233,7 +239,10 @@ class _Asking:
         leader.redirects += 1
         self._hops += 1
         self._leader = leader
-        self._go()
+        if self._context is not None:
+            self._context.run(self._go)
+        else:
+            self._go()
 
     def failed(self, error: GatewayError) -> None:
         assert self._pool is not None

@@ -594,3 +594,28 @@ async def test_metrics_show_the_trace_of_a_request_that_is_sampled_and_no_other(
             assert f'trace_id="{TRACE}"' in await reply.text()
         async with session.get(metrics) as reply:
             assert TRACE not in await reply.text()
+
+
+async def test_what_a_redirect_leads_to_is_part_of_the_request_that_was_redirected(
+    start: Start, origin: RunningOrigin
+) -> None:
+    """Whatever request the connection was made for by which the redirect came."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("307 Temporary Redirect", {"Location": origin.url + asked.target}))
+
+    follower = HostileOrigin(script)
+    await follower.start()
+    try:
+        edge = await start(follower.url, leaders=[origin.url])
+        for name in ("one", "two"):
+            assert (await edge.put(f"/{name}", b"x")).status == 201
+        await edge.ended(2)
+        await edge.at_rest()
+    finally:
+        await follower.stop()
+    parents = {shown(span)["url.path"]: span.context.span_id for span in edge.requests if span.context}
+    assert len(follower.writers) == 1
+    assert [(shown(span)["url.path"], span.parent and span.parent.span_id) for span in edge.exchanges] == [
+        (path, parents[path]) for path in ("/one", "/one", "/two", "/two")
+    ]
