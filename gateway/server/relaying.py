@@ -287,6 +287,8 @@ class Relaying:
         errand.outcome = Outcome.ABORTED
         if over is None:
             self._relays.teller.tell(errand)
+            # Its connection may have gone long ago, and have been kept for this answer alone.
+            self._channel.answered(self._request)
         elif not over.done():
             over.set_exception(Aborted("connection dropped"))
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
+from gateway.server.connection import Connection
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
 from tests.scenarios.hostile import Asked, answer
 from tests.scenarios.wire import Dropped
@@ -169,6 +170,29 @@ async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, cou
     wire.reset()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"beforeafter"
+
+
+async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer_breaks_off(
+    hostile: Hostile, start: Start
+) -> None:
+    go = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(answer("200 OK", {"Content-Length": "100"}, b"part"))
+        await writer.drain()
+        writer.close()
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
+    await origin.until(lambda: bool(origin.asked))
+    wire.reset()
+    client = next(iter(edge.gateway.clients._open))
+    await eventually(lambda: cast("Connection", client).transport is None)
+    assert edge.gateway.connections == 1
+    go.set()
+    await eventually(lambda: not edge.gateway.connections)
 
 
 @pytest.mark.http_1
