@@ -255,6 +255,8 @@ class Connection(WritingConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         self.transport = None
+        # Nobody says any more that there is room: what is still to come of an answer is taken, and dropped.
+        self.is_full = False
         self._pending = _NOTHING
         self._rest = b""
         parser, self._parser = self._parser, None

@@ -195,6 +195,29 @@ async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer
     await eventually(lambda: not edge.gateway.connections)
 
 
+async def test_a_client_that_leaves_with_much_unread_leaves_nothing_of_its_write(
+    hostile: Hostile, start: Start
+) -> None:
+    """What is not taken for a client that is slow is taken for one that has gone."""
+    go = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(answer("200 OK", {}, b"done"))
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
+    await origin.until(lambda: bool(origin.asked))
+    client = cast("Connection", next(iter(edge.gateway.clients._open)))
+    # As a transport does of which much that was written before has not been taken.
+    client.pause_writing()
+    wire.reset()
+    await eventually(lambda: client.transport is None)
+    go.set()
+    await eventually(lambda: not edge.gateway.connections)
+
+
 @pytest.mark.http_1
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_beyond_the_bound_is_a_413_and_no_write(edge: Edge, is_chunked: bool) -> None:
