@@ -101,7 +101,8 @@ class Relayed:
         same."""
         self._has_left = True
         if not self._is_write and self._asking is not None:
-            self._asking.leave()
+            asking, self._asking = self._asking, None
+            asking.leave()
 
     # -- from the origin
 

@@ -217,7 +217,8 @@ class _Asking:
         if self._holding is not None:
             self._holding.cancel()
         if self._exchange is not None:
-            self._exchange.leave()
+            exchange, self._exchange = self._exchange, None
+            exchange.leave()
 
     # -- from the exchange
 

@@ -162,8 +162,10 @@ class Reply:
                 raise TimeoutError
             chunk = self._incoming.take()
         except TimeoutError as error:
-            raise self._failed(UpstreamTimeout()) from error
+            raise self._failed(UpstreamTimeout()) from error.with_traceback(None)
         except (ConnectionLost, ReplyBroken, UploadFailed) as error:
+            # It is kept with the reply, and its traceback would keep whoever reads that.
+            error.with_traceback(None)
             if self._sending is not None and self._sending.broke():
                 raise self._failed(UpstreamUnreachable()) from error
             raise self._failed(UpstreamBroken("Origin's answer ended early")) from error
