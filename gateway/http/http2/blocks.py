@@ -69,29 +69,30 @@ class BlockReader(Generic[T]):
             return known
         turns = self._table.turns
         understood = self._understand(self.decode(block))
-        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
-            self._known.clear()
-        elif len(block) <= _LONGEST_REMEMBERED:
+        is_lasting = self._table.turns == turns and not _changes_size(block)
+        if is_lasting and len(block) <= _LONGEST_REMEMBERED:
             if len(self._known) >= _MOST_REMEMBERED:
                 self._known.clear()
             self._known[block] = understood
         return understood
 
-    def skip(self, block: bytes) -> None:
-        """Keep the table right; nobody asks what the block says.  Raises Undecodable."""
-        turns = self._table.turns
-        self.decode(block)
-        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
-            self._known.clear()
-
     def decode(self, block: bytes) -> FieldList:
-        """The fields of a block.  Raises Undecodable."""
+        """The fields of a block, which may be no request's.  Raises Undecodable."""
+        turns = self._table.turns
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError as error:
             raise TooLarge from error
         except (HPACKError, IndexError) as error:
             raise Undecodable from error
+        finally:
+            if self._table.turns != turns or _changes_size(block):
+                # The same bytes may say something else from here on.
+                self._known.clear()
+
+
+def _changes_size(block: bytes) -> bool:
+    return bool(block) and block[0] & 0xE0 == _SIZE_UPDATE
 
 
 _STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}

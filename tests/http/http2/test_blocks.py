@@ -50,6 +50,17 @@ def test_what_comes_again_is_understood_once() -> None:
     assert len(understood) == 2
 
 
+def test_trailers_change_what_a_block_says() -> None:
+    encoder, reader = Encoder(), BlockReader(1 << 16, same)
+    for _ in range(2):
+        assert reader.read(encoder.encode([(b"cookie", b"a")])) == [(b"cookie", b"a")]
+    # Now the same byte stands for another entry.
+    reader.decode(encoder.encode([(b"cookie", b"b")]))
+    block = encoder.encode([(b"cookie", b"b")])
+    assert block == b"\xbe"
+    assert reader.read(block) == [(b"cookie", b"b")]
+
+
 @pytest.mark.parametrize(
     "block",
     [
