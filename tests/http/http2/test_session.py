@@ -230,6 +230,29 @@ def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
     assert server.said() == [(frames.WINDOW_UPDATE, 0, 1, u32(3 << 14))]
 
 
+def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connection() -> None:
+    server = Server()
+    for stream_id in range(1, 400, 2):
+        server.take(request(stream_id, POST, ends=False))
+        # All of it is taken apart before any of it is looked at.
+        events = server.take(data(stream_id, bytes(1 << 14)), reset(stream_id))
+        server.session.withhold(server.streams[stream_id], withholds=True)
+        (part,) = (event for event in events if isinstance(event, Part))
+        server.session.acknowledge(part.stream, part.size)
+        server.now += 1
+    assert server.session.failed is None
+
+
+def test_padding_opens_the_window_of_its_stream() -> None:
+    server = Server()
+    server.take(OPEN)
+    for _ in range(400):
+        server.take(frame(frames.DATA, frames.PADDED, 1, b"\xff" + bytes(255)))
+        server.now += 1
+    assert server.session.failed is None
+    assert server.resets() == []
+
+
 def test_what_is_dropped_opens_the_window_of_the_connection() -> None:
     server = Server()
     for stream_id in range(1, 400, 2):
