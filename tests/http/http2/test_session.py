@@ -193,6 +193,24 @@ def test_streams_take_turns() -> None:
     assert ids == [1, 3, 5, 1, 3, 5]
 
 
+def test_what_was_sent_of_a_stream_that_waited_is_told() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
+    first, second = server.streams[1], server.streams[3]
+    server.session.send(first, bytes(150_000))
+    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, Drained)]
+    server.said()
+    assert first.queued_bytes
+    # An answer on another stream, between two looks at the transport.
+    for _ in range(5):
+        server.session.send(second, bytes(1 << 15))
+        server.said()
+    while server.session.can_pump:
+        drained += server.session.pump()
+        server.said()
+    assert first in drained
+
+
 def test_nothing_but_heads_goes_to_a_transport_that_is_full() -> None:
     server = Server()
     server.take(request(1))
