@@ -295,6 +295,22 @@ async def test_a_write_is_told_of_although_its_client_was_stuck_and_has_gone() -
         assert gateway.metrics.requests(Mode.APPEND, Outcome.PASS).value == 1
 
 
+async def test_a_relay_that_breaks_off_is_told_of_once() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async with gateway_before(serve) as gateway:
+        async with wire_to(gateway) as wire:
+            await wire.ask("/s", method="PATCH")
+            with pytest.raises(Dropped):
+                await wire.answer()
+        await eventually(lambda: not len(gateway.clients))
+        assert gateway.metrics.requests(Mode.OTHER, Outcome.ABORTED).value == 1
+
+
 async def test_expect_is_answered_before_the_body(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
