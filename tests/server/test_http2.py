@@ -352,6 +352,22 @@ async def test_what_is_beyond_the_bounds_is_refused_alone(
         assert (await wire.answer()).status == 200
 
 
+async def test_a_refusal_that_is_not_taken_is_not_waited_for() -> None:
+    pair = await start_pair(client_write_timeout_s=0.1, keepalive_timeout_s=0.4)
+    try:
+        async with wire_to(pair.fast) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=0)
+            await wire.ask("/s", {"X": "y" * 9_000})
+            assert (await wire.head()).status == 400
+            with pytest.raises(Dropped):
+                await wire.answer()
+            assert wire.call.reset == 8
+            assert await wire.is_ended()
+        await eventually(lambda: not len(pair.fast.clients))
+    finally:
+        await stop_pair(pair)
+
+
 async def test_the_origin_is_told_the_version() -> None:
     seen: list[bytes] = []
 
