@@ -263,9 +263,10 @@ class Relaying:
         if self._is_over:
             return
         if self._request.has_begun:
+            # Over HTTP/2 `left` is called before this returns.
+            self._break_off()
             # An orderly end would make a part look like the whole.
             self._channel.abort()
-            self._break_off()
         else:
             self._close()
             self._answered = self._relays.teller.refuse(self._errand, error)

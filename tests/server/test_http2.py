@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
@@ -12,6 +12,8 @@ from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFra
 from gateway.app import RunningGateway, start_gateway
 from gateway.config import GatewayConfig
 from gateway.origin.requests import Kind
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.mode import Mode
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
 from tests.server.conftest import BOUND_S, Pair, ask, start_pair, stop_pair
@@ -50,6 +52,22 @@ async def pass_time(pair: Pair) -> None:
     while True:
         await asyncio.sleep(0.005)
         pair.clock.advance(0.1)
+
+
+@asynccontextmanager
+async def gateway_before(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
+) -> AsyncIterator[RunningGateway]:
+    """A gateway whose origin hands each connection to `serve`."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    gateway = await start_gateway(GatewayConfig.for_origin(url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+        server.close()
+        await server.wait_closed()
 
 
 def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
@@ -249,6 +267,50 @@ async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair
         assert (await wire.answer()).body == b"abcwhole"
 
 
+async def test_a_write_is_told_of_although_its_client_was_stuck_and_has_gone() -> None:
+    held, asked = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
+            asked.set()
+            await held.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nStream-Next-Offset: 0005\r\nContent-Length: 5\r\n\r\nhello")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n" + bytes(20_000_000))
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    async with gateway_before(serve) as gateway:
+        async with wire_to(gateway, receive_bytes=4_096) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
+            await wire.ask("/s", TEXT, "POST", b"abc")
+            await asked.wait()
+            await wire.ask("/big", method="PATCH")
+            wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await eventually(lambda: gateway.clients.unsent()[1] > 100_000)
+        await eventually(lambda: gateway.metrics.requests(Mode.OTHER, Outcome.ABORTED).value == 1)
+        held.set()
+        await eventually(lambda: not len(gateway.clients))
+        assert gateway.metrics.requests(Mode.APPEND, Outcome.PASS).value == 1
+
+
+async def test_a_relay_that_breaks_off_is_told_of_once() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async with gateway_before(serve) as gateway:
+        async with wire_to(gateway) as wire:
+            await wire.ask("/s", method="PATCH")
+            with pytest.raises(Dropped):
+                await wire.answer()
+        await eventually(lambda: not len(gateway.clients))
+        assert gateway.metrics.requests(Mode.OTHER, Outcome.ABORTED).value == 1
+
+
 async def test_expect_is_answered_before_the_body(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
@@ -288,6 +350,22 @@ async def test_what_is_beyond_the_bounds_is_refused_alone(
         assert (await wire.answer()).status == (status or 400)
         await wire.ask("/s?offset=-1")
         assert (await wire.answer()).status == 200
+
+
+async def test_a_refusal_that_is_not_taken_is_not_waited_for() -> None:
+    pair = await start_pair(client_write_timeout_s=0.1, keepalive_timeout_s=0.4)
+    try:
+        async with wire_to(pair.fast) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=0)
+            await wire.ask("/s", {"X": "y" * 9_000})
+            assert (await wire.head()).status == 400
+            with pytest.raises(Dropped):
+                await wire.answer()
+            assert wire.call.reset == 8
+            assert await wire.is_ended()
+        await eventually(lambda: not len(pair.fast.clients))
+    finally:
+        await stop_pair(pair)
 
 
 async def test_the_origin_is_told_the_version() -> None:

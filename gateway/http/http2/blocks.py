@@ -24,6 +24,8 @@ _MOST_REMEMBERED: Final = 64
 """Blocks of one connection."""
 _LONGEST_REMEMBERED: Final = 512
 """Bytes of a block that is remembered."""
+_MOST_SAID: Final = 1 << 15
+"""Bytes that the remembered blocks of one connection say: a few that point into the table may say much."""
 _SIZE_UPDATE: Final = 0x20
 """The bits of a change of the table's size, of the first three of a byte."""
 SHRUNK_TABLE: Final = b"\x20"
@@ -61,6 +63,8 @@ class BlockReader(Generic[T]):
         self._table = self._decoder.header_table = _Table()
         self._understand = understand
         self._known: dict[bytes, T] = {}
+        self._said_bytes = 0
+        """What those that are known say."""
 
     def read(self, block: bytes) -> T:
         """What a request's block says.  Raises Undecodable."""
@@ -68,30 +72,41 @@ class BlockReader(Generic[T]):
         if known is not None:
             return known
         turns = self._table.turns
-        understood = self._understand(self.decode(block))
-        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
-            self._known.clear()
-        elif len(block) <= _LONGEST_REMEMBERED:
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[block] = understood
+        fields = self.decode(block)
+        understood = self._understand(fields)
+        is_lasting = self._table.turns == turns and not _changes_size(block)
+        if is_lasting and len(block) <= _LONGEST_REMEMBERED:
+            self._remember(block, understood, sum(len(name) + len(value) for name, value in fields))
         return understood
 
-    def skip(self, block: bytes) -> None:
-        """Keep the table right; nobody asks what the block says.  Raises Undecodable."""
-        turns = self._table.turns
-        self.decode(block)
-        if self._table.turns != turns or (block and block[0] & 0xE0 == _SIZE_UPDATE):
-            self._known.clear()
+    def _remember(self, block: bytes, understood: T, size: int) -> None:
+        if len(self._known) >= _MOST_REMEMBERED or self._said_bytes + size > _MOST_SAID:
+            self._forget()
+        if size <= _MOST_SAID:
+            self._known[block] = understood
+            self._said_bytes += size
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._said_bytes = 0
 
     def decode(self, block: bytes) -> FieldList:
-        """The fields of a block.  Raises Undecodable."""
+        """The fields of a block, which may be no request's.  Raises Undecodable."""
+        turns = self._table.turns
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError as error:
             raise TooLarge from error
         except (HPACKError, IndexError) as error:
             raise Undecodable from error
+        finally:
+            if self._table.turns != turns or _changes_size(block):
+                # The same bytes may say something else from here on.
+                self._forget()
+
+
+def _changes_size(block: bytes) -> bool:
+    return bool(block) and block[0] & 0xE0 == _SIZE_UPDATE
 
 
 _STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}

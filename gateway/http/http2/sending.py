@@ -93,7 +93,9 @@ class Sending(ABC):
             stream.queued_bytes += size
         if stream.send_window > 0 or not stream.queue:
             self._turns[stream] = None
-            self.pump()
+            if len(self._turns) == 1:
+                # Otherwise it waits for its turn, and `pump` tells whom it leaves with nothing.
+                self.pump()
 
     def end(self, stream: Stream) -> None:
         """The answer is whole."""

@@ -270,7 +270,7 @@ class Session(Sending):
         if data:
             self._events.append(Part(stream, data, size))
         else:
-            self._open_window(size)
+            self.acknowledge(stream, size)
             if not ends:
                 self._spend(Kind.EMPTY)
         if ends:
@@ -287,7 +287,7 @@ class Session(Sending):
     def acknowledge(self, stream: Stream, size: int) -> None:
         """So many bytes of DATA have been taken in."""
         stream.unacknowledged_bytes += size
-        if not stream.withholds:
+        if not stream.withholds or stream.gone is not None:
             self._go_on(stream)
 
     def withhold(self, stream: Stream, *, withholds: bool) -> None:

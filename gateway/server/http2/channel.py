@@ -128,7 +128,9 @@ class StreamChannel:
     @property
     def is_full(self) -> bool:
         """Whether the client has left so much unread that nothing more is to be written."""
-        return self.stream.queued_bytes > 0 or self._connection.session.is_blocked
+        stream = self.stream
+        # What is written to a stream that is gone goes nowhere, and nobody would tell of room there.
+        return stream.gone is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
     def is_over(self) -> bool:

@@ -154,7 +154,7 @@ class Http2Connection(asyncio.Protocol):
                     # Taken back in the same breath.
                     return
                 if not asked.is_answered:
-                    self._refuse(stream)
+                    self._refuse(stream, asked)
                 elif not (is_whole and asked.spelling is not None and self._is_remembered(stream, asked)):
                     begun = self._channels[stream] = StreamChannel(self, stream, asked)
                     if not is_whole:
@@ -215,18 +215,22 @@ class Http2Connection(asyncio.Protocol):
         for piece in body:
             left -= 1
             session.send(stream, piece, ends=not left)
+        self._see_off(stream, asked)
+
+    def _see_off(self, stream: Stream, asked: Asked) -> None:
+        """Where the answer is not out, there has to be somebody to see that the client takes it."""
         if stream.queued_bytes:
-            # There has to be somebody to see that the client takes it.
             channel = self._channels[stream] = StreamChannel(self, stream, asked)
             channel.watch()
 
-    def _refuse(self, stream: Stream) -> None:
+    def _refuse(self, stream: Stream, asked: Asked) -> None:
         """The request is beyond the bounds, or of a kind that is not answered here."""
         self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
         headers["Content-Length"] = str(len(_BAD_REQUEST))
         self.session.send_head(stream, block_of(response_head(400, headers, self.clients.wall(), keeps=True)))
         self.session.send(stream, _BAD_REQUEST, ends=True)
+        self._see_off(stream, asked)
 
     # -- what channels ask for
 

@@ -50,6 +50,28 @@ def test_what_comes_again_is_understood_once() -> None:
     assert len(understood) == 2
 
 
+def test_small_blocks_that_say_much_are_not_all_remembered() -> None:
+    encoder, reader = Encoder(), BlockReader(1 << 17, same)
+    reader.read(encoder.encode([(b"x", b"v" * 3_900)]))
+    for number in range(64):
+        block = encoder.encode([(b":path", b"/%d" % number, True), *[(b"x", b"v" * 3_900)] * 15])
+        assert len(block) < 30
+        reader.read(block)
+    remembered = sum(len(name) + len(value) for fields in reader._known.values() for name, value in fields)
+    assert remembered <= 1 << 16
+
+
+def test_trailers_change_what_a_block_says() -> None:
+    encoder, reader = Encoder(), BlockReader(1 << 16, same)
+    for _ in range(2):
+        assert reader.read(encoder.encode([(b"cookie", b"a")])) == [(b"cookie", b"a")]
+    # Now the same byte stands for another entry.
+    reader.decode(encoder.encode([(b"cookie", b"b")]))
+    block = encoder.encode([(b"cookie", b"b")])
+    assert block == b"\xbe"
+    assert reader.read(block) == [(b"cookie", b"b")]
+
+
 @pytest.mark.parametrize(
     "block",
     [

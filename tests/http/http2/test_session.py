@@ -193,6 +193,24 @@ def test_streams_take_turns() -> None:
     assert ids == [1, 3, 5, 1, 3, 5]
 
 
+def test_what_was_sent_of_a_stream_that_waited_is_told() -> None:
+    server = Server()
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
+    first, second = server.streams[1], server.streams[3]
+    server.session.send(first, bytes(150_000))
+    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, Drained)]
+    server.said()
+    assert first.queued_bytes
+    # An answer on another stream, between two looks at the transport.
+    for _ in range(5):
+        server.session.send(second, bytes(1 << 15))
+        server.said()
+    while server.session.can_pump:
+        drained += server.session.pump()
+        server.said()
+    assert first in drained
+
+
 def test_nothing_but_heads_goes_to_a_transport_that_is_full() -> None:
     server = Server()
     server.take(request(1))
@@ -228,6 +246,29 @@ def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
     server.take(data(3, b"abc"))
     server.session.withhold(stream, withholds=False)
     assert server.said() == [(frames.WINDOW_UPDATE, 0, 1, u32(3 << 14))]
+
+
+def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connection() -> None:
+    server = Server()
+    for stream_id in range(1, 400, 2):
+        server.take(request(stream_id, POST, ends=False))
+        # All of it is taken apart before any of it is looked at.
+        events = server.take(data(stream_id, bytes(1 << 14)), reset(stream_id))
+        server.session.withhold(server.streams[stream_id], withholds=True)
+        (part,) = (event for event in events if isinstance(event, Part))
+        server.session.acknowledge(part.stream, part.size)
+        server.now += 1
+    assert server.session.failed is None
+
+
+def test_padding_opens_the_window_of_its_stream() -> None:
+    server = Server()
+    server.take(OPEN)
+    for _ in range(400):
+        server.take(frame(frames.DATA, frames.PADDED, 1, b"\xff" + bytes(255)))
+        server.now += 1
+    assert server.session.failed is None
+    assert server.resets() == []
 
 
 def test_what_is_dropped_opens_the_window_of_the_connection() -> None:
