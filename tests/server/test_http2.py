@@ -218,6 +218,28 @@ async def test_a_client_that_reads_nothing_is_let_go() -> None:
         await stop_pair(pair)
 
 
+async def test_a_client_that_has_ended_and_takes_nothing_is_let_go() -> None:
+    """Even where so little is left for it that nothing has been held back."""
+    pair = await start_pair(client_write_timeout_s=0.3, keepalive_timeout_s=1.0, send_buffer_bytes="1MiB")
+    try:
+        await create_closed(pair, body=b"x" * 60_000)
+        async with wire_to(pair.fast, receive_bytes=4_096) as wire:
+            await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
+            await wire.frame(WindowUpdateFrame(0, 1 << 24))
+            for _ in range(3):
+                await wire.ask("/s?offset=-1")
+                assert (await wire.answer()).status == 200
+            wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            while not pair.fast.clients.unsent()[0]:
+                done = hits(pair.fast)
+                await wire.ask("/s?offset=-1")
+                await eventually(lambda done=done: hits(pair.fast) > done)  # type: ignore[misc]
+            wire.writer.write_eof()
+            await eventually(lambda: not len(pair.fast.clients))
+    finally:
+        await stop_pair(pair)
+
+
 async def test_a_stuck_live_read_is_moved_back_to_the_tape(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:

@@ -284,27 +284,36 @@ class Http2Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.session.is_blocked = True
-        self._unsent = self.transport.get_write_buffer_size() if self.transport is not None else 0
-        self._stuck.set(self.clients.limits.client_write_timeout_s)
         if self.transport is not None:
+            self._expect_taken(self.transport)
             # What it asks for would have to be answered.
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.session.is_blocked = False
-        self._stuck.clear()
-        if self.transport is None:
+        transport = self.transport
+        if transport is None:
             return
+        if transport.is_closing():
+            # What is left has to be taken as well, and this is not said again.
+            self._expect_taken(transport)
+            return
+        self._stuck.clear()
         self._flush()
         for channel in list(self._channels.values()):
             channel.drain()
-        if not self.session.is_blocked and not self.transport.is_closing():
-            self.transport.resume_reading()
+        if not self.session.is_blocked and not transport.is_closing():
+            transport.resume_reading()
 
     # -- time
 
     def _look_idle(self) -> None:
-        limits = self.clients.limits
+        limits, transport = self.clients.limits, self.transport
+        if transport is not None and transport.is_closing():
+            # It may be the client that has ended it, and does not take what is left.
+            if not self._stuck.is_set:
+                self._expect_taken(transport)
+            return
         if self._channels or self.session.streams or self._is_active:
             self._is_active = False
             self._quiet_looks = 0
@@ -324,6 +333,11 @@ class Http2Connection(asyncio.Protocol):
             self._end()
         elif self.transport is not None:
             self.transport.abort()
+
+    def _expect_taken(self, transport: asyncio.Transport) -> None:
+        """Look after a while whether the client has taken anything."""
+        self._unsent = transport.get_write_buffer_size()
+        self._stuck.set(self.clients.limits.client_write_timeout_s)
 
     def _look_stuck(self) -> None:
         """See whether the client has taken anything; where it has not, let it go."""
@@ -364,8 +378,7 @@ class Http2Connection(asyncio.Protocol):
         if transport is not None and not transport.is_closing():
             self._flush()
             transport.close()
-            self._unsent = transport.get_write_buffer_size()
-            self._stuck.set(self.clients.limits.client_write_timeout_s)
+            self._expect_taken(transport)
 
     def _end(self) -> None:
         """The connection has failed: whatever is open is over, and the client gets the time to read why."""
