@@ -2,8 +2,8 @@
 
 A test that skips where a tool is missing looks green and shows nothing: whoever needs a tool fails by its name.
 
-With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do all
-that are about Spark.
+With several processes (`-n`, `--dist loadfile`) a file's tests stay together, for what they share, and so do
+a folder's that are about Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ settings.register_profile("gateway", deadline=None, suppress_health_check=[Healt
 settings.load_profile("gateway")
 
 _OF_SPARK: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
-"""Folders of tests that start a Java."""
+"""Folders of tests on a Java, the longest first."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,29 +55,25 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def _is_of_spark(nodeid: str) -> bool:
-    return nodeid.startswith(_OF_SPARK)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What one process has to do alone begins first.
-    items.sort(key=lambda item: not _is_of_spark(item.nodeid))
+    # What one process has to do alone begins first, so that there is something to do beside the last of it.
+    items.sort(key=lambda item: not item.nodeid.startswith(_OF_SPARK))
 
 
-class _OneSpark(LoadFileScheduling):
-    """A file's tests go to one process, and all that are about Spark to the same.
+class _OneSparkForAFolder(LoadFileScheduling):
+    """A file's tests go to one process, and a folder's that are about Spark.
 
     A Java that has just started takes twenty seconds of a processor to learn what one that has been at work knows.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if _is_of_spark(nodeid) else super()._split_scope(nodeid)
+        return next((folder for folder in _OF_SPARK if nodeid.startswith(folder)), super()._split_scope(nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSpark | None:
-    return _OneSpark(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneSparkForAFolder | None:
+    return _OneSparkForAFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
