@@ -60,7 +60,7 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
 
 def _can_be_read(file: str) -> bool:
     try:
-        with open(file, "rb") as source:
+        with Path(file).open("rb") as source:
             source.read(1)
     except (OSError, ValueError):
         return False
