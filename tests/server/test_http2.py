@@ -278,6 +278,19 @@ async def test_an_upload_goes_on_as_the_origin_takes_it(pair: Pair) -> None:
         assert read.status == 200
 
 
+async def test_a_hundred_writes_may_come_piece_by_piece(pair: Pair) -> None:
+    async with wire_to(pair.fast) as wire:
+        calls = []
+        for number in range(100):
+            await wire.ask(f"/{number}", {**TEXT, "Content-Length": "40000"}, "PUT", b"", ends=False)
+            calls.append(wire.call)
+        for size, ends in ((16_000, False), (16_000, False), (8_000, True)):
+            for call in calls:
+                await wire.part(b"a" * size, ends=ends, call=call)
+        for call in calls:
+            assert (await wire.answer_of(call)).status == 201
+
+
 async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:

@@ -287,6 +287,7 @@ class Session(Sending):
     def acknowledge(self, stream: Stream, size: int) -> None:
         """So many bytes of DATA have been taken in."""
         stream.unacknowledged_bytes += size
+        stream.kept_bytes += size
         if not stream.withholds or stream.gone is not None:
             self._go_on(stream)
 
@@ -297,13 +298,14 @@ class Session(Sending):
             self._go_on(stream)
 
     def _go_on(self, stream: Stream) -> None:
-        size = stream.unacknowledged_bytes
-        is_over = not stream.is_receiving or stream.gone is not None
-        if not size or not (is_over or size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size):
+        # The connection's window at once: what many streams have each begun to send would keep it shut.
+        kept, stream.kept_bytes = stream.kept_bytes, 0
+        self._open_window(kept)
+        if not stream.is_receiving or stream.gone is not None:
             return
-        stream.unacknowledged_bytes = 0
-        self._open_window(size)
-        if not is_over:
+        size = stream.unacknowledged_bytes
+        if size and (size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size):
+            stream.unacknowledged_bytes = 0
             stream.receive_window += size
             self._write(frames.window_update(stream.id, size))
 

@@ -17,6 +17,7 @@ class Stream:
         "is_ended",
         "is_ending",
         "is_receiving",
+        "kept_bytes",
         "queue",
         "queued_bytes",
         "receive_window",
@@ -33,6 +34,8 @@ class Stream:
         """Bytes of DATA that the client may send."""
         self.unacknowledged_bytes = 0
         """What has come since the client was last told to go on."""
+        self.kept_bytes = 0
+        """What of that keeps the connection's window shut, too."""
         self.withholds = False
         """Whether the client is not told to go on."""
         self.announced_bytes: int | None = None

@@ -261,6 +261,18 @@ def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connectio
     assert server.session.failed is None
 
 
+def test_many_bodies_that_are_begun_leave_the_window_of_the_connection_open() -> None:
+    server = Server()
+    # What is taken of each is less than its own window is opened for.
+    for stream_id in range(1, 256, 2):
+        for event in server.take(request(stream_id, POST, ends=False), data(stream_id, bytes(1 << 14))):
+            if isinstance(event, Part):
+                server.session.acknowledge(event.stream, event.size)
+    assert server.session.failed is None
+    grown = [int.from_bytes(payload, "big") for kind, _, to, payload in server.said() if kind == frames.WINDOW_UPDATE]
+    assert sum(grown) >= 128 << 14 >> 1
+
+
 def test_padding_opens_the_window_of_its_stream() -> None:
     server = Server()
     server.take(OPEN)
