@@ -53,7 +53,18 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
     except ssl.SSLError:
         raise ConfigError(f"{where}: {certificate}: holds no certificate, or not that of its key") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {key or certificate}: cannot be read: {word_of(error)}") from None
+        # OpenSSL does not say which of the two.
+        named = certificate if key and _can_be_read(key) else key or certificate
+        raise ConfigError(f"{where}: {named}: cannot be read: {word_of(error)}") from None
+
+
+def _can_be_read(file: str) -> bool:
+    try:
+        with Path(file).open("rb") as source:
+            source.read(1)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:

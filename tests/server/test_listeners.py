@@ -481,6 +481,9 @@ async def test_a_start_names_what_cannot_be_used(bench: Bench, authority: Author
         await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
     with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.client_ca: .*holds no certificates"):
         await bench.start(tls(pair, client_ca=str(pair.key), client_certificates="required"))
+    for missing in (Pair(bench.folder / "none", pair.key), Pair(pair.certificate, bench.folder / "none")):
+        with pytest.raises(ConfigError, match=r"certificates\[0\]: \S*/none: cannot be read: No such file"):
+            await bench.start(tls(missing))
 
 
 # -- the PROXY protocol, and proxies that are trusted ------------------------------------------------------------------
