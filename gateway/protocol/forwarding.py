@@ -154,12 +154,14 @@ def request_headers_for_origin(
 
     Forwarded is a list to which everybody adds, so that who reads it from its end knows whose word is whose.  Of the
     customary X-Forwarded-* only the first is such a list: the others are one party's word.  So they pass where a
-    trusted proxy has sent them (`is_from_proxy`), with that proxy in X-Forwarded-For, and are dropped where a client
+    trusted proxy writes them (`is_from_proxy`), with that proxy in X-Forwarded-For, and are dropped where a client
     has: the origin would take them for the gateway's word.
     """
     passed = _end_to_end(headers, _ANSWERED_HERE if is_from_proxy else _UNPROVEN)
     if is_from_proxy and "X-Forwarded-For" in passed:
         _append(passed, "X-Forwarded-For", client or "unknown")
+        # The proxy has written the other list, and passed this one on as its client has made it up.
+        passed.popall("Forwarded", None)
     _append(passed, "Via", f"{http_version} {node}")
     _append(passed, "Forwarded", _forwarded(client, host, scheme))
     _append(passed, "CDN-Loop", node)

@@ -72,6 +72,10 @@ class Proxies:
         self.trusts = lru_cache(4_096)(self._trusts)
         """Whether the peer at an address (None: by a Unix socket) is one of them."""
 
+    def writes_customary(self, peer: str | None) -> bool:
+        """Whether what the peer at an address says in `X-Forwarded-*` is its own word."""
+        return not self._is_standard and self.trusts(peer)
+
     def _trusts(self, address: str | None) -> bool:
         if address is None:
             return self._trusts_unix

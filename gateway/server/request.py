@@ -166,9 +166,9 @@ class Request:
 
     @property
     def is_from_proxy(self) -> bool:
-        """Whether it has come from a proxy that is believed about whom it passes on."""
+        """Whether its `X-Forwarded-*` are the word of a proxy that is believed."""
         proxies = self.channel.proxies
-        return proxies is not None and proxies.trusts(self.channel.client)
+        return proxies is not None and proxies.writes_customary(self.channel.client)
 
     @property
     def client(self) -> str | None:

@@ -226,6 +226,11 @@ def test_what_a_trusted_proxy_says_goes_on_with_that_proxy() -> None:
     assert "X-Forwarded-For" not in sent_on({}, is_from_proxy=True)
 
 
+def test_what_a_trusted_proxys_client_has_made_up_goes_no_further() -> None:
+    passed = sent_on({**CUSTOMARY, "Forwarded": "for=6.6.6.6"}, is_from_proxy=True)
+    assert passed["Forwarded"] == "for=10.0.0.1;host=h;proto=https"
+
+
 def test_a_trusted_proxys_word_cannot_be_named_for_one_connection() -> None:
     passed = sent_on({**CUSTOMARY, "Connection": "X-Forwarded-For, X-Forwarded-Proto"}, is_from_proxy=True)
     assert passed["X-Forwarded-For"] == "203.0.113.7, 10.0.0.1"

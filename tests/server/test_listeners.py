@@ -583,6 +583,42 @@ async def test_the_scheme_behind_a_trusted_proxy_is_the_clients(bench: Bench, tr
     assert response.headers["location"] == [f"{scheme}://edge.test/new"]
 
 
+@pytest.mark.parametrize(
+    ("forwarded_by", "passed"),
+    [
+        (
+            "x-forwarded-for",
+            [b"X-Forwarded-For: 203.0.113.7, 127.0.0.1", b"Forwarded: for=127.0.0.1;host=e;proto=http"],
+        ),
+        ("forwarded", [b"Forwarded: for=203.0.113.9, for=127.0.0.1;host=e;proto=http"]),
+    ],
+)
+async def test_the_origin_is_told_what_the_proxy_has_written_alone(
+    bench: Bench, forwarded_by: str, passed: list[bytes]
+) -> None:
+    """It passes the other header on as its client has made it up."""
+    told: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await close(writer)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as origin:
+        config = GatewayConfig.for_origin(
+            f"http://127.0.0.1:{origin.sockets[0].getsockname()[1]}",
+            listen="127.0.0.1:0",
+            admin="127.0.0.1:0",
+            trusted_proxies=["127.0.0.1"],
+            forwarded_by=forwarded_by,
+        )
+        gateway = await start_gateway(config)
+        bench.running.append(gateway)
+        said = b"X-Forwarded-For: 203.0.113.7\r\nForwarded: for=203.0.113.9\r\n\r\n"
+        await answered(*await open_to(gateway), b"DELETE /s HTTP/1.1\r\nHost: e\r\n" + said)
+    assert [line for line in told[0].split(b"\r\n") if b"orwarded" in line] == passed
+
+
 # -- sockets -----------------------------------------------------------------------------------------------------------
 
 
