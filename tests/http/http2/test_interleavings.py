@@ -169,6 +169,9 @@ def _write_part(exchange: Exchange, id_: int, parts: dict[int, list[int]], writt
         piece = PATTERN[len(written[id_]) % 251 :][: parts[id_].pop(0)]
         written[id_] += piece
         exchange.session.send(stream, piece)
+    elif stream.send_window < 0 or exchange.session.is_blocked:
+        # An end without a byte may go out there (RFC 9113 section 6.9.1), but h2's client takes it for an error.
+        return
     elif id_ in exchange.whole or not stream.is_receiving:
         exchange.session.end(stream)
 
