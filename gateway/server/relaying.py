@@ -263,10 +263,12 @@ class Relaying:
         if self._is_over:
             return
         if self._request.has_begun:
-            # Over HTTP/2 `left` is called before this returns.
-            self._break_off()
-            # An orderly end would make a part look like the whole.
+            # Over HTTP/2 `left` is called before the next call returns.
+            self._is_over = True
+            # An orderly end would make a part look like the whole; and before anybody hears that the channel is free,
+            # or the next request would be begun on it.
             self._channel.abort()
+            self._break_off()
         else:
             self._close()
             self._answered = self._relays.teller.refuse(self._errand, error)

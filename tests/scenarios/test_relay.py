@@ -172,6 +172,30 @@ async def test_a_client_that_leaves_after_its_upload_has_written(edge: Edge, cou
     assert (await edge.get("/s")).body == b"beforeafter"
 
 
+@pytest.mark.http_1
+async def test_nothing_behind_an_answer_that_breaks_off_is_begun(hostile: Hostile, start: Start) -> None:
+    """What was sent behind it would be answered in the middle of its body."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer("200 OK", {"Content-Length": "100"}, b"part"))
+        await writer.drain()
+        writer.close()
+
+    origin = await hostile(script)
+    edge = await start(origin.url)
+    wire = await edge.wire()
+    await wire.send(
+        b"OPTIONS /s HTTP/1.1\r\nHost: h\r\n\r\n"
+        b"POST /s HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\nx"
+    )
+    assert (await wire.head()).status == 200
+    with pytest.raises(Dropped) as dropped:
+        await wire.body()
+    assert b"part".startswith(dropped.value.body)
+    await eventually(lambda: not edge.gateway.connections)
+    assert [asked.method for asked in origin.asked] == ["OPTIONS"]
+
+
 async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer_breaks_off(
     hostile: Hostile, start: Start
 ) -> None:
@@ -195,6 +219,7 @@ async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer
     await eventually(lambda: not edge.gateway.connections)
 
 
+@pytest.mark.http_1
 async def test_a_client_that_leaves_with_much_unread_leaves_nothing_of_its_write(
     hostile: Hostile, start: Start
 ) -> None:
