@@ -426,7 +426,7 @@ def test_dev_speaks_tls_and_says_how_to_trust_it(start: Start, tmp_path: Path) -
         assert f"export NODE_EXTRA_CA_CERTS={authority}" in printed
         assert str(authority) in printed
         done = subprocess.run(shlex.split(printed[1]), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        assert done.stdout.startswith("HTTP/1.1 201 "), done.stderr
+        assert re.match(r"HTTP/(1\.1|2) 201 ", done.stdout), done.stderr
         # The console goes through the same port.
         read = httpx.get(f"{command.urls['admin']}/api/console/read", params={"target": "/demo?offset=-1"})
         assert (read.status_code, read.json()) == (200, [])

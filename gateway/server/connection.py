@@ -66,6 +66,7 @@ class Connection(WritingConnection):
     )
 
     scheme: str = "http"
+    versions = frozenset({"1.0", "1.1"})
 
     def __init__(self, clients: Clients, told: str | None = None) -> None:
         """`told` is the client's address where the connection's own peer is not the client."""

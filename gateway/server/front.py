@@ -43,8 +43,6 @@ _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE"
 _RESERVED = "/__ds"
 """Subscriptions live below this; they are nobody's stream."""
 _LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
-_VERSIONS = frozenset({"1.0", "1.1", "2.0"})
-"""A response says the version that it is written in (RFC 9112 section 2.5); these can be answered in that."""
 
 
 class Front:
@@ -158,7 +156,7 @@ class Front:
     def _understand(self, errand: Errand) -> Asked:
         """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
         request = errand.request
-        if request.version not in _VERSIONS:
+        if request.version not in request.channel.versions:
             raise VersionNotSupported
         target = parse_target(request.target)
         mode = errand.mode = _mode(request.method, target)

@@ -50,6 +50,8 @@ class Channel(Protocol):
     first two without being waited for says `hand_over` before and `answered` after.
     """
 
+    versions: frozenset[str]
+    """Versions of HTTP that answers are written in here (RFC 9112 section 2.5)."""
     live_bytes: int
     """Body bytes of the live answer."""
     live_first_byte_s: float

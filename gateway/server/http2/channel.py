@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import BadRequest
 from gateway.http.http2.blocks import block_of, status_block
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.head import Asked
+from gateway.http.http2.head import VERSION, Asked
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.journal import CloseReason
@@ -95,6 +95,8 @@ class StreamChannel:
         "stream",
         "why_cut",
     )
+
+    versions = frozenset({VERSION})
 
     def __init__(self, connection: Home, stream: Stream, asked: Asked) -> None:
         self._connection = connection
