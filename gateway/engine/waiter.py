@@ -8,7 +8,7 @@ Those who are woken by one event and whose answers cannot differ are given the s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -56,6 +56,12 @@ class Client(Protocol):
 
     def settle(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connection go on."""
+
+    def apart(self) -> Iterable[Client]:
+        """All of several clients but one, each by itself from here on; `waits` is owed to each."""
+
+    def waits(self, waiter: Waiter) -> None:
+        """It waits by this waiter."""
 
     def has_gone(self) -> None:
         """It went before it was answered."""
@@ -242,6 +248,22 @@ class Waiter:
 
     def beat(self) -> None:
         """A long-poll has no body yet to show a sign of life in."""
+
+    def apart(self) -> list[Waiter]:
+        """Itself, and those who waited here with others, each with a waiter of its own from here on."""
+        if self.clients == 1 or self._is_over or self._is_asking or self._is_late:
+            return [self]
+        found, topic = [self], self._place.topic
+        left_s = max(0.0, self._tick * TICK_S - self._place.tail.clock.now())
+        for client in self._client.apart():
+            alone = Waiter(self._place, client, left_s)
+            alone._was_confirmed, alone._turn = self._was_confirmed, self._turn
+            client.waits(alone)
+            self.clients -= 1
+            topic.crowded -= 1
+            topic.readers_now.add(alone)
+            found.append(alone)
+        return found
 
     def leave(self, delay_s: float, within_s: float) -> None:
         """The wait is over after `delay_s`, if not before: to be answered with nothing disturbs nobody."""

@@ -323,7 +323,8 @@ class Live:
         self.cool_all()
         for topic in list(self._topics.values()):
             for reader in tuple(topic.readers_now):
-                reader.leave(self._rng.uniform(0, spread_s), within_s)
+                for alone in reader.apart():
+                    alone.leave(self._rng.uniform(0, spread_s), within_s)
             topic.wake()
 
     def close(self) -> None:

@@ -194,6 +194,10 @@ class Subscriber:
             self._sent_at_beat = self.topic.beats
             self._wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
+    def apart(self) -> tuple[Subscriber]:
+        """It stands alone."""
+        return (self,)
+
     def leave(self, delay_s: float, within_s: float) -> None:
         """End after `delay_s`, but not so early that the client takes it for a failure, unless time is short: in order
         is better than cut off."""

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -79,6 +79,9 @@ class Listener(Protocol):
 
     def beat(self) -> None:
         """Time for a sign of life."""
+
+    def apart(self) -> Iterable[Listener]:
+        """Itself, and those who stood on it with others, each alone from here on."""
 
     def leave(self, delay_s: float, within_s: float) -> None:
         """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""

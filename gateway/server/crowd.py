@@ -6,7 +6,7 @@ came later: they are told the same at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 from multidict import CIMultiDict
 
@@ -78,6 +78,19 @@ class Crowd:
         self._channels[channel] = began
         self._rendering.recorder.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
         channel.park(self, keeps=self._keeps)
+
+    def apart(self) -> Iterator[Crowd]:
+        """All clients but the first, each as a crowd of its own from here on; `waits` is owed to each."""
+        while len(self._channels) > 1:
+            channel, began = self._channels.popitem()
+            alone = Crowd(self._rendering, self._route, self._origin, keeps=self._keeps)
+            alone._channels[channel] = began
+            channel.park(alone, keeps=self._keeps)
+            yield alone
+
+    def waits(self, waiter: Waiter) -> None:
+        """They wait by this waiter."""
+        self._waiter = waiter
 
     # -- the channels' side
 

@@ -261,9 +261,11 @@ async def test_a_drain_sends_live_readers_off_in_order_and_is_over_in_time(
         wires.append(await edge.begin("/s?offset=-1&live=sse"))
         await wires[-1].head()
         await control(wires[-1])
-    # Each with a cursor of its own: those who wait for the same as one crowd leave as one.
-    polling = [edge.asking(f"/s?offset=now&live=long-poll&cursor={number}") for number in range(5)]
     topics = edge.gateway.engine.live._topics
+    # Those who come after the first wait with it as one crowd.
+    polling = [edge.asking("/s?offset=now&live=long-poll")]
+    await eventually(lambda: sum(topic.readers for topic in topics.values()) == 11)
+    polling += [edge.asking("/s?offset=now&live=long-poll") for _ in range(4)]
     await eventually(lambda: sum(topic.readers for topic in topics.values()) == 15)
     edge.clock.advance(2)
 
