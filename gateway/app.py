@@ -17,39 +17,39 @@ from typing import Self
 
 from aiohttp import web
 
-from gateway.cache_plan import CachePlan
-from gateway.clock import Clock, SystemClock
-from gateway.config import GatewayConfig
-from gateway.config_change import Change
-from gateway.config_change import change as config_change
-from gateway.config_credentials import load_credentials
-from gateway.config_file import ConfigError, load_plan
-from gateway.config_reader import ConfigReader, Load
-from gateway.config_tls import OriginTls, load_tls, tls_files
-from gateway.config_values import Address
+from gateway.aio.clock import Clock, SystemClock
+from gateway.aio.tasks import Tasks
+from gateway.aio.watched_files import Stamp, Watch, stamp
+from gateway.config.cache_plan import CachePlan
+from gateway.config.change import Change
+from gateway.config.change import change as config_change
+from gateway.config.credentials import load_credentials
+from gateway.config.file import ConfigError, load_plan
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origin_tls import OriginTls, load_tls, tls_files
+from gateway.config.reader import ConfigReader, Load
+from gateway.config.values import Address
 from gateway.engine.core import Engine
-from gateway.engine.planned import Planned
-from gateway.engine.wishes import budget_bytes
-from gateway.entrance import Entrance
-from gateway.journal import UNKEPT, Journal
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.guard import Guard, admin_token
 from gateway.ops.admin.subject import NothingToRead
 from gateway.ops.console.wiring import add_console
 from gateway.ops.history import History, Sample, Sampling, sampled
-from gateway.ops.journal import open_journal
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
+from gateway.ops.open_access_log import open_journal
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
+from gateway.plan.applier import PlanApplier
+from gateway.plan.entries import budget_bytes
+from gateway.server.frontend import Frontend
 from gateway.server.listeners import Certificates, certificate_files, load_certificates
-from gateway.tasks import Tasks
-from gateway.tracing import NO_TRACER, Tracer, current
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
+from gateway.telemetry.tracing import NO_TRACER, Tracer, current
 from gateway.upstream.pool import Credentials
-from gateway.watched_files import Stamp, Watch, stamp
 
 _log = logging.getLogger("gateway.app")
 
@@ -62,9 +62,9 @@ class RunningGateway:
         config: GatewayConfig,
         engine: Engine,
         metrics: Metrics,
-        entrance: Entrance,
+        frontend: Frontend,
         load: Load | None,
-        planned: Planned,
+        planned: PlanApplier,
         log: LogWriter | None = None,
         environ: Mapping[str, str] = os.environ,
         shown_files: Stamp = (),
@@ -75,14 +75,14 @@ class RunningGateway:
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.journal: Journal = log or UNKEPT
+        self.journal: AccessLog = log or NO_ACCESS_LOG
         """Where requests are noted."""
         self._log = log
-        self.routes = entrance.routes
-        self.clients = entrance.clients
+        self.routes = frontend.routes
+        self.clients = frontend.clients
         self.started_at = engine.clock.now()
-        self._entrance = entrance
-        self.listeners = entrance.listeners
+        self._frontend = frontend
+        self.listeners = frontend.listeners
         self._reader = ConfigReader(self._loaded, engine.clock)
         self._load = load
         self._watch = Watch(lambda: certificate_files(self.config.every_listener), self._renew, engine.clock)
@@ -109,7 +109,7 @@ class RunningGateway:
     @property
     def connections(self) -> int:
         """Client connections open now."""
-        return sum(map(len, self._entrance.every_clients))
+        return sum(map(len, self._frontend.every_clients))
 
     def sample(self) -> Sample:
         """The counters as they stand."""
@@ -172,13 +172,13 @@ class RunningGateway:
         async with self._reloading:
             wanted, plan, credentials, tls, certificates = await self._reader.read()
             change = config_change(self.config, wanted)
-            self._entrance.show(certificates)
+            self._frontend.show(certificates)
             self.config = change.config
             if anew := self.engine.take(change.config, credentials, tls):
                 # A secret may be another one in the same place.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
-            self._entrance.take(change.config)
+            self._frontend.take(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # It may be another document by the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
@@ -199,7 +199,7 @@ class RunningGateway:
         reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)
         async with self._reloading:
             try:
-                self._entrance.show(await reader.read())
+                self._frontend.show(await reader.read())
             except ConfigError as error:
                 _log.warning("certificates are not taken: %s", error)
 
@@ -221,9 +221,9 @@ class RunningGateway:
         self._is_open = False
         self.listeners.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
-        for clients in self._entrance.every_clients:
+        for clients in self._frontend.every_clients:
             clients.leave_in_order()
-        for clients in self._entrance.every_clients:
+        for clients in self._frontend.every_clients:
             await clients.emptied(gone_at - timeout_s * 0.1 - asyncio.get_running_loop().time())
             await clients.abort()
         await self.listeners.wait_closed()
@@ -271,20 +271,22 @@ async def start_gateway(
     _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
     log = open_journal(config, clock, metrics, rng, partitions)
-    engine = Engine(config, clock, metrics, rng, tracer, log or UNKEPT, credentials, tls=tls)
-    entrance = Entrance(config, engine, metrics, tracer, log or UNKEPT, metrics.listeners)
+    engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
+    frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners)
     shown_files = stamp(certificate_files(config.every_listener))
-    entrance.show(load_certificates(config.every_listener, entrance.listeners.alpn))
-    clients = entrance.clients
+    frontend.show(load_certificates(config.every_listener, frontend.listeners.alpn))
+    clients = frontend.clients
     metrics.before_collect = clients.count
-    metrics.listeners.expiries = entrance.listeners.expiries
-    gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
+    metrics.listeners.expiries = frontend.listeners.expiries
+    gateway = RunningGateway(
+        config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, shown_files
+    )
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
         look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
     )
     application = admin_application(gateway, guard, partitions)
-    places = (lambda: gateway.gateway_url, lambda: entrance.listeners.inside_url)
+    places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
     engine.renewal.start(known)

@@ -29,7 +29,7 @@ from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
-from gateway.clock import SystemClock
+from gateway.aio.clock import SystemClock
 from gateway.commands.append import append
 from gateway.commands.bench import bench
 from gateway.commands.dev_lines import print_lines_to_paste
@@ -42,12 +42,13 @@ from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
-from gateway.config import GatewayConfig, ServerConfig
-from gateway.config_credentials import load_credentials
-from gateway.config_file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
-from gateway.config_listener import Place
-from gateway.config_tls import load_tls
-from gateway.config_values import Address, parse_address, parse_bytes
+from gateway.config.credentials import load_credentials
+from gateway.config.file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config.gateway import GatewayConfig
+from gateway.config.listener import Place
+from gateway.config.origin_tls import load_tls
+from gateway.config.server import ServerConfig
+from gateway.config.values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
 

@@ -74,7 +74,7 @@ async def durable_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway in front of `durable_origin`, stopped after the test."""
     from gateway.app import start_gateway
-    from gateway.config import GatewayConfig
+    from gateway.config.gateway import GatewayConfig
 
     free_ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     config = GatewayConfig.for_origin(durable_origin.url, **{**free_ports, **durable_gateway_settings})

@@ -18,15 +18,15 @@ from random import Random
 from rich.console import Console
 from rich.table import Table
 
-from gateway.clock import SystemClock
-from gateway.journal import Journal, Record, Repeated, Unkept
-from gateway.metrics_seam import Silent
+from gateway.aio.clock import SystemClock
 from gateway.ops.access_log import Hit, Lines
 from gateway.ops.log_sinks.file import FileSink
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import Journal, Record, Repeated, Unkept
+from gateway.telemetry.metrics import Silent
 
 _ROUNDS = 7
 _RECORDS = 20_000

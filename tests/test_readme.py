@@ -10,8 +10,8 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from gateway.commands.dev_lines import lines_to_paste
-from gateway.config_file import every_field
-from gateway.config_values import format_bytes
+from gateway.config.file import every_field
+from gateway.config.values import format_bytes
 from loadtest.bench.readme import tables
 from loadtest.plan_demo.result import table
 from tests.offload import readme as offload

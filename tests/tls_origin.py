@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.tasks import Tasks
+from gateway.aio.tasks import Tasks
 
 
 def made(folder: Path, name: str, issuer: str | None = None) -> None:

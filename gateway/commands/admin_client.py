@@ -15,8 +15,8 @@ import typer
 
 from gateway.commands.failure import CommandFailed
 from gateway.commands.target import http_url
-from gateway.config import ServerConfig
-from gateway.config_values import ADMIN_TOKEN_VARIABLE
+from gateway.config.server import ServerConfig
+from gateway.config.values import ADMIN_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import aiohttp

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.clock import SystemClock
+from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 from gateway.commands.target import Headers, request_headers, stream_url

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.clock import SystemClock
+from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import allow_many_connections, run
 from gateway.commands.target import Headers, http_url, request_headers

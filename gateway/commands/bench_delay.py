@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.clock import Clock, pause
+from gateway.aio.clock import Clock, pause
 from gateway.commands.bench_reads import quantile
 from gateway.commands.bench_wire import Connection, connect, request_bytes
 from gateway.commands.failure import CommandFailed

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.clock import Clock, pause
+from gateway.aio.clock import Clock, pause
 from gateway.commands.bench_wire import Connection, connect, request_bytes
 from gateway.commands.failure import CommandFailed
 

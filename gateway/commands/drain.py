@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gateway.clock import SystemClock, pause
+from gateway.aio.clock import SystemClock, pause
 from gateway.commands.admin_client import DEFAULT_URL, AdminClient, AdminUrl, admin_client, admin_url
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run

@@ -20,7 +20,7 @@ import aiohttp
 from yarl import URL
 
 from gateway import __version__
-from gateway.clock import Clock, pause
+from gateway.aio.clock import Clock, pause
 from gateway.commands.failure import CommandFailed
 
 CONNECT_S: Final = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
 from gateway.commands.exchange import Backoff, Transient, asking, refusal
 from gateway.commands.failure import CommandFailed
 from gateway.protocol import names

@@ -22,7 +22,7 @@ from typing import Final
 
 import aiohttp
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
 from gateway.commands.exchange import Backoff, Transient, asking, refusal
 from gateway.commands.failure import CommandFailed
 from gateway.commands.target import with_query

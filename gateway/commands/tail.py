@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.clock import SystemClock
+from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
 from gateway.commands.output import abandon_stdout
 from gateway.commands.run import run

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Outcome
 from gateway.tape.stream import Edition, Stream
-from gateway.upstream.flight import Flight, Rider
+from gateway.upstream.flight import Flight, FlightReader
 
 
 class Shown(NamedTuple):
@@ -55,7 +55,7 @@ class _Seat:
     """The whole body of a flight."""
 
     flight: Flight
-    rider: Rider
+    reader: FlightReader
 
 
 class Parts:
@@ -86,15 +86,15 @@ class Parts:
         if pieces:
             self._row.append(_Held(pieces, sum(map(len, pieces)), copied))
 
-    def board(self, flight: Flight) -> None:
+    def attach(self, flight: Flight) -> None:
         """Take a seat: the flight's whole body is the next part."""
-        self._row.append(_Seat(flight, flight.board()))
+        self._row.append(_Seat(flight, flight.attach()))
 
     def drop_last(self) -> None:
         """Take back the seat that was taken last."""
         last = self._row.pop()
         assert isinstance(last, _Seat)
-        last.rider.leave()
+        last.reader.leave()
 
     def held(self, is_json: bool) -> list[bytes] | None:
         """The whole body where every byte of it is here, else None."""
@@ -147,7 +147,7 @@ class Parts:
                     yield lead + piece if lead else piece
                     lead = b""
             else:
-                async for chunk in part.rider.chunks():
+                async for chunk in part.reader.chunks():
                     yield lead + chunk if lead else chunk
                     lead = b""
                 if lead or not part.flight.size:
@@ -159,7 +159,7 @@ class Parts:
     def close(self) -> None:
         for part in self._row:
             if isinstance(part, _Seat):
-                part.rider.leave()
+                part.reader.leave()
         self._row.clear()
 
 

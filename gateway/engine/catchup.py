@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, Named, Parts, Shown
-from gateway.engine.deck import FlightDeck
-from gateway.engine.replies import head_answer, not_modified, now_answer, refusal_answer, stream_headers
-from gateway.engine.request import Read, Uncacheable
+from gateway.engine.fetch_table import FetchTable
+from gateway.engine.read import Read, Uncacheable
+from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.live.registry import Live
 from gateway.live.topic import Topic
+from gateway.live.topics import Live
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Stream
-from gateway.upstream.flight import METADATA, Beyond, Flight, Foreign, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Beyond, Flight, NotShareable, OriginError, StreamHead, as_seen_by
 
 _SMALL_BYTES = 1 << 16
 """A body of this size is waited for, so that it goes out whole and with its length."""
@@ -41,13 +41,13 @@ class CatchUp:
 
     def __init__(
         self,
-        deck: FlightDeck,
+        fetches: FetchTable,
         live: Live,
         clock: Clock,
         max_reply_bytes: int,
         follow: Callable[[Read, Stream], None],
     ) -> None:
-        self._deck = deck
+        self._fetches = fetches
         self._live = live
         self._clock = clock
         self._max_reply_bytes = max_reply_bytes
@@ -71,7 +71,7 @@ class CatchUp:
         return await self._attempt(read, stream).head()
 
     def _attempt(self, read: Read, stream: Stream) -> _Attempt:
-        return _Attempt(self._deck, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream)
+        return _Attempt(self._fetches, self._live, self._clock, self._max_reply_bytes, self._follow, read, stream)
 
 
 class _Attempt:
@@ -79,7 +79,7 @@ class _Attempt:
 
     def __init__(
         self,
-        deck: FlightDeck,
+        fetches: FetchTable,
         live: Live,
         clock: Clock,
         limit: int,
@@ -87,7 +87,7 @@ class _Attempt:
         read: Read,
         stream: Stream,
     ) -> None:
-        self._deck = deck
+        self._fetches = fetches
         self._live = live
         self._clock = clock
         self._limit = limit
@@ -128,7 +128,7 @@ class _Attempt:
     async def head(self) -> Answer | None:
         read, stream = self._read, self._stream
         if stream.head_headers is None and self._tail_now() is not None:
-            await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+            await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         tail = await self._known_tail()
         return head_answer(read, stream, tail) if tail is not None and stream.head_headers is not None else None
 
@@ -157,7 +157,7 @@ class _Attempt:
         if self._tail_now() is None and self._read.route.heard_s and stream.tape.tail is not None:
             per_s = config.follow_above_per_s
             # Readers who share one look cost the origin no more than one.
-            is_shared = any(self._deck.pending(stream, start) for start in (self._at, NOW))
+            is_shared = any(self._fetches.pending(stream, start) for start in (self._at, NOW))
             if per_s and not is_shared and stream.tail_asked(self._clock.now(), per_s):
                 self._follow(self._read, stream)
             await self._live.until_connected(stream)
@@ -191,22 +191,22 @@ class _Attempt:
         stream, read = self._stream, self._read
         if stream.lifetime is None:
             # Memory is first to answer alone: one HEAD tells how long the stream may be remembered.
-            if (flight := self._deck.pending(stream, METADATA)) is not None:
+            if (flight := self._fetches.pending(stream, METADATA)) is not None:
                 flight.watch()
                 try:
                     await flight.until_over()
                 finally:
                     flight.unwatch()
             else:
-                await self._deck.fresh_head(stream, METADATA, read.route, read.source)
+                await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if stream.ended is not None:
             raise TailMovedBack
         if stream.may_answer_alone(self._clock.now(), read.route.config.trust_s):
             return True
         # A read at the tail costs the origin nothing, renews a sliding TTL there, and shows whether the stream is still
         # the one that is remembered.
-        head = await self._deck.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
-        if isinstance(head, Foreign):
+        head = await self._fetches.fresh_head(stream, stream.tape.tail or self._at, read.route, read.source)
+        if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if stream.ended is not None:
             raise TailMovedBack
@@ -221,8 +221,8 @@ class _Attempt:
         tail = self._awaited_tail()
         if tail is not None and (answer := await self._until_brought(topic, tail, Outcome.FOLLOWED)) is not None:
             return answer
-        head = await self._deck.fresh_head(stream, METADATA, read.route, read.source)
-        if isinstance(head, GatewayError) or (isinstance(head, Refusal) and head.status >= 500):
+        head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
+        if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
             # Asking it for the bytes, too, would not make it any better.
             return self._failed(head)
         if not isinstance(head, StreamHead):
@@ -265,8 +265,8 @@ class _Attempt:
             return None
         if not stream.holds_acknowledged(self._at) or not stream.may_answer_alone(now, read.route.config.trust_s):
             return None
-        if self._deck.pending(stream, self._at) is None:
-            self._deck.join(stream, self._at, read.route, read.source)
+        if self._fetches.pending(stream, self._at) is None:
+            self._fetches.join(stream, self._at, read.route, read.source)
         return self._answer(Outcome.HIT, up_to_date=False, is_closed=False, stale_s=now - seen.fresh_until)
 
     async def _look(self) -> tuple[Flight, bool] | None:
@@ -275,20 +275,20 @@ class _Attempt:
         None when a flight that was already in the air took the walk further, or ended: the walk goes on.
         """
         stream, read = self._stream, self._read
-        flight = self._deck.pending(stream, self._at)
+        flight = self._fetches.pending(stream, self._at)
         if flight is not None and flight.is_sent:
             flight.watch()
             try:
-                head = await self._deck.head_within(flight, read.route.config.collapse_wait_s)
+                head = await self._fetches.head_within(flight, read.route.config.collapse_wait_s)
                 if isinstance(head, StreamHead) and head.next_offset != self._at and flight.error is None:
                     # Too large to be kept is a flight of one's own: waiting for its end would take minutes, and would
-                    # have it flown at full speed, past riders who cannot keep up.
+                    # have it flown at full speed, past readers who cannot keep up.
                     if flight.is_kept:
-                        self.parts.board(flight)
+                        self.parts.attach(flight)
                         self._at = head.next_offset
                         self._has_ridden = True
                         return None
-                elif isinstance(head, Foreign):
+                elif isinstance(head, NotShareable):
                     # That it may not be shared is no statement about the tail: all who wait go on alone, in parallel.
                     raise Uncacheable(head)
                 elif head is not None:
@@ -296,8 +296,8 @@ class _Attempt:
                     return None
             finally:
                 flight.unwatch()
-        flight, is_mine = self._deck.join(stream, self._at, read.route, read.source)
-        self.parts.board(flight)
+        flight, is_mine = self._fetches.join(stream, self._at, read.route, read.source)
+        self.parts.attach(flight)
         return flight, is_mine
 
     async def _answer_from(self, flight: Flight, is_mine: bool) -> Answer:
@@ -306,7 +306,7 @@ class _Attempt:
         if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
             await flight.until_over()
             head = flight.error or head
-        if isinstance(head, Foreign):
+        if isinstance(head, NotShareable):
             raise Uncacheable(head)
         if isinstance(head, StreamHead | Beyond) and self._stream.ended is not None:
             # Deleted or re-created while this walk was on its way: what lies before and behind may not be one stream.
@@ -342,26 +342,26 @@ class _Attempt:
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
             self._let_repeat(answer, Shown(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
-        head = await self._deck.fresh_head(stream, NOW, read.route, read.source)
-        if isinstance(head, Foreign):
+        head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
+        if isinstance(head, NotShareable):
             raise Uncacheable(head)
         assert not isinstance(head, Beyond), "the tail is not behind itself"
         if not isinstance(head, StreamHead):
             return self._failed(head)
         return now_answer(read, stream, head.next_offset, Outcome.MISS, is_closed=head.is_closed, fwd_status=200)
 
-    def _failed(self, head: Refusal | GatewayError) -> Answer:
+    def _failed(self, head: OriginError | GatewayError) -> Answer:
         """What a failed look makes of the answer."""
         stream = self._stream
         if isinstance(head, TailMovedBack):
             raise head
         is_walking = self._at != self._read.start
-        if isinstance(head, Refusal) and head.status < 500:
+        if isinstance(head, OriginError) and head.status < 500:
             return refusal_answer(self._read.route, head, Outcome.MISS)
         if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
             # Immutable bytes, and no word about the tail: the reader goes on from where they end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
-        if isinstance(head, Refusal):
+        if isinstance(head, OriginError):
             return refusal_answer(self._read.route, head, Outcome.FAILED)
         raise head
 

@@ -9,32 +9,32 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from gateway.clock import Clock
-from gateway.config import GatewayConfig
-from gateway.config_tls import OriginTls
-from gateway.engine.absent import Absences
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origin_tls import OriginTls
+from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
-from gateway.engine.coding import Coder
-from gateway.engine.deck import FlightDeck
+from gateway.engine.coder import Coder
+from gateway.engine.fetch_table import FetchTable
 from gateway.engine.purge import Purge
+from gateway.engine.read import Drain, Ended, Read, Uncacheable
 from gateway.engine.relay import Relay
-from gateway.engine.replies import refusal_answer
-from gateway.engine.request import Drain, Ended, Read, Uncacheable
+from gateway.engine.response_heads import refusal_answer
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail
 from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
-from gateway.journal import UNKEPT, Journal
-from gateway.live.registry import Live
-from gateway.metrics_seam import Recorder
+from gateway.live.topics import Live
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
 from gateway.tape.eviction import POLICIES
-from gateway.tape.library import Library
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.tasks import Tasks
-from gateway.tracing import NO_TRACER, Tracer
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.client import Client
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
@@ -60,10 +60,10 @@ class Engine:
         self,
         config: GatewayConfig,
         clock: Clock,
-        recorder: Recorder,
+        recorder: MetricsRecorder,
         rng: random.Random,
         tracer: Tracer = NO_TRACER,
-        journal: Journal = UNKEPT,
+        journal: AccessLog = NO_ACCESS_LOG,
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
         tls: Mapping[str, OriginTls] | None = None,
@@ -81,7 +81,7 @@ class Engine:
         self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
         """To be started where files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
-        self.library = Library(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
+        self.library = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
         self.coder = Coder(
             self.library,
             clock,
@@ -95,7 +95,7 @@ class Engine:
         """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
         self.live = Live(upstream, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
         self.absences = Absences(clock.now)
-        self.deck = FlightDeck(
+        self.fetches = FetchTable(
             upstream,
             self.library,
             clock,
@@ -112,9 +112,9 @@ class Engine:
         )
         self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder)
         self.purge = Purge(self.library, self.live)
-        self._catch_up = CatchUp(self.deck, self.live, clock, limits.max_reply_bytes, self._follow)
+        self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(
-            self.deck,
+            self.fetches,
             self._catch_up,
             self.live,
             clock,

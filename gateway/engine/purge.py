@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gateway.live.registry import Live
-from gateway.tape.library import Library
+from gateway.live.topics import Live
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
 
 class Purge:
     """Purges streams of one library.  Keeps no state of its own."""
 
-    def __init__(self, library: Library, live: Live) -> None:
-        self._library = library
+    def __init__(self, library: TapeStore, live: Live) -> None:
+        self._store = library
         self._live = live
 
     def drop(self, stream: Stream) -> bool:
@@ -27,9 +27,9 @@ class Purge:
         if stream.ended is not None:
             return False
         if self._live.find(stream) is not None:
-            self._library.forget_bytes(stream)
+            self._store.forget_bytes(stream)
             return self.doubt(stream)
-        return self._library.drop(stream, End.PURGED)
+        return self._store.drop(stream, End.PURGED)
 
     def doubt(self, stream: Stream) -> bool:
         """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
@@ -42,6 +42,6 @@ class Purge:
     def drop_others(self, shares: Collection[str]) -> None:
         """Forget what no route leads to any more: streams of other shares than these (`Route.share`).  Those that are
         followed stay with their readers, who are the last."""
-        for stream in list(self._library):
+        for stream in list(self._store):
             if stream.key.share not in shares and self._live.find(stream) is None:
-                self._library.drop(stream, End.PURGED)
+                self._store.drop(stream, End.PURGED)

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict
 
-from gateway.clock import Clock
-from gateway.engine.absent import Absences
+from gateway.aio.clock import Clock
+from gateway.engine.absences import Absences
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError
-from gateway.live.registry import Live
-from gateway.metrics_seam import Recorder
+from gateway.live.topics import Live
 from gateway.protocol.forwarding import storable_headers
 from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
@@ -29,8 +28,9 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import is_sentinel, is_well_formed
 from gateway.protocol.surrogate import surrogate_keys
-from gateway.tape.library import Library
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import Asker, Asking
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
@@ -131,15 +131,15 @@ class Relay:
     def __init__(
         self,
         upstream: Upstream,
-        library: Library,
+        library: TapeStore,
         live: Live,
         absences: Absences,
         clock: Clock,
-        recorder: Recorder,
+        recorder: MetricsRecorder,
     ) -> None:
         self._absences = absences
         self._upstream = upstream
-        self._library = library
+        self._store = library
         self._live = live
         self._clock = clock
         self.recorder = recorder
@@ -156,7 +156,7 @@ class Relay:
         if passed.mode is Mode.SSE:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
-        own = self._library.find(passed.own) if passed.own is not None else None
+        own = self._store.find(passed.own) if passed.own is not None else None
         relayed = Relayed(self, passed, asker, own, self._clock.now())
         if passed.mode in WRITES:
             self._writes.setdefault(passed.group, set()).add(relayed)
@@ -209,7 +209,7 @@ class Relay:
             if reply.status in (404, 410):
                 # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
                 # to whom the stream is not shown.
-                for stream in self._library.group(passed.group):
+                for stream in self._store.group(passed.group):
                     stream.doubts += 1
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
@@ -222,7 +222,7 @@ class Relay:
     def _end_group(self, passed: Passed, why: End) -> None:
         for write in self._writes[passed.group]:
             write.is_overtaken = True
-        for stream in self._library.purge(passed.group, why):
+        for stream in self._store.purge(passed.group, why):
             self._live.end(stream, why)
 
     def _lost(self, sent: Relayed, status: int) -> None:
@@ -240,16 +240,16 @@ class Relay:
         """A stream was created here: what a HEAD would tell is known already."""
         if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
-        stream = self._library.open(passed.own, self._clock.now())
+        stream = self._store.open(passed.own, self._clock.now())
         stream.lifetime = lifetime_from_headers(passed.headers)
         stream.learn_type(reply.headers["Content-Type"])
         stream.headers = storable_headers(reply.headers)
-        self._library.tag(stream, surrogate_keys(reply.headers))
+        self._store.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
     def _acknowledge(self, passed: Passed, reply: Reply, write: Relayed) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
-        for stream in self._library.group(passed.group):
+        for stream in self._store.group(passed.group):
             stream.contacted_at = self._clock.now()
             if tail is None:
                 stream.acknowledged_somewhere()
@@ -274,19 +274,19 @@ class Relay:
 
     def _suspect(self, passed: Passed) -> None:
         """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
-        for stream in self._library.group(passed.group):
+        for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 if stream.is_doubted:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
-                    self._library.forget_bytes(stream)
+                    self._store.forget_bytes(stream)
                 self._live.doubt(stream)
             stream.doubts += 1
 
     def _doubt(self, passed: Passed) -> None:
         """Believe nothing of what is held."""
-        for stream in self._library.group(passed.group):
+        for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
-                self._library.forget_bytes(stream)
+                self._store.forget_bytes(stream)
             self._live.restart(stream)
 
 

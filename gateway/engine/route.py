@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.clock import Clock
-from gateway.config import RouteConfig
+from gateway.aio.clock import Clock
+from gateway.config.routes import RouteConfig
+from gateway.engine.hit_for_miss import Unshared
 from gateway.engine.retries import RetryBudget, RouteRetries
-from gateway.engine.unshared import Unshared
 from gateway.http.outgoing import FixedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.target import Target

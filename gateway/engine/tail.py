@@ -12,19 +12,21 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import Wheel
 from gateway.engine.answer import Answer, Parts, Shown
 from gateway.engine.catchup import CatchUp
-from gateway.engine.deck import FlightDeck
-from gateway.engine.replies import not_modified, refusal_answer, stream_headers, timed_out
-from gateway.engine.request import Drain, Ended, Poll, Read, Uncacheable
+from gateway.engine.classifier import is_outdated
+from gateway.engine.fetch_table import FetchTable
+from gateway.engine.read import Drain, Ended, Poll, Read, Uncacheable
+from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.route import Route
-from gateway.engine.verdict import is_outdated
 from gateway.engine.waiter import Client, Waiter, Waiting
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
-from gateway.live.registry import Live
 from gateway.live.subscriber import Subscriber, Wire
-from gateway.live.topic import Terms, Topic, Ways
+from gateway.live.topic import OriginAccess, Terms, Topic
+from gateway.live.topics import Live
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
@@ -32,16 +34,14 @@ from gateway.protocol.names import ACCEL_BUFFERING, SSE_DATA_ENCODING, STREAM_CU
 from gateway.protocol.offsets import NOW, START, is_before
 from gateway.tape.stream import Edition, End, Stream
 from gateway.tape.tape import Reading, Tape
-from gateway.tasks import Tasks
-from gateway.upstream.flight import METADATA, Beyond, Foreign, Head, Refusal, StreamHead, as_seen_by
+from gateway.upstream.flight import METADATA, Beyond, Head, NotShareable, OriginError, StreamHead, as_seen_by
 from gateway.upstream.source import Source
-from gateway.wheel import Wheel
 
 _LIFETIME_JITTER = (0.8, 1.0)
 _SETTLING_S = 1.0
 _LITTLE_BYTES = 1 << 16
 """A reader who is behind by no more than this is sent it at once, whatever that has to be coded in."""
-TOO_LARGE = Foreign("larger than the tape", is_lasting=False)
+TOO_LARGE = NotShareable("larger than the tape", is_lasting=False)
 """Why a live reader's replay is relayed: no tape can hold it."""
 
 
@@ -54,7 +54,7 @@ class Tail:
 
     def __init__(
         self,
-        deck: FlightDeck,
+        fetches: FetchTable,
         catch_up: CatchUp,
         live: Live,
         clock: Clock,
@@ -70,7 +70,7 @@ class Tail:
         self.wheel = Wheel(clock)
         self.again = again
         self.code_now = code_now
-        self._deck = deck
+        self._fetches = fetches
         self._catch_up = catch_up
         self._live = live
         self._rng = rng
@@ -85,22 +85,22 @@ class Tail:
 
         Raises Ended, Uncacheable or a GatewayError.
         """
-        fresh, tape, start = self._deck.fresh_head, stream.tape, read.start
+        fresh, tape, start = self._fetches.fresh_head, stream.tape, read.start
         head: Head | None = None
         # The metadata name the tail, which is where most offsets lie: then there is no need for what comes after it.
         place = start if start in (START, NOW) else METADATA
-        if place == METADATA and self._deck.pending(stream, START) is not None:
+        if place == METADATA and self._fetches.pending(stream, START) is not None:
             # Another's fetch tells what there is to know as well; where the tail is now is the follower's to say.
             place = START
-        if stream.content_type is None and (stale := await self._deck.settle(stream, place, read.route)) is not None:
+        if stream.content_type is None and (stale := await self._fetches.settle(stream, place, read.route)) is not None:
             refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
-            if isinstance(refusal, Refusal) and not is_outdated(stream, stale):
+            if isinstance(refusal, OriginError) and not is_outdated(stream, stale):
                 raise Ended(refusal)
             self._check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
             head = await fresh(stream, place, read.route, read.source)
-            if place == METADATA and isinstance(head, Foreign | StreamHead) and stream.content_type is None:
+            if place == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
                 # An origin without HEAD is no reason to share nothing: its reads tell what there is to know.
                 place, head = start, await fresh(stream, start, read.route, read.source)
             if stream.content_type is None:
@@ -110,7 +110,7 @@ class Tail:
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
             tail = tape.tail or start
             look = await fresh(stream, tail, read.route, read.source)
-            if isinstance(look, Refusal) and look.status == 400 and tail != start:
+            if isinstance(look, OriginError) and look.status == 400 and tail != start:
                 # Not the client's offset is refused but the one remembered here: this is another stream.
                 self._live.drop(stream, End.RECREATED)
                 raise TailMovedBack
@@ -125,7 +125,7 @@ class Tail:
             return self._expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
         if start != START and head is None and not tape.has_seen(start):
             # Bytes are wanted, not news of the tail: another's fetch of them will do.
-            await self._deck.settle(stream, start, read.route)
+            await self._fetches.settle(stream, start, read.route)
             self._check_ended(stream)
         if start != START and not tape.has_seen(start):
             # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
@@ -142,7 +142,7 @@ class Tail:
     @staticmethod
     def _has_failed(head: Head) -> bool:
         """Whether the origin could not say."""
-        if isinstance(head, Refusal):
+        if isinstance(head, OriginError):
             return head.status >= 500 or head.status == 429
         return isinstance(head, GatewayError)
 
@@ -160,9 +160,9 @@ class Tail:
         match head:
             case StreamHead():
                 return head
-            case Refusal():
+            case OriginError():
                 raise Ended(head)
-            case Foreign():
+            case NotShareable():
                 raise Uncacheable(head)
             case Beyond() | None:
                 raise UpstreamBroken
@@ -177,9 +177,9 @@ class Tail:
             raise Uncacheable(known.foreign)
         topic = self._live.attach(
             stream,
-            Ways(
+            OriginAccess(
                 source,
-                lambda at: self._deck.fresh_head(stream, METADATA if at is None else at, route, source),
+                lambda at: self._fetches.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda at: self._fill(route, source, topic, at),
             ),
             Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
@@ -201,11 +201,11 @@ class Tail:
         if not topic.is_missing(at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        stale = await self._deck.settle(stream, at, route)
+        stale = await self._fetches.settle(stream, at, route)
         if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
-        head = self._expect_stream(await self._deck.fresh_head(stream, at, route, source))
+        head = self._expect_stream(await self._fetches.fresh_head(stream, at, route, source))
         self._check_laid(stream, at, head)
         return head.next_offset != at or tape.tail != tail
 
@@ -215,7 +215,7 @@ class Tail:
             # Whether that concerns the reader depends on when it came.
             raise TailMovedBack
         if stream.ended is not None:
-            raise Ended(Refusal.of_ended(stream.ended.status))
+            raise Ended(OriginError.of_ended(stream.ended.status))
 
     # -- long-poll (section 5.7)
 
@@ -294,9 +294,9 @@ class Tail:
         if not reading.size:
             return Poll.LOOK if await self._fill(read.route, read.source, topic, reading.end) else Poll.WAIT
         # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
-        head = await self._deck.fresh_head(stream, reading.end, read.route, read.source)
+        head = await self._fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._check_ended(stream)
-        if isinstance(head, Refusal) and not self._has_failed(head):
+        if isinstance(head, OriginError) and not self._has_failed(head):
             # Of a stream that has been refused nothing more is told.
             raise Ended(head)
         if self._has_failed(head) and outcome is Outcome.HIT:
@@ -384,7 +384,7 @@ class Tail:
         """The time is up and nobody can vouch for the tail: look."""
         cursor = self._cursor(read, stream)
         at = stream.tape.resolve(read.start)
-        head = await self._deck.fresh_head(stream, at, read.route, read.source)
+        head = await self._fetches.fresh_head(stream, at, read.route, read.source)
         self._expect_stream(head)
         self._check_ended(stream)
         reading = stream.tape.read(at, self._max_reply_bytes)

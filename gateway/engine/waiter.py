@@ -12,19 +12,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import TICK_S, Wheel
 from gateway.engine.answer import Answer
-from gateway.engine.replies import failure_answer, refusal_answer
-from gateway.engine.request import Ended, Poll, Read, Uncacheable
+from gateway.engine.read import Ended, Poll, Read, Uncacheable
+from gateway.engine.response_heads import failure_answer, refusal_answer
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import parse_cursor
 from gateway.protocol.names import STREAM_CURSOR
 from gateway.tape.stream import Stream
-from gateway.tasks import Tasks
-from gateway.upstream.flight import Refusal
-from gateway.wheel import TICK_S, Wheel
+from gateway.upstream.flight import OriginError
 
 
 class Rendered(NamedTuple):
@@ -332,7 +332,7 @@ class Waiter:
         who came when nobody vouched for it begins again, with what the origin has now."""
         place = self._place
         if self._was_confirmed:
-            return refusal_answer(place.read.route, Refusal.of_ended(404), Outcome.FOLLOWED)
+            return refusal_answer(place.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
         found = await place.tail.again(place.read)
         if isinstance(found, Answer):
             return found

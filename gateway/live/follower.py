@@ -18,7 +18,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gateway.clock import Clock, pause
+from gateway.aio.clock import Clock, pause
 from gateway.errors import (
     CircuitOpen,
     GatewayError,
@@ -27,9 +27,7 @@ from gateway.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from gateway.journal import UNKEPT, Journal, Place, note_nothing
 from gateway.live.topic import Topic
-from gateway.metrics_seam import Recorder
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import stream_identity
 from gateway.protocol.forwarding import Headers
@@ -53,10 +51,12 @@ from gateway.protocol.names import (
 )
 from gateway.protocol.offsets import START, is_sentinel, is_well_formed
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
-from gateway.tape.library import Library
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
-from gateway.tracing import detach
-from gateway.upstream.flight import Foreign, Refusal, StreamHead
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, Place, note_nothing
+from gateway.telemetry.metrics import MetricsRecorder
+from gateway.telemetry.tracing import detach
+from gateway.upstream.flight import NotShareable, OriginError, StreamHead
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
@@ -87,21 +87,21 @@ class Follower:
         self,
         topic: Topic,
         upstream: Upstream,
-        library: Library,
+        library: TapeStore,
         clock: Clock,
-        recorder: Recorder,
+        recorder: MetricsRecorder,
         rng: random.Random,
-        journal: Journal = UNKEPT,
+        journal: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._topic = topic
         self._stream = topic.stream
         self._route = topic.stream.key.route
         self._upstream = upstream
-        self._library = library
+        self._store = library
         self._clock = clock
         self._recorder = recorder
         self._rng = rng
-        self._journal = journal
+        self._access_log = journal
         self._asked = Place.of(self._route, topic.ways.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
         """How the origin was asked last."""
@@ -173,7 +173,7 @@ class Follower:
         ends_at = self._clock.now() + self._topic.terms.lifetime_s
         self._acks = self._stream.acks
         head = await self._topic.ways.look(self._place)
-        if isinstance(head, Refusal):
+        if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
             self._counted = head
@@ -266,7 +266,7 @@ class Follower:
         """Ask for the metadata, which say how long the stream lives and which one it is."""
         self._acks = self._stream.acks
         head = await self._topic.ways.look(None)
-        if isinstance(head, Refusal):
+        if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
             self._counted = head
@@ -333,12 +333,12 @@ class Follower:
         """A live request is being sent to an origin; one that an open breaker refused is no contact."""
         self._stream.contacted_at = self._clock.now()
         self._recorder.upstream_request(self._mode, self._route)
-        self._journal.unclaimed(self._asked, self._mode, requests=1)
+        self._access_log.unclaimed(self._asked, self._mode, requests=1)
 
     def _came(self, size: int, mode: Mode) -> None:
         """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""
         self._recorder.upstream_bytes(size, mode, self._route)
-        self._journal.unclaimed(self._asked, mode, fetched_bytes=size)
+        self._access_log.unclaimed(self._asked, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""
@@ -348,7 +348,7 @@ class Follower:
         tape.check(at, end, has_bytes=bool(pieces))
         if tape.is_json and len(pieces) > 1:
             pieces = [b",".join(pieces)]
-        self._library.lay(self._stream, at, end, pieces, self._clock.now())
+        self._store.lay(self._stream, at, end, pieces, self._clock.now())
         tape.reached(end, is_closed=control.is_closed)
         self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
         return end
@@ -366,7 +366,7 @@ class Follower:
 
     def _refuse_sharing(self, why: str) -> None:
         """The origin's live answers are not for sharing: live readers are relayed."""
-        self._topic.foreign = Foreign(why)
+        self._topic.foreign = NotShareable(why)
         self._counted = UpstreamBroken()
         raise self._counted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.metrics_seam import Recorder
+from gateway.telemetry.metrics import MetricsRecorder
 
 
 class Rounds:
@@ -16,7 +16,7 @@ class Rounds:
 
     __slots__ = ("_came_at", "_now", "_recorder", "_route")
 
-    def __init__(self, recorder: Recorder, now: Callable[[], float], route: str) -> None:
+    def __init__(self, recorder: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._recorder = recorder
         self._now = now
         self._route = route

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.clock import Clock
-from gateway.journal import CloseReason
+from gateway.aio.clock import Clock
+from gateway.aio.wheel import TICK_S, Wheel
 from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
-from gateway.wheel import TICK_S, Wheel
+from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17
 """Of a large event so much is written at a time."""
@@ -40,7 +40,7 @@ class Drain(Protocol):
     is_set: bool
 
 
-class Desk(Protocol):
+class LiveContext(Protocol):
     """What all subscribers of a process share."""
 
     clock: Clock
@@ -77,7 +77,9 @@ class Subscriber:
         "topic",
     )
 
-    def __init__(self, topic: Topic, at: str, least_cursor: int, wire: Wire, desk: Desk, lifetime_s: float) -> None:
+    def __init__(
+        self, topic: Topic, at: str, least_cursor: int, wire: Wire, desk: LiveContext, lifetime_s: float
+    ) -> None:
         self.topic = topic
         self.at = at
         self._is_told = False

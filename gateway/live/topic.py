@@ -22,17 +22,17 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from gateway.clock import NOBODY
+from gateway.aio.clock import NOBODY
+from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.rounds import Rounds
 from gateway.protocol.cursor import interval, next_cursor, parse_cursor, shared_cursor
 from gateway.protocol.names import is_sse_text
 from gateway.protocol.offsets import is_before
 from gateway.protocol.sse import HEARTBEAT, Control, encode_control, encode_data
-from gateway.signals import Signal
 from gateway.tape.stream import End, Sighting, Stream
 from gateway.tape.tape import Reading
-from gateway.upstream.flight import Foreign, Head
+from gateway.upstream.flight import Head, NotShareable
 from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.live")
@@ -65,7 +65,7 @@ HEARTBEAT_CHUNK: Final = chunk(HEARTBEAT)
 HEARTBEAT_BYTES: Final = len(HEARTBEAT)
 
 
-class Listener(Protocol):
+class LiveReader(Protocol):
     """A live reader that stands on a connection and not in a task."""
 
     def pump(self) -> None:
@@ -80,7 +80,7 @@ class Listener(Protocol):
     def beat(self) -> None:
         """Time for a sign of life."""
 
-    def apart(self) -> Iterable[Listener]:
+    def apart(self) -> Iterable[LiveReader]:
         """Itself, and those who stood on it with others, each alone from here on."""
 
     def leave(self, delay_s: float, within_s: float) -> None:
@@ -92,7 +92,7 @@ Fill = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class OriginAccess:
     """How a topic reaches its origin: as its first reader would."""
 
     source: Source
@@ -143,7 +143,7 @@ class Step:
     """In place of data: to be sent in parts, and then its control event."""
 
 
-def _let_go(reader: Listener) -> None:
+def _let_go(reader: LiveReader) -> None:
     """One client's trouble is not the others'."""
     _log.exception("a live reader failed")
     try:
@@ -155,7 +155,9 @@ def _let_go(reader: Listener) -> None:
 class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
-    def __init__(self, stream: Stream, ways: Ways, terms: Terms, wall: Callable[[], float], rounds: Rounds) -> None:
+    def __init__(
+        self, stream: Stream, ways: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
+    ) -> None:
         self.stream = stream
         self._rounds = rounds
         self.ways = ways
@@ -163,7 +165,7 @@ class Topic:
         self._wall = wall
         self.is_refused = False
         """Whether the origin has refused the source's headers."""
-        self.foreign: Foreign | None = None
+        self.foreign: NotShareable | None = None
         """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
         self.doubted_at = -math.inf
@@ -180,7 +182,7 @@ class Topic:
         self.changed = Signal()
         self.beats = 0
         """How many beats have gone by: time enough for readers to know how long they have been silent."""
-        self.readers_now: set[Listener] = set()
+        self.readers_now: set[LiveReader] = set()
         """Readers that are pumped when the topic changes; all others wait for `changed`."""
         self.crowded = 0
         """How many clients these stand for beside one each."""
@@ -192,7 +194,7 @@ class Topic:
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
         """The cursor of shared answers, but for those to clients that showed as high a one."""
-        self.to_settle: list[tuple[Listener, object]] = []
+        self.to_settle: list[tuple[LiveReader, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
         self._high_floor = 0

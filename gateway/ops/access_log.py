@@ -33,9 +33,9 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from gateway.journal import Record, Repeated
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.trace_context import TRACEPARENT
+from gateway.telemetry.access_record import Record, Repeated
 
 VERSION: Final = 1
 
@@ -123,7 +123,12 @@ FIELDS: Final = (
     ),
     Field("user_agent", "string", "", "`User-Agent`, its first 256 characters."),
     Field("trace_id", "string", "32 hexadecimal digits", "Trace that the request belongs to (`traceparent`)."),
-    Field("close_reason", "string", "`gateway.journal.CloseReason`", "Why a live read ended; live reads only."),
+    Field(
+        "close_reason",
+        "string",
+        "`gateway.telemetry.access_record.CloseReason`",
+        "Why a live read ended; live reads only.",
+    ),
     Field("is_final", "boolean", "", "False for a live read that goes on, and for what is no request.", True),
 )
 

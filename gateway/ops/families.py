@@ -16,7 +16,7 @@ from prometheus_client.samples import Exemplar as SampleExemplar
 from gateway.ops.figures import Count, Histogram, RouteFigures
 from gateway.ops.state import State
 from gateway.protocol.coding import Coding
-from gateway.tape.library import Holding
+from gateway.tape.store import Holding
 
 Routes = Mapping[str, RouteFigures]
 _NOTHING: Final = Holding()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.clock import Clock, Timer
+from gateway.aio.clock import Clock, Timer
 from gateway.ops.figures import DELAY_BOUNDS_S, LIVE
 from gateway.ops.metrics import Metrics
 from gateway.ops.spared import Tally

@@ -24,14 +24,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from gateway.clock import Clock, Timer
-from gateway.journal import CloseReason, LiveNote, Place, Record, Repeated
+from gateway.aio.clock import Clock, Timer
+from gateway.aio.tasks import Tasks
 from gateway.ops.access_log import STREAM_CHARS, Hit, Lines, cut
 from gateway.ops.log_sinks.sink import Sink
 from gateway.ops.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.tasks import Tasks
+from gateway.telemetry.access_record import CloseReason, LiveNote, Place, Record, Repeated
 
 _log = logging.getLogger("gateway.log")
 
@@ -50,14 +50,14 @@ _HIT_BYTES = 160
 
 
 class DropCounter(Protocol):
-    """The part of a `Recorder` that counts lines that are lost."""
+    """The part of a `MetricsRecorder` that counts lines that are lost."""
 
     def log_drops(self, n: int = 1) -> None:
         """So many lines have been lost."""
 
 
 class LogWriter:
-    """A `gateway.journal.Journal` that is written to a sink.  Owner of the sink; `close` is owed after `start`."""
+    """A `gateway.telemetry.access_record.AccessLog` that is written to a sink.  Owner of the sink; `close` is owed after `start`."""
 
     is_kept = True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.clock import Clock, Timer
+from gateway.aio.clock import Clock, Timer
 from gateway.ops.figures import DELAY_BOUNDS_S, Histogram
 
 INTERVAL_S: Final = 0.1

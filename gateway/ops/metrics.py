@@ -1,6 +1,6 @@
 """Counting, and the text of the counts for Prometheus.
 
-`Metrics` is the recorder of the request path (`gateway.metrics_seam.Recorder`) and a prometheus-client collector in
+`Metrics` is the recorder of the request path (`gateway.telemetry.metrics.MetricsRecorder`) and a prometheus-client collector in
 one: the registry and the text formats are that library's, the numbers are plain ones (`figures`), the names and help
 texts stand in `families`.  What has a state is looked at when somebody asks (`state`), not counted.
 
@@ -20,7 +20,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
-from gateway.metrics_seam import NO_ROUTE
 from gateway.ops.families import (
     build_family,
     client_families,
@@ -39,6 +38,7 @@ from gateway.ops.state import State
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.telemetry.metrics import NO_ROUTE
 
 if TYPE_CHECKING:
     from gateway.ops.plan_state import PlanState

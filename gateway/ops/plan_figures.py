@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.engine.core import Engine
-from gateway.engine.planned import Planned
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
+from gateway.plan.applier import PlanApplier
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 
@@ -29,7 +29,7 @@ _HITS: Final = (
 class PlanFigures:
     """Looks at the plan in effect.  Owner of what had been counted when it was taken."""
 
-    def __init__(self, planned: Planned, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, planned: PlanApplier, engine: Engine, metrics: Metrics) -> None:
         self._planned = planned
         self._engine = engine
         self._metrics = metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.cache_plan import CachePlan
+from gateway.config.cache_plan import CachePlan
 
 
 @dataclass(frozen=True, slots=True)

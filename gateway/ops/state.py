@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
-from gateway.tape.library import Holding
+from gateway.tape.store import Holding
 from gateway.upstream.connections import Connections
 from gateway.upstream.origins import OriginState
 
@@ -59,9 +59,9 @@ def look_at(
     """The state of the engine, with what its server says of clients' connections."""
     flights: Counter[str] = Counter()
     waiters: Counter[str] = Counter()
-    for stream, flight in engine.deck.flights():
+    for stream, flight in engine.fetches.flights():
         flights[stream.key.route] += 1
-        waiters[stream.key.route] += flight.riders
+        waiters[stream.key.route] += flight.readers
     return State(
         is_ready=is_ready(),
         connections=connections(),

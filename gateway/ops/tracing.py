@@ -39,11 +39,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from yarl import URL
 
 from gateway import __version__
-from gateway.clock import Clock
-from gateway.config import TracingConfig
+from gateway.aio.clock import Clock
+from gateway.config.telemetry import TracingConfig
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
+from gateway.telemetry.tracing import ExchangeSpan, FlightSpan, Headers, flight_now, request_now
 
 _EXPORT_S: Final = 5.0
 """How often spans are exported."""
@@ -90,7 +90,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryTracer:
-    """A `gateway.tracing.Tracer`.  `processor` takes the place of the queue and the exporter, in tests."""
+    """A `gateway.telemetry.tracing.Tracer`.  `processor` takes the place of the queue and the exporter, in tests."""
 
     def __init__(
         self, config: TracingConfig, clock: Clock, rng: random.Random, processor: SpanProcessor | None = None

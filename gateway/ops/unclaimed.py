@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.journal import Place
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import Place
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096

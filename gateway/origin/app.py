@@ -23,7 +23,7 @@ from typing import Final
 
 from aiohttp import web
 
-from gateway.clock import Clock, SystemClock
+from gateway.aio.clock import Clock, SystemClock
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import SERVER_NAME
 from gateway.origin.faults import Faults

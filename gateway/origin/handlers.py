@@ -13,7 +13,7 @@ from random import Random
 
 from aiohttp import web
 
-from gateway.clock import Clock, wait_until
+from gateway.aio.clock import Clock, wait_until
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import CutShort, Delivery
 from gateway.origin.faults import Delay, Effect, Faults, Hold, Instead, When

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-from gateway.clock import Clock, wait_until
+from gateway.aio.clock import Clock, wait_until
 from gateway.origin import cursors, sse
 from gateway.origin.counters import Counters
 from gateway.origin.delivery import Delivery

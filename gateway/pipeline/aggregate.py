@@ -35,8 +35,8 @@ from gateway.pipeline.gold.reconnects import reconnects
 from gateway.pipeline.gold.slow_consumers import slow_consumers
 from gateway.pipeline.gold.top_streams import ranks, top_streams
 from gateway.pipeline.gold.traffic import errors, offload, sums, traffic
-from gateway.pipeline.hold import held
 from gateway.pipeline.lake import Lake
+from gateway.pipeline.lock import held
 from gateway.pipeline.tables import LATE_DAYS, Table
 
 _DAY: Final = timedelta(days=1)

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final, assert_never
 
-from gateway.clock import Clock, SystemClock
-from gateway.pipeline.book import digest
+from gateway.aio.clock import Clock, SystemClock
 from gateway.pipeline.bronze import write_bronze
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.events import Files, LogStream, Source, with_hint
 from gateway.pipeline.folder import Folder
-from gateway.pipeline.hold import AtWork, held
 from gateway.pipeline.landing import Batch, Landing, source_name
+from gateway.pipeline.lock import AtWork, held
+from gateway.pipeline.manifest import digest
 from gateway.pipeline.sessions import write_sessions
 from gateway.pipeline.silver import write_silver
 from gateway.pipeline.tables import LATE_DAYS, LINES, REJECTS, REQUESTS, SESSIONS

@@ -27,9 +27,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import zstandard
 
-from gateway.pipeline.book import HEAD_BYTES, TAIL_BYTES, Book, Seen, digest, read_book
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.folder import Folder
+from gateway.pipeline.manifest import HEAD_BYTES, TAIL_BYTES, Book, Seen, digest, read_book
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

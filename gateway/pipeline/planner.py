@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.cache_plan import CachePlan, Entry, Lifetime, MadeFrom, Memory, StreamName
-from gateway.clock import Clock, SystemClock
-from gateway.config_values import GIB, MIB, NodeName, RouteName
+from gateway.aio.clock import Clock, SystemClock
+from gateway.config.cache_plan import CachePlan, Entry, Lifetime, MadeFrom, Memory, StreamName
+from gateway.config.values import GIB, MIB, NodeName, RouteName
 from gateway.pipeline import tables
 from gateway.pipeline.curve import references
 from gateway.pipeline.curve.streams import WINDOWS, StreamFigures, Traffic, residence_s, traffic_of

@@ -112,7 +112,7 @@ REQUESTS: Final = Table(
         Column("client", "string", "Address as the log has it; NULL where it has none."),
         Column("user_agent", "string", "NULL where there was none."),
         Column("trace_id", "string", "NULL where there was none."),
-        Column("close_reason", "string", "`gateway.journal.CloseReason`; NULL but for live reads."),
+        Column("close_reason", "string", "`gateway.telemetry.access_record.CloseReason`; NULL but for live reads."),
         Column("is_final", "boolean", "False for a live read that goes on: the line is no request."),
     ),
     ("id",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.wheel import NEVER, Wheel
+from gateway.aio.wheel import NEVER, Wheel
 
 
 class Alarm:

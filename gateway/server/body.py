@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from gateway.config import LimitsConfig
+from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
 

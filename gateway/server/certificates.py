@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.certificate_files import Certificate, load_authorities, load_pair, read_certificate
-from gateway.config_file import ConfigError
-from gateway.config_listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
+from gateway.config.certificate_files import Certificate, load_authorities, load_pair, read_certificate
+from gateway.config.file import ConfigError
+from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"

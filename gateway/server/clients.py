@@ -7,17 +7,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from gateway.clock import Clock, SystemClock
-from gateway.config import LimitsConfig
+from gateway.aio.clock import Clock, SystemClock
+from gateway.aio.signal import Signal
+from gateway.aio.wheel import Wheel
+from gateway.config.limits import LimitsConfig
 from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
-from gateway.metrics_seam import Recorder
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
-from gateway.server.ready import Ready, ReadyAnswers
+from gateway.server.remembered import Ready, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
-from gateway.signals import Signal
-from gateway.wheel import Wheel
+from gateway.telemetry.metrics import MetricsRecorder
 
 _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
@@ -53,9 +53,9 @@ class Clients:
         self,
         handler: Handler,
         limits: LimitsConfig,
-        ready: ReadyAnswers | None,
+        ready: RememberedAnswers | None,
         clock: Clock,
-        recorder: Recorder,
+        recorder: MetricsRecorder,
         on_bad_request: Callable[[int, int, str | None], None],
         joins: Joins | None = None,
     ) -> None:

@@ -25,12 +25,12 @@ from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
+from gateway.server.deadlines import NOT_SEEN, Phase
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
-from gateway.server.ready import MAX_REQUEST_BYTES, Ready
+from gateway.server.remembered import MAX_REQUEST_BYTES, Ready
 from gateway.server.request import Channel, Request
-from gateway.server.timed import NOT_SEEN, Phase
 from gateway.server.writing import WritingConnection
 
 _log = logging.getLogger("gateway.server")
@@ -51,7 +51,7 @@ class Connection(WritingConnection):
     __slots__ = (
         "_body",
         "_candidate",
-        "_candidate_era",
+        "_candidate_generation",
         "_client",
         "_exact",
         "_is_busy",
@@ -94,7 +94,7 @@ class Connection(WritingConnection):
         """The one that is being answered."""
         self._candidate: bytes | None = None
         """The request that is being answered, where its bytes may be remembered."""
-        self._candidate_era = 0
+        self._candidate_generation = 0
         """That of what is remembered when the candidate was read."""
         self._client = told
 
@@ -113,7 +113,7 @@ class Connection(WritingConnection):
     @property
     def spelling(self) -> bytes | None:
         """The request in bytes, where it came by itself and whole, and they may be remembered."""
-        return self._candidate if self._candidate_era == self._clients.joins.era else None
+        return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
     # -- asyncio's side
 
@@ -224,7 +224,7 @@ class Connection(WritingConnection):
         # Nothing may be left in the parser: it would be a part of what is remembered.
         if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
-            self._candidate_era = clients.joins.era
+            self._candidate_generation = clients.joins.generation
         self._pending = deque(events)
         self._go_on()
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.config import CorsConfig
+from gateway.config.routes import CorsConfig
 from gateway.protocol import names
 
 ALLOWED_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"

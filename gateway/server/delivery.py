@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, Shown
 from gateway.errors import GatewayError
-from gateway.metrics_seam import Recorder
 from gateway.server.request import Answered, Request
+from gateway.telemetry.metrics import MetricsRecorder
 
 PART_BYTES: Final = 1 << 16
 """The most that is written at a time, for which a client has the time of the write bound."""
@@ -27,7 +27,7 @@ class Delivery:
 
     __slots__ = ("_now", "_recorder", "_request", "first_byte_at", "sent_bytes")
 
-    def __init__(self, request: Request, recorder: Recorder, now: Callable[[], float]) -> None:
+    def __init__(self, request: Request, recorder: MetricsRecorder, now: Callable[[], float]) -> None:
         self._request = request
         self._recorder = recorder
         self._now = now

@@ -12,9 +12,9 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.engine.request import Read
+from gateway.engine.read import Read
 from gateway.protocol.mode import Mode
-from gateway.server.crowd import Crowd
+from gateway.server.poll_group import PollGroup
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 1_000
@@ -40,19 +40,19 @@ class Join:
     mode: Mode
     origin: str | None
     """Its Origin header, which shapes what an answer says of CORS."""
-    crowd: Crowd | None = None
+    crowd: PollGroup | None = None
     """Those who have sent the same and wait."""
     memo: Memo | None = None
 
 
 class Joins:
-    """Requests to what they ask for; the oldest go first.  `era` counts the times at which all of it was forgotten:
+    """Requests to what they ask for; the oldest go first.  `generation` counts the times at which all of it was forgotten:
     what a request of an earlier one asked for was read with other routes."""
 
     def __init__(self) -> None:
         self._joins: dict[bytes, Join] = {}
         self._size = 0
-        self.era = 0
+        self.generation = 0
         self.get = self._joins.get
         """What exactly this request asks for, None where that is not remembered."""
 
@@ -72,6 +72,6 @@ class Joins:
 
     def clear(self) -> None:
         """Forget everything: routes have changed."""
-        self.era += 1
+        self.generation += 1
         self._joins.clear()
         self._size = 0

@@ -1,6 +1,6 @@
 """Where clients are accepted: every listener of the configuration, opened together and closed together.
 
-A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Opening`s.  What a
+A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Handshake`s.  What a
 listener shows over TLS is taken anew between two handshakes (`take`), by whoever has read it.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gateway.config import GatewayConfig
-from gateway.config_file import ConfigError
-from gateway.config_listener import ListenerConfig, SystemdPlace, UnixPlace
-from gateway.config_values import Address
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
+from gateway.config.values import Address
 from gateway.protocol.proxies import Proxies
 from gateway.server.certificates import Loaded, load
 from gateway.server.clients import Clients
-from gateway.server.opening import HTTP_1, Connect, Door, HandshakeFailure, Opening
+from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
 from gateway.server.sockets import UnixSocket, adopt, chosen, handed_over
 
 Certificates = Mapping[int, Loaded]
@@ -142,7 +142,7 @@ class Listeners:
                 self._recorder.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
-        """Listener, first name and last Unix second of each certificate in effect."""
+        """LiveReader, first name and last Unix second of each certificate in effect."""
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()
@@ -210,7 +210,7 @@ class Listeners:
             protocols = {HTTP_1: self._redirecting(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
             return partial(protocols[HTTP_1], None, is_secure=False)
-        door = Door(
+        door = Acceptor(
             self._clients,
             protocols,
             self._proxies,
@@ -218,7 +218,7 @@ class Listeners:
             (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
             partial(self._failed, config.address),
         )
-        return partial(Opening, door)
+        return partial(Handshake, door)
 
     def _failed(self, address: str, reason: HandshakeFailure) -> None:
         self._recorder.handshake_failure(address, reason.value)

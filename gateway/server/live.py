@@ -13,17 +13,17 @@ from multidict import CIMultiDict
 from gateway.engine.tail import Subscription
 from gateway.engine.waiter import Waiter, Waiting
 from gateway.errors import GatewayError
-from gateway.journal import CloseReason, Journal, LiveNote, Record, note_parked
 from gateway.live.subscriber import Subscriber
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
-from gateway.server.crowd import Crowd, Rendering
 from gateway.server.head import response_head
 from gateway.server.joins import Join, Memo
+from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
-from gateway.tracing import NO_REQUEST, RequestSpan, current
+from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, note_parked
+from gateway.telemetry.tracing import NO_REQUEST, RequestSpan, current
 
 _log = logging.getLogger("gateway.live")
 
@@ -31,10 +31,10 @@ _log = logging.getLogger("gateway.live")
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their channels do."""
 
-    def __init__(self, rendering: Rendering, journal: Journal) -> None:
+    def __init__(self, rendering: Rendering, journal: AccessLog) -> None:
         self._rendering = rendering
         self._clock = rendering.clock
-        self._journal = journal
+        self._access_log = journal
 
     def subscribe(
         self,
@@ -91,10 +91,10 @@ class LiveAnswers:
 
     def wait(
         self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
-    ) -> Crowd:
+    ) -> PollGroup:
         """Have the long-poll of a client that sent this Origin header wait for its answer, others with it perhaps."""
         route = waiting.read.route
-        crowd = Crowd(self._rendering, route, origin, keeps=keeps)
+        crowd = PollGroup(self._rendering, route, origin, keeps=keeps)
         waiter = waiting.start(crowd)
         topic = waiting.topic
 
@@ -120,7 +120,7 @@ class LiveAnswers:
         note = None
         if record is not None:
             record.outcome = Outcome.FOLLOWED
-            note = self._journal.live(record, began, look)
+            note = self._access_log.live(record, began, look)
         return _LiveNote(note, span, mode, route, look)
 
 

@@ -14,18 +14,18 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context, copy_context
 from typing import Any
 
-from gateway.config import LimitsConfig
+from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
 from gateway.engine.relay import WRITES, Passed, Relayed
 from gateway.errors import BodyTooLarge, GatewayError
-from gateway.journal import Journal, Place, note_fetched, note_origin_request
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
+from gateway.server.context import Asked, RequestContext, Teller
 from gateway.server.delivery import PART_BYTES, Aborted
-from gateway.server.errand import Asked, Errand, Teller
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
+from gateway.telemetry.access_record import AccessLog, Place, note_fetched, note_origin_request
 from gateway.upstream.connection import nothing
 from gateway.upstream.reply import Reply
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("gateway.front")
 class Relays:
     """Begins relays."""
 
-    def __init__(self, teller: Teller, engine: Engine, journal: Journal, limits: LimitsConfig) -> None:
+    def __init__(self, teller: Teller, engine: Engine, journal: AccessLog, limits: LimitsConfig) -> None:
         self.teller = teller
         self.engine = engine
         self.journal = journal
@@ -45,45 +45,45 @@ class Relays:
         """Whether all is here that is waited for before the origin hears of it."""
         return request.body is None or request.body.is_whole
 
-    def begin(self, errand: Errand, asked: Asked) -> None:
+    def begin(self, context: RequestContext, asked: Asked) -> None:
         """Relay a request that is ready; the answer is given from here on.  Raises a GatewayError where it must not
         be."""
-        body = errand.request.body
+        body = context.request.body
         if body is None:
-            self._relay(errand, asked, None)
+            self._relay(context, asked, None)
             return
-        body.check(errand.request.head, self._limits)
-        self._relay(errand, asked, self._whole(body.take()))
+        body.check(context.request.head, self._limits)
+        self._relay(context, asked, self._whole(body.take()))
 
-    async def until_begun(self, errand: Errand, asked: Asked) -> None:
+    async def until_begun(self, context: RequestContext, asked: Asked) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
-        request, body = errand.request, errand.request.body
+        request, body = context.request, context.request.body
         if body is None:
-            self._relay(errand, asked, None)
+            self._relay(context, asked, None)
             return
         # Before the client is told to go on: a body that is announced as too large need not be sent.
         body.check(request.head, self._limits)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
             request.channel.proceed()
         whole = await body.gather(self._limits)
-        self._relay(errand, asked, self._whole(whole) if whole is not None else body.chunks(self._limits))
+        self._relay(context, asked, self._whole(whole) if whole is not None else body.chunks(self._limits))
 
     def _whole(self, body: bytes) -> bytes:
         if len(body) > self._limits.max_request_bytes:
             raise BodyTooLarge
         return body
 
-    def _relay(self, errand: Errand, asked: Asked, upload: AsyncIterator[bytes] | bytes | None) -> None:
-        request, body = errand.request, errand.request.body
+    def _relay(self, context: RequestContext, asked: Asked, upload: AsyncIterator[bytes] | bytes | None) -> None:
+        request, body = context.request, context.request.body
         route, target, key, shares, facts, _ = asked
         # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
-        is_plain = request.method in ("GET", "HEAD") and errand.mode is not Mode.OTHER
+        is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
         passed = Passed(
             route,
             key.group,
             key if shares else None,
-            errand.mode,
+            context.mode,
             request.method,
             target.path,
             target.query,
@@ -92,8 +92,8 @@ class Relays:
             upload,
             _is_whole if body is None else lambda: body.error is not None,
         )
-        errand.is_relayed = True
-        Relaying(self, errand, asked).begin(passed)
+        context.is_relayed = True
+        Relaying(self, context, asked).begin(passed)
 
 
 def _is_whole() -> bool:
@@ -109,8 +109,8 @@ class Relaying:
         "_asked",
         "_channel",
         "_context",
+        "_context",
         "_end",
-        "_errand",
         "_is_over",
         "_relayed",
         "_relays",
@@ -120,14 +120,14 @@ class Relaying:
         "_write_turns",
     )
 
-    def __init__(self, relays: Relays, errand: Errand, asked: Asked) -> None:
+    def __init__(self, relays: Relays, context: RequestContext, asked: Asked) -> None:
         self._relays = relays
-        self._errand = errand
+        self._context = context
         self._asked = asked
-        self._request = errand.request
-        self._channel: Channel = errand.request.channel
+        self._request = context.request
+        self._channel: Channel = context.request.channel
         # What is told of a request by a task's context is told in that of whoever waits for this.
-        self._context: Context | None = copy_context() if errand.over is not None else None
+        self._context: Context | None = copy_context() if context.over is not None else None
         self._relayed: Relayed | None = None
         self._answered: Answered | None = None
         self._write_turns = relays.engine.absences.write_turns
@@ -170,7 +170,7 @@ class Relaying:
     def _note_sent(self) -> None:
         if not note_origin_request():
             place = Place.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
-            self._relays.journal.unclaimed(place, self._errand.mode, requests=1)
+            self._relays.journal.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
         """There is no answer."""
@@ -184,24 +184,24 @@ class Relaying:
         self._run(self._begin, reply)
 
     def _begin(self, reply: Reply) -> None:
-        errand, request, asked = self._errand, self._request, self._asked
+        context, request, asked = self._context, self._request, self._asked
         teller, status = self._relays.teller, reply.status
-        errand.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if errand.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
+        context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
+        if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
             self._relays.engine.absences.add_relayed(
-                asked.key, status, asked.read.source.headers, asked.route, errand.began, self._write_turns
+                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_turns
             )
         headers = response_headers_for_client(reply.headers, node=teller.node, http_version="1.1")
         said = cache_status(teller.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
         headers["Cache-Status"] = ", ".join([*headers.popall("Cache-Status", []), said])
         if (location := headers.get("Location")) is not None:
             headers["Location"] = asked.route.public_location(location, f"{request.scheme}://{request.host}")
-        teller.finish(errand, headers)
-        if errand.is_replay:
+        teller.finish(context, headers)
+        if context.is_replay:
             self._end = CatchUpEnd()
             # It may end before its origin thought.
             headers.popall("Content-Length", None)
-        errand.delivery.begin(status, reply.reason, headers, None)
+        context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         reply.notify(self.pump)
         self._pump()
@@ -214,7 +214,7 @@ class Relaying:
             self._run(self._pump)
 
     def _pump(self) -> None:
-        reply, channel, delivery = self._reply, self._channel, self._errand.delivery
+        reply, channel, delivery = self._reply, self._channel, self._context.delivery
         assert reply is not None
         while not channel.is_full:
             if self._rest:
@@ -237,7 +237,7 @@ class Relaying:
             self._rest = chunk
 
     def _count(self, size: int) -> None:
-        self._relays.teller.recorder.upstream_bytes(size, self._errand.mode, self._errand.route_name)
+        self._relays.teller.recorder.upstream_bytes(size, self._context.mode, self._context.route_name)
         note_fetched(size)
 
     def left(self, channel: Channel) -> None:
@@ -253,9 +253,9 @@ class Relaying:
 
     def _finish(self) -> None:
         """All of the answer is out."""
-        errand = self._errand
+        context = self._context
         self._close()
-        errand.delivery.end()
+        context.delivery.end()
         self._answer_is_out()
 
     def _refuse(self, error: GatewayError) -> None:
@@ -271,13 +271,13 @@ class Relaying:
             self._break_off()
         else:
             self._close()
-            self._answered = self._relays.teller.refuse(self._errand, error)
+            self._answered = self._relays.teller.refuse(self._context, error)
             self._answer_is_out()
 
     def _answer_is_out(self) -> None:
-        errand, over = self._errand, self._errand.over
+        context, over = self._context, self._context.over
         if over is None:
-            self._relays.teller.tell(errand)
+            self._relays.teller.tell(context)
             self._channel.answered(self._request)
         elif not over.done():
             assert self._answered is not None
@@ -285,11 +285,11 @@ class Relaying:
 
     def _break_off(self) -> None:
         """The client does not get all of an answer."""
-        errand, over = self._errand, self._errand.over
+        context, over = self._context, self._context.over
         self._close()
-        errand.outcome = Outcome.ABORTED
+        context.outcome = Outcome.ABORTED
         if over is None:
-            self._relays.teller.tell(errand)
+            self._relays.teller.tell(context)
             # Its connection may have gone long ago, and have been kept for this answer alone.
             self._channel.answered(self._request)
         elif not over.done():

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from gateway.http.request import RequestHead
-from gateway.journal import CloseReason
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.ready import Ready
+from gateway.server.remembered import Ready
+from gateway.telemetry.access_record import CloseReason
 
 
 class Answered(NamedTuple):

@@ -8,14 +8,14 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.journal import CloseReason
-from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
+from gateway.server.deadlines import Phase, TimedConnection
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import Giver, Note, Request
-from gateway.server.timed import Phase, TimedConnection
+from gateway.telemetry.access_record import CloseReason
+from gateway.telemetry.metrics import NO_ROUTE
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})

@@ -96,7 +96,7 @@ class Edition(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One incarnation.  Owner: the `Library`; the engine writes what it learns from the origin."""
+    """One incarnation.  Owner: the `TapeStore`; the engine writes what it learns from the origin."""
 
     key: StreamKey
     tape: Tape
@@ -114,7 +114,7 @@ class Stream:
     contacted_at: float = 0.0
     """When the origin was last read or written (monotonic seconds): renews a sliding TTL there."""
     used_at: float = 0.0
-    """When it was last used, as the `Library` counts uses (monotonic seconds)."""
+    """When it was last used, as the `TapeStore` counts uses (monotonic seconds)."""
     is_followed: bool = False
     """Whether a live read of it is open at the origin."""
     acked: str | None = None
@@ -146,7 +146,7 @@ class Stream:
     settled_doubts: int = 0
     """How many of these came before the latest look that still found it."""
     surrogate_keys: frozenset[str] = frozenset()
-    """The origin's names for groups that the stream is in; set by `Library.tag` alone, which keeps their index."""
+    """The origin's names for groups that the stream is in; set by `TapeStore.tag` alone, which keeps their index."""
     tagged_as: str = ""
     """The tape's incarnation that they were named for."""
     reads: int = 0

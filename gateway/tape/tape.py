@@ -42,7 +42,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Tape:
-    """One incarnation of one stream.  Owner: the `Library`, through which all changes of size go."""
+    """One incarnation of one stream.  Owner: the `TapeStore`, through which all changes of size go."""
 
     incarnation: str
     is_json: bool = False

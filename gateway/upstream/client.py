@@ -18,7 +18,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, RequestTimeout, UpstreamBroken
-from gateway.tracing import NO_TRACER, Tracer
+from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.asking import Asker, Asking, answer_to
 from gateway.upstream.connections import Connections
 from gateway.upstream.endpoint import split_url

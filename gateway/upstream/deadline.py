@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from gateway.clock import NOBODY
+from gateway.aio.clock import NOBODY
 
 _RESOLUTION_S = 0.001
 """Timers may fire so much too early: uvloop counts in whole milliseconds."""

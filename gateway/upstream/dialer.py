@@ -6,8 +6,8 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 
-from gateway.config_tls import OriginTls
-from gateway.tasks import Tasks
+from gateway.aio.tasks import Tasks
+from gateway.config.origin_tls import OriginTls
 from gateway.upstream.connection import Connection, Keeper
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected

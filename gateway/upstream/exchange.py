@@ -27,12 +27,12 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.config_tls import OriginTls
+from gateway.aio.tasks import Tasks
+from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
-from gateway.tasks import Tasks
-from gateway.tracing import NO_TRACER, ExchangeSpan, Tracer
+from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Asker, answer_to
 from gateway.upstream.connection import Connection, Incoming, nothing
 from gateway.upstream.connections import ConnectionPool, Connections

@@ -1,13 +1,13 @@
 """A flight: one upstream fetch that many readers share.
 
 It is a growing list of chunks with an end, and knows neither HTTP nor tape.  The task that runs it announces the
-head, adds chunks and lands it; riders board, read at their own pace, and leave.  Ways it can end: landed (whole),
+head, adds chunks and lands it; readers attach, read at their own pace, and leave.  Ways it can end: landed (whole),
 failed (an error, before or after the head).  Who started it is nobody special: it is cancelled only when the last
-rider leaves.
+reader leaves.
 
-Two bounds.  The task is held back while no rider is within `WINDOW_BYTES` of what has arrived, so an origin is not
-read faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every rider has
-passed are let go, nobody may board any more, and a rider that falls `keep_bytes` behind is thrown off, because one
+Two bounds.  The task is held back while no reader is within `WINDOW_BYTES` of what has arrived, so an origin is not
+read faster than the fastest client.  A body that grows past `keep_bytes` is not kept: chunks that every reader has
+passed are let go, nobody may attach any more, and a reader that falls `keep_bytes` behind is thrown off, because one
 slow client must not hold everything in memory nor stop the others.  (Never one within two windows: the fastest is that
 far behind by rights, however little may be kept.)
 """
@@ -21,9 +21,9 @@ from typing import Final
 
 from multidict import CIMultiDict
 
+from gateway.aio.signal import Signal
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
-from gateway.signals import Signal
-from gateway.tracing import NO_FLIGHT, FlightSpan
+from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
 METADATA: Final = "?metadata"
@@ -40,7 +40,7 @@ class StreamHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class OriginError:
     """An answer that is no part of a stream but meant for everyone who waited: a 4xx or 5xx with its short body."""
 
     status: int
@@ -50,14 +50,14 @@ class Refusal:
     """The headers of the request, where it may be those that were refused: it is no answer to readers with others."""
 
     @classmethod
-    def of_ended(cls, status: int) -> Refusal:
+    def of_ended(cls, status: int) -> OriginError:
         """What the gateway itself says of a stream that has gone (404) or is gone for good (410)."""
         text = b"Stream is gone\n" if status == 410 else b"Stream not found\n"
         return cls(status, CIMultiDict({"Content-Type": "text/plain; charset=utf-8"}), text)
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class NotShareable:
     """An answer that may not be shared or is not of the protocol; everyone is sent on alone.
 
     `is_lasting` says that the next answer will be no better, which is worth remembering; `is_personal`, that it forbids
@@ -78,17 +78,17 @@ class Beyond:
     is_closed: bool
 
 
-Head = StreamHead | Beyond | Refusal | Foreign | GatewayError
+Head = StreamHead | Beyond | OriginError | NotShareable | GatewayError
 
 
 def as_seen_by(head: Head, headers: CIMultiDict[str]) -> Head:
     """What a shared answer is to a reader who would have asked with `headers`."""
-    if isinstance(head, Refusal) and head.asker is not None and head.asker != headers:
-        return Foreign("refused to another", is_lasting=False)
+    if isinstance(head, OriginError) and head.asker is not None and head.asker != headers:
+        return NotShareable("refused to another", is_lasting=False)
     return head
 
 
-class Rider:
+class FlightReader:
     """One reader of a flight.  `leave` is owed, in all cases."""
 
     __slots__ = ("_flight", "index", "position", "thrown_off")
@@ -123,13 +123,13 @@ class Rider:
 
 
 class Flight:
-    """State of one shared fetch of what lies after `start`.  Owner: the engine's flight deck."""
+    """State of one shared fetch of what lies after `start`.  Owner: the engine's flight fetches."""
 
     def __init__(self, start: str, keep_bytes: int) -> None:
         self.start = start
         self.keep_bytes = keep_bytes
         self.lag_bytes = max(keep_bytes, 2 * WINDOW_BYTES)
-        """How far a rider may fall behind."""
+        """How far a reader may fall behind."""
         self.is_sent = False
         """Whether the request may have reached the origin: who arrives later cannot take it for a fresh look."""
         self.sent_at = 0.0
@@ -166,12 +166,12 @@ class Flight:
         self.accounted_requests = 0
         self.holders = 0
         self.is_led = False
-        self._riders: set[Rider] = set()
+        self._readers: set[FlightReader] = set()
         self._eager = 0
 
     @property
-    def riders(self) -> int:
-        return len(self._riders) + self._eager
+    def readers(self) -> int:
+        return len(self._readers) + self._eager
 
     @property
     def is_over(self) -> bool:
@@ -222,26 +222,26 @@ class Flight:
         self.fail(UpstreamUnreachable("Fetch was given up"))
 
     async def until_wanted(self) -> None:
-        """Wait while the fastest rider is a window behind what has arrived."""
-        while not self._eager and self._riders:
-            if self.size - max(rider.position for rider in self._riders) < WINDOW_BYTES:
+        """Wait while the fastest reader is a window behind what has arrived."""
+        while not self._eager and self._readers:
+            if self.size - max(reader.position for reader in self._readers) < WINDOW_BYTES:
                 return
             await self.room.wait()
 
-    # -- the riders' side
+    # -- the readers' side
 
-    def board(self) -> Rider:
+    def attach(self) -> FlightReader:
         """Join as a reader of the body."""
-        assert self.base == 0, "a flight that lets go of its chunks takes no more riders"
-        rider = Rider(self)
-        self._riders.add(rider)
+        assert self.base == 0, "a flight that lets go of its chunks takes no more readers"
+        reader = FlightReader(self)
+        self._readers.add(reader)
         self.room.fire()
-        return rider
+        return reader
 
-    def leave(self, rider: Rider) -> None:
+    def leave(self, reader: FlightReader) -> None:
         """A reader goes; the last one's going cancels the fetch."""
-        if rider in self._riders:
-            self._riders.discard(rider)
+        if reader in self._readers:
+            self._readers.discard(reader)
             self._let_go()
             self._rest()
 
@@ -256,13 +256,13 @@ class Flight:
 
     def _rest(self) -> None:
         self.room.fire()
-        if not self.riders and not self.is_over and self.task is not None:
-            # Over from here on, not when the task comes to notice: nobody may board what is being cancelled.
+        if not self.readers and not self.is_over and self.task is not None:
+            # Over from here on, not when the task comes to notice: nobody may attach what is being cancelled.
             self.give_up()
             self.task.cancel()
 
     def advanced(self) -> None:
-        """A rider has read a chunk."""
+        """A reader has read a chunk."""
         if not self.is_kept:
             self._let_go()
         self.room.fire()
@@ -270,15 +270,15 @@ class Flight:
     def _let_go(self) -> None:
         if self.is_kept:
             return
-        first = min((rider.index for rider in self._riders), default=self.base + len(self.kept))
+        first = min((reader.index for reader in self._readers), default=self.base + len(self.kept))
         if first > self.base:
             del self.kept[: first - self.base]
             self.base = first
 
     def _throw_off(self) -> None:
-        for rider in [rider for rider in self._riders if self.size - rider.position > self.lag_bytes]:
-            rider.thrown_off = True
-            self._riders.discard(rider)
+        for reader in [reader for reader in self._readers if self.size - reader.position > self.lag_bytes]:
+            reader.thrown_off = True
+            self._readers.discard(reader)
 
     async def until_head(self) -> Head:
         """Wait for the head; the caller has boarded or watches."""

@@ -18,11 +18,11 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.clock import Clock, pause
-from gateway.config import RouteConfig
-from gateway.config_origins import HealthCheckConfig
+from gateway.aio.clock import Clock, pause
+from gateway.aio.tasks import Tasks
+from gateway.config.origins import HealthCheckConfig
+from gateway.config.routes import RouteConfig
 from gateway.errors import GatewayError
-from gateway.tasks import Tasks
 from gateway.upstream.breaker import State
 from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import FAILING, Origin

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gateway.config_origins import OriginsConfig
+from gateway.config.origins import OriginsConfig
 from gateway.errors import CircuitOpen
 from gateway.upstream.breaker import Breaker, Pass, Policy, State
 from gateway.upstream.connections import most_of

@@ -24,9 +24,9 @@ from cachetools import TTLCache
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.clock import Clock
-from gateway.config import RouteConfig
-from gateway.config_origins import OriginsConfig
+from gateway.aio.clock import Clock
+from gateway.config.origins import OriginsConfig
+from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.endpoint import split_url
 from gateway.upstream.origins import Origin, OriginState, Say, Sent

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gateway.clock import Clock
-from gateway.config import GatewayConfig
-from gateway.config_file import ConfigError
-from gateway.config_reader import ConfigReader
-from gateway.config_tls import OriginTls, load_tls, tls_files
-from gateway.tasks import Tasks
+from gateway.aio.clock import Clock
+from gateway.aio.tasks import Tasks
+from gateway.aio.watched_files import Stamp, Watch
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origin_tls import OriginTls, load_tls, tls_files
+from gateway.config.reader import ConfigReader
 from gateway.upstream.origins import Say
-from gateway.watched_files import Stamp, Watch
 
 
 class Renewal:

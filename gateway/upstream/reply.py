@@ -18,7 +18,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.http.reply import Head, ReplyBroken
-from gateway.tracing import ExchangeSpan
+from gateway.telemetry.tracing import ExchangeSpan
 from gateway.upstream.failures import ConnectionLost, UploadFailed
 from gateway.upstream.origins import Sent
 from gateway.upstream.reasons import is_own_fault, reason_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
-from gateway.tasks import Tasks
+from gateway.aio.tasks import Tasks
 
 TTL_S: Final = 30.0
 _MOST_NAMES: Final = 1_024

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from gateway.config import ServerConfig
+from gateway.config.server import ServerConfig
 from loadtest.bench.certificates import Certificate, gateway_tls, make_certificate, nginx_tls
 from loadtest.bench.children import Child, free_ports, running
 from loadtest.bench.fetch import fetch_raw

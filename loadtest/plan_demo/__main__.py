@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from loadtest.plan_demo.result import Arm, chart, table
 from loadtest.plan_demo.stage import Life, WrongBytes, live, origin

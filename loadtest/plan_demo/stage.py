@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from loadtest.plan_demo.traffic import Stream, archives, body, rooms
 

@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import ClientSession
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from gateway.protocol.mode import Mode

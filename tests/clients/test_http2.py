@@ -12,7 +12,7 @@ import pytest
 from playwright.async_api import async_playwright
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, start_origin
 from tests.chromium import arguments, chromium
 from tests.node_tools import NODE_FOLDER, node_tools

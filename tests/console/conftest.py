@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from playwright.async_api import BrowserContext, async_playwright
 
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.chromium import arguments, chromium
 from tests.console.visit import BOUND_S, Stage, Visit

@@ -14,10 +14,10 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession, TCPConnector
 from playwright.async_api import async_playwright
 
+from gateway.aio.tasks import Tasks
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, start_origin
-from gateway.tasks import Tasks
 from tests.chromium import arguments, chromium
 
 DOCS = Path(__file__).parents[2] / "docs"

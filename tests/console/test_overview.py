@@ -11,9 +11,9 @@ import pytest_asyncio
 from aiohttp import ClientSession
 from playwright.async_api import BrowserContext, Page, expect
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from tests.console.visit import Stage, Visit
 from tests.origins import OPEN, WORDS, Row, origin_row

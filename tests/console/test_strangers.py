@@ -14,7 +14,7 @@ from aiohttp import ClientSession, TCPConnector, web
 from playwright.async_api import BrowserContext, expect
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from tests.console.visit import BOUND_S, JSON, Stage, Visit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config_file import load_config
+from gateway.config.file import load_config
 from tests.deploy.dockerfile import read
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.config import GatewayConfig
-from gateway.config_file import load_config
+from gateway.config.file import load_config
+from gateway.config.gateway import GatewayConfig
 from tests.deploy.dockerfile import assignments, read
 from tests.served import durable_gateway, served
 

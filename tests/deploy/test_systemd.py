@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import load_config
+from gateway.config.file import load_config
 from tests.debian import program
 
 ROOT = Path(__file__).parents[2]

@@ -9,17 +9,17 @@ from typing import Any
 
 from multidict import CIMultiDict
 
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
+from gateway.engine.read import Read
 from gateway.engine.relay import Passed
-from gateway.engine.request import Read
 from gateway.engine.route import Route
-from gateway.metrics_seam import Silent
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
+from gateway.telemetry.metrics import Silent
 from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream

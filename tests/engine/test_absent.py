@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.clock import ManualClock
-from gateway.config import RouteConfig
-from gateway.engine.absent import Absences
+from gateway.aio.clock import ManualClock
+from gateway.config.routes import RouteConfig
+from gateway.engine.absences import Absences
 from gateway.engine.route import Route
 from gateway.tape.stream import Group, StreamKey
-from gateway.upstream.flight import Refusal
+from gateway.upstream.flight import OriginError
 
 GROUP = Group("http://origin", "/s")
 KEY = StreamKey(GROUP, "", "route")
@@ -34,7 +34,7 @@ class Bench:
         body: bytes = b"",
         asked_s_ago: float = 0.0,
     ) -> None:
-        refusal = Refusal(status, CIMultiDict(), body)
+        refusal = OriginError(status, CIMultiDict(), body)
         self.absences.add(key, offset, refusal, ALICE, self.route, self.clock.now() - asked_s_ago)
 
 

@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.clock import ManualClock
-from gateway.config import RouteConfig
-from gateway.engine import coding as module
+from gateway.aio.clock import ManualClock
+from gateway.config.routes import RouteConfig
+from gateway.engine import coder as module
 from gateway.engine.answer import Answer, Parts, Shown
-from gateway.engine.coding import CODERS, INLINE_BYTES, PATIENCE_S, Coder
-from gateway.engine.request import Read
+from gateway.engine.coder import CODERS, INLINE_BYTES, PATIENCE_S, Coder
+from gateway.engine.read import Read
 from gateway.engine.route import Route
-from gateway.metrics_seam import Silent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding, negotiate
 from gateway.protocol.target import parse_target
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.library import Library
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.telemetry.metrics import Silent
 from tests.codings import DECODERS, messages
 
 SMALL = messages(100)
@@ -62,7 +62,7 @@ class Bench:
         self.clock = ManualClock()
         self.recorder = Silent()
         mint: Callable[[], str] = map(str, count()).__next__
-        self.library = Library(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
+        self.library = TapeStore(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
         self.coder = Coder(self.library, self.clock, self.recorder, min_bytes=1_000, keep_bytes=keep_bytes)
         self.gate = self.coder.executor = Gate()
         self.evicted: list[Stream] = []

@@ -114,7 +114,7 @@ async def test_a_reader_who_leaves_alone_ends_the_fetch(start: Start) -> None:
     bench = start()
     asked, answer = await begun(bench)
     answer.close()
-    await eventually(lambda: asked.inflow.is_over and not bench.engine.deck)
+    await eventually(lambda: asked.inflow.is_over and not bench.engine.fetches)
 
 
 # -- writes

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from gateway.clock import ManualClock
-from gateway.config import RouteConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.routes import RouteConfig
 from gateway.engine.route import RouteTable
 from gateway.protocol.target import parse_target
 

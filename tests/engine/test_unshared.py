@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.clock import ManualClock
-from gateway.engine.unshared import MOST_SHAPES, Shape, Unshared
+from gateway.aio.clock import ManualClock
+from gateway.engine.hit_for_miss import MOST_SHAPES, Shape, Unshared
 from gateway.tape.stream import Group, StreamKey
 
 KEY = StreamKey(Group("http://origin", "/s"), "", "route")

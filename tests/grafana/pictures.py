@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from aiohttp import ClientSession, TCPConnector
 from playwright.async_api import Route, async_playwright
 
+from gateway.aio.tasks import Tasks
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
-from gateway.tasks import Tasks
 from tests.chromium import arguments, chromium
 from tests.console.pictures import DOCS, JSON, ORDERS, ROOMS, read_often, read_on, write_on
 from tests.grafana.prometheus import Prometheus, running_prometheus

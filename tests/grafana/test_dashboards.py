@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cache_plan import parse_plan
-from gateway.clock import ManualClock
-from gateway.config import RouteConfig
-from gateway.config_origins import OriginsConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.cache_plan import parse_plan
+from gateway.config.origins import OriginsConfig
+from gateway.config.routes import RouteConfig
 from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.spared import READ_MODES

@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan

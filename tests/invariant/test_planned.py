@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from gateway.cache_plan import CachePlan, parse_plan
-from gateway.config import CachePlanConfig
+from gateway.config.cache import CachePlanConfig
+from gateway.config.cache_plan import CachePlan, parse_plan
 from tests.invariant.test_invariant import HUNT, Binary, Json, SystemAgainstLog, Text
 from tests.invariant.world import PATH, going_on
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.aio.clock import Timer
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import Timer
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.positions import Position
@@ -471,7 +471,7 @@ class World:
         left = [task.get_name() for task in engine.tasks._tasks]
         left += [f"{count} {what}" for what, count in (
             ("topics", len(engine.live)),
-            ("flights", len(engine.deck)),
+            ("flights", len(engine.fetches)),
             ("connections", engine.client.open_connections),
             ("pins", sum(stream.pins for stream in engine.library)),
         ) if count]  # fmt: skip

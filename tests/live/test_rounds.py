@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.live.rounds import Rounds
 from gateway.ops.metrics import Metrics
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.protocol.cursor import interval
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, eventually, stage, together

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from random import Random
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.spared import catch_up

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message
 from tests.offload.crowd import Checker, Client
 from tests.offload.spared import catch_up

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of, short
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.stage import JSON, Figure, bounded, stage, together

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar, cast
 
+from gateway.aio.clock import Clock, SystemClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import Clock, SystemClock
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.live.topic import Topic
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind

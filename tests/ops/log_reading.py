@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 
 BOUND_S = 10.0
 

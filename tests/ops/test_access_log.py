@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.journal import CloseReason, Record, Repeated
 from gateway.ops.access_log import FIELDS, VERSION, Hit, Lines
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.protocol.trace_context import trace_id_of
+from gateway.telemetry.access_record import CloseReason, Record, Repeated
 from gateway.upstream.flight import Flight
 
 KEY = "sixteen letters or more"

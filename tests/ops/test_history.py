@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.ops.history import INTERVAL_S, KEPT_S, MOST_SAMPLES, WINDOW_S, History, Recent, Sampling, sampled
 from gateway.ops.metrics import Metrics
 from gateway.ops.spared import Tally

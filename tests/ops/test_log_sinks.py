@@ -13,9 +13,9 @@ from random import Random
 import aiohttp
 import pytest
 
-from gateway.clock import ManualClock, SystemClock
-from gateway.config import LogConfig
-from gateway.config_file import ConfigError
+from gateway.aio.clock import ManualClock, SystemClock
+from gateway.config.file import ConfigError
+from gateway.config.telemetry import LogConfig
 from gateway.ops.log_sinks import open_sink
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import ManualClock
-from gateway.journal import CloseReason, Record, Repeated
-from gateway.metrics_seam import Silent
+from gateway.aio.clock import ManualClock
 from gateway.ops.access_log import Lines
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink
@@ -25,6 +23,8 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import CloseReason, Record, Repeated
+from gateway.telemetry.metrics import Silent
 from tests.ops.log_reading import BOUND_S, eventually, lines_of, messages, time_passing
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n"

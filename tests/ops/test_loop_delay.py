@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.ops.loop_delay import INTERVAL_S, LoopDelay
 
 

@@ -12,14 +12,14 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.metrics_seam import NO_ROUTE, Recorder, Silent
 from gateway.ops.figures import DURATION_BOUNDS_S, LIVE, READS, RELAYED, Histogram
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import State, Unsent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.tape.library import Holding
+from gateway.tape.store import Holding
+from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Silent
 from gateway.upstream.connections import Connections
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -299,7 +299,7 @@ def test_one_registry_refuses_two_gateways() -> None:
 
 
 def test_both_recorders_fit_the_seam() -> None:
-    recorders: list[Recorder] = [fresh(), Silent()]
+    recorders: list[MetricsRecorder] = [fresh(), Silent()]
     for recorder in recorders:
         recorder.request(Mode.CATCHUP, Outcome.HIT, 0.001)
         recorder.hits(Mode.CATCHUP, Outcome.HIT, 2, 8)

@@ -19,9 +19,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
+from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig, TracingConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.config.telemetry import TracingConfig
 from gateway.http.request import Fields, RequestHead
 from gateway.ops.tracing import OpenTelemetryTracer
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
@@ -29,8 +30,8 @@ from gateway.origin.faults import Faults
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.server.request import Answered, Channel, Request
-from gateway.server.traced import TracedFront
-from gateway.tracing import RequestSpan, current
+from gateway.server.tracing import TracingHandler
+from gateway.telemetry.tracing import RequestSpan, current
 from tests.scenarios.conftest import Edge, bounded, eventually
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 
@@ -381,7 +382,7 @@ async def test_a_flight_is_its_leaders_child_and_its_followers_are_linked_to_bot
     leader = edge.asking("/s", SAMPLED)
     await bounded(gate.waiting(1))
     followers = [edge.asking("/s", {"traceparent": f"00-{number:032x}-{PARENT}-01"}) for number in (1, 2, 3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     gate.release()
     assert {answer.body for answer in await asyncio.gather(leader, *followers)} == {b"0123456789"}
     await edge.at_rest()
@@ -447,7 +448,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
         span.tell(Mode.CATCHUP, Outcome.FAILED, "chat")
         return Answered(502, CIMultiDict())
 
-    front = TracedFront(handler, tracer)
+    front = TracingHandler(handler, tracer)
     channel = cast(Channel, None)
     for target, headers in (("/live", CIMultiDict(SAMPLED)), ("/once", CIMultiDict())):
         await front(Request(channel, RequestHead("GET", target, "1.1", Fields(headers, True, 0)), None))
@@ -520,7 +521,7 @@ async def test_a_tracer_ends_without_its_exporter(clock: ManualClock) -> None:
 _OFF = """
 import asyncio, sys
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, start_origin
 import aiohttp
 

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.journal import Place
 from gateway.ops.unclaimed import Ledger, Unclaimed
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import Place
 
 PLACES = [Place("default", f"/{name}", None) for name in "abcde"]
 

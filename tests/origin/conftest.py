@@ -5,7 +5,7 @@ import pytest
 import uvloop
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 
 Start = Callable[..., Awaitable[RunningOrigin]]

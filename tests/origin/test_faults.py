@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from aiohttp import ClientConnectionError, ClientError, ClientPayloadError, ClientSession, ServerDisconnectedError
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults

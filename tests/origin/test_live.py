@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import ClientError, ClientPayloadError, ClientResponse, ClientSession
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind

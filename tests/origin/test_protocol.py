@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import ClientSession
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.requests import Kind
 from tests.origin.conftest import Start

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.pipeline.events import source_of
 from gateway.pipeline.ingest import Ingested, ingest
 from gateway.pipeline.lake import Lake

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pipeline.book import TAIL_BYTES, Book, digest, read_book
+from gateway.pipeline.manifest import TAIL_BYTES, Book, digest, read_book
 
 whole_lines = st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b" ") + b"\n"), min_size=1, max_size=8)
 

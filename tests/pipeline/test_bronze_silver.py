@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as f
 
-from gateway.journal import CloseReason, Record
 from gateway.ops.access_log import FIELDS, Lines
 from gateway.ops.partition_ids import PartitionIds
 from gateway.pipeline.bronze import KEPT_OF_REJECT, LONGEST_LINE, classified
@@ -19,6 +18,7 @@ from gateway.pipeline.tables import REQUESTS
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import CloseReason, Record
 from tests.pipeline.access_lines import DAY_S, NOON, line
 
 if TYPE_CHECKING:

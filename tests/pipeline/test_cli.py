@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from gateway.cache_plan import parse_plan
+from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.errors import PipelineFailed, one_line
 from gateway.pipeline.session import prepare
 from tests.served import durable_gateway, served

@@ -16,9 +16,9 @@ import zstandard
 
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import Files, LogStream, source_of
-from gateway.pipeline.hold import held
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
+from gateway.pipeline.lock import held
 from gateway.pipeline.tables import LINES, REJECTS, REQUESTS, SESSIONS
 from tests.pipeline.access_lines import DAY_S, NOON, contents, ids, line, lines, rows, take
 

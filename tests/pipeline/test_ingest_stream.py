@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from gateway.config_values import ADMIN_TOKEN_VARIABLE
+from gateway.config.values import ADMIN_TOKEN_VARIABLE
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.events import AUTHORIZATION_VARIABLE, LogStream, source_of
 from gateway.pipeline.ingest import ingest
@@ -124,7 +124,7 @@ def door(*, lets_in: bool = False) -> Iterator[tuple[str, list[str | None]]]:
     """A server that refuses to tell of its streams, or only their bytes, and what it was shown."""
     shown: list[str | None] = []
 
-    class Door(BaseHTTPRequestHandler):
+    class Acceptor(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             shown.append(self.headers["Authorization"])
             self.send_response(200 if lets_in else 401)
@@ -140,7 +140,7 @@ def door(*, lets_in: bool = False) -> Iterator[tuple[str, list[str | None]]]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Acceptor) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.005,))
         thread.start()
         try:

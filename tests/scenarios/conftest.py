@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
@@ -122,8 +122,8 @@ class Edge:
 
     def riders(self, count: int) -> Callable[[], bool]:
         """Whether so many readers have joined shared fetches."""
-        deck = self.gateway.engine.deck
-        return lambda: sum(flight.riders for flight in deck._pending.values()) >= count
+        fetches = self.gateway.engine.fetches
+        return lambda: sum(flight.riders for flight in fetches._pending.values()) >= count
 
     @asynccontextmanager
     async def time_passing(self, step_s: float = 0.05) -> AsyncIterator[None]:
@@ -152,7 +152,7 @@ class Edge:
         """Whether nothing of any request is left."""
         engine = self.gateway.engine
         return (
-            not engine.deck
+            not engine.fetches
             and not engine.live
             and not engine.tasks
             and not engine.client.open_connections
@@ -171,7 +171,7 @@ class Edge:
         except TimeoutError:
             engine = self.gateway.engine
             raise AssertionError(
-                f"left behind: {len(engine.deck)} flights, {len(engine.live)} topics, tasks "
+                f"left behind: {len(engine.fetches)} flights, {len(engine.live)} topics, tasks "
                 f"{[task.get_name() for task in engine.tasks._tasks]}, {engine.client.open_connections} connections, "
                 f"pins {[stream.pins for stream in engine.library]}"
             ) from None

@@ -241,7 +241,7 @@ async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_nex
     assert edge.clock.now() - began < 0.9
     later = [edge.asking("/s") for _ in range(10)]
     await bounded(counters.reached(Kind.CATCHUP, 21))
-    assert not len(edge.gateway.engine.deck)
+    assert not len(edge.gateway.engine.fetches)
     edge.clock.advance(0.4)
     assert {answer.body for answer in await bounded(asyncio.gather(*later))} == {b"0123456789"}
     edge.clock.advance(121.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind

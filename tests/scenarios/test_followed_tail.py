@@ -316,7 +316,7 @@ async def test_a_tail_is_repeated_for_as_long_as_the_origin_lets_it(hostile: Hos
     detail = "durable-gateway; hit; ttl=-2; detail=stale-while-revalidate"
     assert {(one.headers["Cache-Status"], one.headers["Age"]) for one in stale} == {(detail, "61")}
     script.gate.set()
-    await eventually(lambda: not len(edge.gateway.engine.deck))
+    await eventually(lambda: not len(edge.gateway.engine.fetches))
     after = await edge.get("/s")
     assert (after.body, after.is_up_to_date) == (b"ab", True)
     assert len(origin.asked) == asked + 1

@@ -94,7 +94,7 @@ async def test_a_late_refusal_ends_no_live_read_that_came_after_an_acknowledged_
     async with undisturbed(edge, tail):
         gate.release()
         if "sse" in early:
-            await eventually(lambda: not edge.gateway.engine.deck)
+            await eventually(lambda: not edge.gateway.engine.fetches)
         else:
             assert (await bounded(asking)).status in (200, 204, status)
 
@@ -118,7 +118,7 @@ async def test_no_read_that_came_after_an_acknowledged_write_takes_a_late_refusa
     async with edge.time_passing(0.001):
         await eventually(lambda: any(is_so() for is_so in waits))
         gate.release()
-        await eventually(lambda: not edge.gateway.engine.deck)
+        await eventually(lambda: not edge.gateway.engine.fetches)
         await edge.post("/s", b'["c"]', JSON)
         assert (await bounded(reply)).status == 200
         if "sse" in read:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
-from gateway.journal import Place
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import Place
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_noted
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
@@ -140,7 +140,7 @@ async def test_clients_that_leave_and_an_origin_that_is_tried_again(
     alone = await edge.begin("/s?offset=-1&q=2")
     await gate.waiting(1)
     await alone.closed()
-    await eventually(lambda: not edge.gateway.engine.deck)
+    await eventually(lambda: not edge.gateway.engine.fetches)
     gate.release()
     origin.origin.faults.status(503, kind="catchup", times=1)
     async with edge.time_passing():

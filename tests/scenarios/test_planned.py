@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.cache_plan import parse_plan
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
-from gateway.config_file import ConfigError
+from gateway.config.cache_plan import parse_plan
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
@@ -190,12 +190,12 @@ async def test_warming_ends_with_its_time_and_with_the_gateway(
     for _ in range(10):
         edge.clock.advance(0.1)
     await gate.waiting(3)
-    assert len(edge.gateway.engine.deck) == 3
+    assert len(edge.gateway.engine.fetches) == 3
     if why == "time":
         edge.clock.advance(10)
     else:
         edge.gateway.drain(0.0)
-    await eventually(lambda: warming.is_over and not edge.gateway.engine.deck)
+    await eventually(lambda: warming.is_over and not edge.gateway.engine.fetches)
     gate.release()
 
 

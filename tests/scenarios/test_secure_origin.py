@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.aio.watched_files import LOOK_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
-from gateway.watched_files import LOOK_S
 from tests.scenarios.conftest import Edge, Start, as_json, bounded, eventually
 from tests.tls_origin import behind_tls, made, server_context
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig, LimitsConfig, RouteConfig, ServerConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.config.limits import LimitsConfig
+from gateway.config.routes import RouteConfig
+from gateway.config.server import ServerConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State

@@ -131,7 +131,7 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     (stream,) = list(engine.library)
     route = Route(edge.gateway.config.routes[0], "n", edge.clock)
     target = parse_target("/s")
-    flight, _ = engine.deck.join(stream, "-1", route, route.source(target, route.source_headers(CIMultiDict())))
+    flight, _ = engine.fetches.join(stream, "-1", route, route.source(target, route.source_headers(CIMultiDict())))
     flight.board().leave()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"0123456789"

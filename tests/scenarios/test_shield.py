@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, start_origin
 from gateway.protocol.names import STREAM_NEXT_OFFSET
 from gateway.tape.stream import End

@@ -61,7 +61,7 @@ async def closing() -> AsyncIterator[Closing]:
     await listener.stop()
 
 
-class Crowd:
+class PollGroup:
     """Clients on a few connections, and how they were answered."""
 
     def __init__(self, edge: Edge, session: aiohttp.ClientSession) -> None:
@@ -144,7 +144,7 @@ async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     seen_there = await trouble(origin, faults, closing)
     before = look(edge).requests
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=100)) as session:
-        crowd = Crowd(edge, session)
+        crowd = PollGroup(edge, session)
         await crowd.press(SECONDS)
     assert sum(crowd.statuses.values()) == SECONDS * EACH_SECOND
     assert crowd.bad == []

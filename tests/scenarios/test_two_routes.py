@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig, RouteConfig, ServerConfig
+from gateway.config.gateway import GatewayConfig
+from gateway.config.routes import RouteConfig
+from gateway.config.server import ServerConfig
 from gateway.origin.app import RunningOrigin
 from tests.scenarios.conftest import Edge
 

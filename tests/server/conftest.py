@@ -12,9 +12,9 @@ from random import Random
 import pytest
 import uvloop
 
+from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 
 BOUND_S = 10.0

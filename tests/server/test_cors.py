@@ -7,7 +7,7 @@ import inspect
 import pytest
 from multidict import CIMultiDict
 
-from gateway.config import CorsConfig
+from gateway.config.routes import CorsConfig
 from gateway.protocol import names
 from gateway.server.cors import apply, is_preflight, preflight_headers
 

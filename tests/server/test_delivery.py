@@ -9,14 +9,14 @@ from typing import cast
 import pytest
 from multidict import CIMultiDict
 
-from gateway.clock import ManualClock
-from gateway.config import LimitsConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.limits import LimitsConfig
 from gateway.errors import UpstreamBroken
-from gateway.metrics_seam import Silent
 from gateway.server.clients import Clients
 from gateway.server.connection import Connection
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.request import Answered, Request
+from gateway.telemetry.metrics import Silent
 
 BOUND_S = 10.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
 from tests.transports import HTTP_1, TLS, listening, made
@@ -127,4 +127,4 @@ async def test_no_relay_that_comes_to_nothing_leaves_its_request_behind(how: str
     finally:
         await gateway.stop()
         await origin.stop()
-    assert {"Request", "Relaying", "Relayed", "Errand", "Reply"}.isdisjoint(found)
+    assert {"Request", "Relaying", "Relayed", "RequestContext", "Reply"}.isdisjoint(found)

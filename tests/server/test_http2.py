@@ -10,7 +10,7 @@ import pytest
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 
 from gateway.app import RunningGateway, start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.requests import Kind
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode

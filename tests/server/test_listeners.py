@@ -20,12 +20,12 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.aio.clock import ManualClock
+from gateway.aio.watched_files import LOOK_S
 from gateway.app import RunningGateway, start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
-from gateway.config_file import ConfigError
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
-from gateway.watched_files import LOOK_S
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response

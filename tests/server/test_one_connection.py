@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from gateway.app import RunningGateway
-from gateway.engine.request import Read
+from gateway.engine.read import Read
 from gateway.protocol.cursor import interval
 from gateway.server.connection import Connection
-from gateway.server.timed import Phase
+from gateway.server.deadlines import Phase
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.failures import NotConnected
 from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair

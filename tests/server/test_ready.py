@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from multidict import CIMultiDict
 
 from gateway.engine.answer import Answer, Parts, Shown
-from gateway.metrics_seam import Silent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
-from gateway.server.ready import Ready, ReadyAnswers
-from gateway.tape.library import USE_S
+from gateway.server.remembered import Ready, RememberedAnswers
+from gateway.tape.store import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
+from gateway.telemetry.metrics import Silent
 from tests.engine.test_coding import Bench
 
 NAMES = st.sampled_from(["a", "b"])
@@ -32,7 +32,7 @@ class Kept:
     def __init__(self, cache_bytes: int) -> None:
         self.bench = Bench(cache_bytes, cache_bytes)
         self.library, self.coder = self.bench.library, self.bench.coder
-        self.answers = ReadyAnswers(self.bench.clock, self.library, Silent(), [()], self.library.touch)
+        self.answers = RememberedAnswers(self.bench.clock, self.library, Silent(), [()], self.library.touch)
         self.coder.on_evict = self.answers.forget
         self.library.on_forget = self._forget
 

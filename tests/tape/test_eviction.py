@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.config import LimitsConfig
+from gateway.config.limits import LimitsConfig
 from gateway.tape.eviction import POLICIES, Eviction, LeastRecentlyUsed, S3Fifo, Sieve
 from tests.tape.eviction_models import model
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.metrics_seam import Silent
 from gateway.protocol.freshness import Lifetime
 from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.library import USE_S, Library
+from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from gateway.telemetry.metrics import Silent
 from tests.tape.eviction_loads import LOADS, ONE_SIZE, SHELVES, Shelf, popularity
 from tests.tape.eviction_models import model
 
@@ -156,7 +156,7 @@ def read_through_library(policy: str, places: int, requests: Iterable[int], read
     """For each visit, of `reads` requests close together, whether the library still had the stream's bytes."""
     minted = iter(range(1_000_000))
     cost = TAPE_COST + 2 * TOKEN_COST + ONE_SIZE
-    library = Library(places * cost, POLICIES[policy](), lambda: str(next(minted)), Silent())
+    library = TapeStore(places * cost, POLICIES[policy](), lambda: str(next(minted)), Silent())
     body = [bytes(ONE_SIZE)]
     out = []
     for number, request in enumerate(requests):

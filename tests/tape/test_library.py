@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.metrics_seam import Silent
 from gateway.protocol.freshness import Lifetime
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
-from gateway.tape.library import USE_S, Library
+from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
+from gateway.telemetry.metrics import Silent
 
 FOR_EVER = Lifetime(None, None)
 
@@ -23,13 +23,13 @@ def key(name: str, partition: str = "") -> StreamKey:
     return StreamKey(Group("default", f"/{name}"), "", partition)
 
 
-def new_library(budget_bytes: int, policy: str = "lru") -> tuple[Library, Silent]:
+def new_library(budget_bytes: int, policy: str = "lru") -> tuple[TapeStore, Silent]:
     recorder = Silent()
     mint: Callable[[], str] = map(str, count()).__next__
-    return Library(budget_bytes, POLICIES[policy](), mint, recorder), recorder
+    return TapeStore(budget_bytes, POLICIES[policy](), mint, recorder), recorder
 
 
-def fill(library: Library, stream: Stream, size: int, now: float = 0.0) -> None:
+def fill(library: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
     start = stream.tape.tail or "-1"
     end = f"{int(start) + 2:08d}"
     library.lay(stream, start, end, [b"x" * size], now)
@@ -164,7 +164,7 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
     run_state_machine_as_test(Against, settings=settings(max_examples=100, stateful_step_count=40))
 
 
-def fourth_stream_after(policy: str, use: Callable[[Library, Stream], object]) -> list[End | None]:
+def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:
     """Three streams fill the library, the first is used, a fourth comes: how the first three ended."""
     library, recorder = new_library(3 * 2_500, policy)
     streams = [library.open(key(name), 0.0) for name in "abc"]
@@ -185,7 +185,7 @@ def test_a_stream_that_was_used_again_outlives_those_that_were_not(policy: str) 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_answer_given_elsewhere_is_a_use(policy: str) -> None:
-    assert fourth_stream_after(policy, Library.touch) == [None, End.EVICTED, None]
+    assert fourth_stream_after(policy, TapeStore.touch) == [None, End.EVICTED, None]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -200,7 +200,7 @@ def test_requests_in_quick_succession_are_one_use(policy: str) -> None:
 def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not(
     policy: str, is_followed: bool
 ) -> None:
-    def append(library: Library, stream: Stream) -> None:
+    def append(library: TapeStore, stream: Stream) -> None:
         stream.is_followed = is_followed
         fill(library, stream, 1, now=5 * USE_S)
 

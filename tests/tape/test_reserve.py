@@ -11,8 +11,8 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
-from gateway.tape.library import Library
-from gateway.tape.reserve import Reserve
+from gateway.tape.pinned import PinnedTapes
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
 from tests.tape.test_library import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
@@ -69,7 +69,7 @@ def test_budget_and_share_hold_in_every_order_of_events(policy: str, monkeypatch
     run_state_machine_as_test(Against, settings=settings(max_examples=50, stateful_step_count=40))
 
 
-def a_stream(library: Library, name: str, size: int) -> Stream:
+def a_stream(library: TapeStore, name: str, size: int) -> Stream:
     stream = library.open(key(name), 0.0)
     stream.lifetime = FOR_EVER
     fill(library, stream, size)
@@ -179,7 +179,7 @@ def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> 
 )
 def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, int]]) -> None:
     keys = [key(str(rank)) for rank in range(8)]
-    reserve = Reserve()
+    reserve = PinnedTapes()
     reserve.wish(keys, 20)
     kept: dict[StreamKey, int] = {}
 

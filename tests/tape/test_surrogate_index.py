@@ -5,11 +5,11 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.metrics_seam import Silent
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.library import MOST_TAGS, Library
+from gateway.tape.store import MOST_TAGS, TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
+from gateway.telemetry.metrics import Silent
 
 KEYS = ["red", "green", "blue"]
 PATHS = [f"/{number}" for number in range(6)]
@@ -24,7 +24,7 @@ class Index(RuleBasedStateMachine):
         super().__init__()
         numbers = iter(range(10_000))
         budget = 4 * TAPE_COST
-        self.library = Library(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
+        self.library = TapeStore(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
         self.expected: dict[Stream, frozenset[str]] = {}
         self.forgotten: set[Stream] = set()
         """Those whose next tags begin anew."""
@@ -85,7 +85,7 @@ class Index(RuleBasedStateMachine):
 
 def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_first_of_them() -> None:
     numbers = iter(range(10))
-    library = Library(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
+    library = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
     stream = library.open(StreamKey(Group("http://origin", "/s"), "", "default"), 0.0)
     for number in range(MOST_TAGS):
         library.tag(stream, frozenset({f"key-{number}"}))

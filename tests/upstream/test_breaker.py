@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
 from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Pass, Policy, State
 
 POLICY = Policy(

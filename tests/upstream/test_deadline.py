@@ -8,7 +8,7 @@ from contextvars import Context
 from math import inf
 from typing import cast
 
-from gateway.clock import ManualClock, Timer
+from gateway.aio.clock import ManualClock, Timer
 from gateway.upstream.deadline import Deadline
 
 

@@ -7,14 +7,14 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
-from gateway.upstream.flight import WINDOW_BYTES, Flight, Foreign, Refusal, Rider, StreamHead
+from gateway.upstream.flight import WINDOW_BYTES, Flight, FlightReader, NotShareable, OriginError, StreamHead
 
 HEAD = StreamHead("5", True, False)
 KEEP = 8 * WINDOW_BYTES
 
 
-async def taken(rider: Rider) -> bytes:
-    return b"".join([chunk async for chunk in rider.chunks()])
+async def taken(reader: FlightReader) -> bytes:
+    return b"".join([chunk async for chunk in reader.chunks()])
 
 
 async def turns(count: int = 5) -> None:
@@ -34,20 +34,20 @@ async def idle_task() -> AsyncIterator["asyncio.Task[None]"]:
 
 async def test_every_rider_has_the_whole_body_whenever_it_boarded() -> None:
     flight = Flight("-1", KEEP)
-    first = flight.board()
+    first = flight.attach()
     flight.announce(HEAD)
     flight.add(b"a")
-    second = flight.board()
+    second = flight.attach()
     flight.add(b"b")
     flight.land()
-    third = flight.board()
-    assert [await taken(rider) for rider in (first, second, third)] == [b"ab"] * 3
+    third = flight.attach()
+    assert [await taken(reader) for reader in (first, second, third)] == [b"ab"] * 3
     assert flight.length == 2
 
 
 async def test_riders_read_while_the_body_arrives() -> None:
     flight = Flight("-1", KEEP)
-    chunks = flight.board().chunks()
+    chunks = flight.attach().chunks()
     flight.announce(HEAD)
     flight.add(b"a")
     assert await anext(chunks) == b"a"
@@ -60,7 +60,7 @@ async def test_riders_read_while_the_body_arrives() -> None:
 
 async def test_a_failure_reaches_everyone_who_waits_and_everyone_who_reads() -> None:
     flight = Flight("-1", KEEP)
-    reading = asyncio.ensure_future(taken(flight.board()))
+    reading = asyncio.ensure_future(taken(flight.attach()))
     flight.watch()
     watching = asyncio.ensure_future(flight.until_over())
     await turns()
@@ -75,7 +75,7 @@ async def test_a_failure_reaches_everyone_who_waits_and_everyone_who_reads() -> 
 
 async def test_a_failure_before_the_head_is_the_head() -> None:
     flight = Flight("-1", KEEP)
-    flight.board()
+    flight.attach()
     error = UpstreamUnreachable()
     flight.fail(error)
     assert await flight.until_head() is error
@@ -83,10 +83,12 @@ async def test_a_failure_before_the_head_is_the_head() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [Refusal(404, CIMultiDict(), b""), Foreign("no-store"), UpstreamBroken()],
+    [OriginError(404, CIMultiDict(), b""), NotShareable("no-store"), UpstreamBroken()],
     ids=["refusal", "foreign", "error"],
 )
-async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(head: Refusal | Foreign | GatewayError) -> None:
+async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(
+    head: OriginError | NotShareable | GatewayError,
+) -> None:
     flight = Flight("-1", KEEP)
     flight.watch()
     flight.announce(head)
@@ -97,14 +99,14 @@ async def test_an_answer_that_is_no_part_of_a_stream_ends_the_flight(head: Refus
 async def test_the_last_to_leave_cancels_the_fetch_and_no_one_before(idle_task: "asyncio.Task[None]") -> None:
     flight = Flight("-1", KEEP)
     flight.task = idle_task
-    leader, follower = flight.board(), flight.board()
+    leader, follower = flight.attach(), flight.attach()
     flight.watch()
     leader.leave()
     leader.leave()
     flight.unwatch()
     await turns()
     assert not idle_task.cancelled()
-    assert flight.riders == 1
+    assert flight.readers == 1
     follower.leave()
     await turns()
     assert idle_task.cancelled()
@@ -114,17 +116,17 @@ async def test_the_last_to_leave_cancels_the_fetch_and_no_one_before(idle_task: 
 async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio.Task[None]") -> None:
     flight = Flight("-1", KEEP)
     flight.task = idle_task
-    rider = flight.board()
+    reader = flight.attach()
     flight.announce(HEAD)
     flight.land()
-    rider.leave()
+    reader.leave()
     await turns()
     assert not idle_task.cancelled()
 
 
 async def test_a_rider_that_is_cancelled_does_not_end_the_wait_of_the_others() -> None:
     flight = Flight("-1", KEEP)
-    readings = [asyncio.ensure_future(taken(flight.board())) for _ in range(3)]
+    readings = [asyncio.ensure_future(taken(flight.attach())) for _ in range(3)]
     await turns()
     readings[0].cancel()
     await turns()
@@ -136,7 +138,7 @@ async def test_a_rider_that_is_cancelled_does_not_end_the_wait_of_the_others() -
 
 async def test_the_fetch_is_held_back_while_the_fastest_rider_is_a_window_behind() -> None:
     flight = Flight("-1", KEEP)
-    fast, slow = flight.board(), flight.board()
+    fast, slow = flight.attach(), flight.attach()
     flight.announce(HEAD)
     flight.add(b"x" * (WINDOW_BYTES - 1))
     await flight.until_wanted()
@@ -151,7 +153,7 @@ async def test_the_fetch_is_held_back_while_the_fastest_rider_is_a_window_behind
 
 async def test_a_watcher_lets_the_fetch_run_ahead_of_its_riders() -> None:
     flight = Flight("-1", KEEP)
-    flight.board()
+    flight.attach()
     flight.announce(HEAD)
     flight.add(b"x" * WINDOW_BYTES)
     wanted = asyncio.ensure_future(flight.until_wanted())
@@ -163,16 +165,16 @@ async def test_a_watcher_lets_the_fetch_run_ahead_of_its_riders() -> None:
 
 async def test_a_fetch_that_everyone_has_left_is_not_held_back() -> None:
     flight = Flight("-1", KEEP)
-    rider = flight.board()
+    reader = flight.attach()
     flight.announce(HEAD)
     flight.add(b"x" * WINDOW_BYTES)
-    rider.leave()
+    reader.leave()
     await flight.until_wanted()
 
 
 async def test_a_body_too_large_to_be_kept_is_let_go_behind_its_slowest_rider() -> None:
     flight = Flight("-1", 2)
-    first, second = flight.board().chunks(), flight.board().chunks()
+    first, second = flight.attach().chunks(), flight.attach().chunks()
     flight.announce(HEAD)
     for chunk in (b"a", b"b", b"c"):
         flight.add(chunk)
@@ -202,7 +204,7 @@ async def test_who_waits_for_a_body_that_is_not_kept_learns_so_at_once() -> None
 
 async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ride_on() -> None:
     flight = Flight("-1", 2)
-    fast, slow = flight.board(), flight.board()
+    fast, slow = flight.attach(), flight.attach()
     chunks = fast.chunks()
     flight.announce(HEAD)
     piece = b"x" * (WINDOW_BYTES // 2)
@@ -215,18 +217,18 @@ async def test_a_rider_that_falls_too_far_behind_is_thrown_off_and_the_others_ri
         await taken(slow)
     flight.land()
     slow.leave()
-    assert flight.riders == 1
+    assert flight.readers == 1
     assert not flight.kept
 
 
 async def test_the_only_rider_of_the_largest_chunk_is_not_thrown_off_however_little_is_kept() -> None:
     flight = Flight("-1", 1)
-    rider = flight.board()
+    reader = flight.attach()
     flight.announce(HEAD)
     flight.add(b"x" * WINDOW_BYTES)
     flight.add(b"y" * WINDOW_BYTES)
     flight.land()
-    assert len(await taken(rider)) == 2 * WINDOW_BYTES
+    assert len(await taken(reader)) == 2 * WINDOW_BYTES
 
 
 async def test_nobody_boards_a_flight_that_lets_go_of_its_chunks() -> None:
@@ -235,7 +237,7 @@ async def test_nobody_boards_a_flight_that_lets_go_of_its_chunks() -> None:
     flight.add(b"ab")
     flight.add(b"c")
     with pytest.raises(AssertionError):
-        flight.board()
+        flight.attach()
 
 
 async def test_the_length_is_known_early_only_when_the_chunks_are_the_body_itself() -> None:

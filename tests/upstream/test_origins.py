@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.clock import ManualClock
-from gateway.config import RouteConfig
-from gateway.config_origins import OriginsConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.origins import OriginsConfig
+from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import Origin, Sent

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from gateway.clock import ManualClock
-from gateway.tasks import Tasks
+from gateway.aio.clock import ManualClock
+from gateway.aio.tasks import Tasks
 from gateway.upstream.resolver import TTL_S, Resolver
 
 

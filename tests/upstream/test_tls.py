@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.config import GatewayConfig
-from gateway.config_file import ConfigError
-from gateway.config_tls import load_tls
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
 from gateway.upstream.exchange import Exchanges
 from gateway.upstream.reasons import reason_of

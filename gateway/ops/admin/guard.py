@@ -18,8 +18,8 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from gateway.config_file import ConfigError
-from gateway.config_values import ADMIN_TOKEN_VARIABLE, Address
+from gateway.config.file import ConfigError
+from gateway.config.values import ADMIN_TOKEN_VARIABLE, Address
 from gateway.ops.admin.endpoint import Refused
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})

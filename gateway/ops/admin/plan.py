@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import with_config
 
-from gateway.cache_plan import Entry, Lifetime
+from gateway.config.cache_plan import Entry, Lifetime
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.plan_state import PlanState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.config import GatewayConfig
-from gateway.config_change import Change
+from gateway.config.change import Change
+from gateway.config.gateway import GatewayConfig
 from gateway.engine.core import Engine
 from gateway.engine.route import RouteTable
 from gateway.ops.history import History, Sample

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from yarl import URL
 
 from gateway import __version__
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.engine.route import origin_names
 from gateway.protocol import names
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.ops.console.relay import Relay
 from gateway.ops.console.site import site_routes
 

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import assert_never
 
-from gateway.clock import Clock
-from gateway.config import LogConfig
-from gateway.config_file import ConfigError
+from gateway.aio.clock import Clock
+from gateway.config.file import ConfigError
+from gateway.config.telemetry import LogConfig
 from gateway.ops.log_sinks.descriptor import DescriptorSink
 from gateway.ops.log_sinks.file import FileSink
 from gateway.ops.log_sinks.sink import Sink

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from gateway.clock import Clock
+from gateway.aio.clock import Clock
 from gateway.ops.log_sinks.sink import Trouble
 from gateway.ops.log_sinks.thread import WorkThread
 

@@ -14,7 +14,7 @@ import random
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.clock import Clock, pause
+from gateway.aio.clock import Clock, pause
 from gateway.errors import GatewayError
 from gateway.ops.log_sinks.producer import Producer, Step, Verdict
 from gateway.ops.log_sinks.sink import Trouble

@@ -2,7 +2,7 @@
 
 The gateway gives up whole tapes, and its policies are told of *uses*, not of requests: an order that no stack distance
 knows.  So the reads are played through the policies themselves (`gateway.tape.eviction`), with what
-`gateway.tape.library` does around them and nothing else: a tape is charged for when it is opened, its bytes and offsets
+`gateway.tape.store` does around them and nothing else: a tape is charged for when it is opened, its bytes and offsets
 when they are laid, room is made at the cost of other tapes before its own, requests within `USE_S` are one use.  No
 bytes are moved: a tape here is which runs of its stream it holds.
 
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from gateway.tape.block import SEAL_BYTES
 from gateway.tape.eviction import POLICIES, Eviction
-from gateway.tape.library import USE_S
+from gateway.tape.store import USE_S
 from gateway.tape.tape import TAPE_COST
 
 USE_US: Final = int(USE_S * 1_000_000)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.pipeline.curve.references import cost
-from gateway.tape.library import USE_S
+from gateway.tape.store import USE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,11 +20,11 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.journal import CloseReason
 from gateway.pipeline import tables
 from gateway.pipeline.gold.lines import MINUTE, is_live, known, of_its_day, shaped, window, with_the_hour_before
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import CloseReason
 
 LEAST: Final = 10
 """Requests a minute."""

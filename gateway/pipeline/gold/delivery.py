@@ -22,7 +22,6 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.journal import CloseReason
 from gateway.pipeline import tables
 from gateway.pipeline.gold.lines import (
     MINUTE,
@@ -35,6 +34,7 @@ from gateway.pipeline.gold.lines import (
 )
 from gateway.pipeline.gold.sketches import quantiles, sketch_of
 from gateway.protocol.mode import Mode
+from gateway.telemetry.access_record import CloseReason
 
 # By a number made of both names, which is quicker to sort by.
 _STREAM: Final = ("of", "key")

@@ -23,7 +23,6 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from gateway.journal import CloseReason
 from gateway.pipeline import tables
 from gateway.pipeline.gold.lines import (
     MINUTE,
@@ -37,6 +36,7 @@ from gateway.pipeline.gold.lines import (
     with_the_hour_before,
 )
 from gateway.pipeline.gold.spread import deviation, median
+from gateway.telemetry.access_record import CloseReason
 
 RETURN_S: Final = 300
 LEAST: Final = 20

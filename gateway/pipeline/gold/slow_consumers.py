@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from gateway.journal import CloseReason
 from gateway.pipeline import tables
 from gateway.pipeline.gold.lines import HOUR, known, shaped, total, window
+from gateway.telemetry.access_record import CloseReason
 
 
 def slow_consumers(requests: DataFrame) -> DataFrame:

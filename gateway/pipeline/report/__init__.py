@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.cache_plan import CachePlan, PlanError, parse_plan
+from gateway.config.cache_plan import CachePlan, PlanError, parse_plan
 from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.report.figures import Plan, Wish
 from gateway.pipeline.report.page import page

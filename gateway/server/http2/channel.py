@@ -20,8 +20,6 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Asked
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
-from gateway.journal import CloseReason
-from gateway.metrics_seam import NO_ROUTE
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
@@ -29,8 +27,10 @@ from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
-from gateway.server.ready import Ready
+from gateway.server.remembered import Ready
 from gateway.server.request import Giver, Note, Request
+from gateway.telemetry.access_record import CloseReason
+from gateway.telemetry.metrics import NO_ROUTE
 
 _log = logging.getLogger("gateway.server")
 
@@ -79,7 +79,7 @@ class StreamChannel:
         "_asked",
         "_body",
         "_connection",
-        "_era",
+        "_generation",
         "_is_bodiless",
         "_live",
         "_live_began",
@@ -102,7 +102,7 @@ class StreamChannel:
         self._connection = connection
         self.stream = stream
         self._asked = asked
-        self._era = connection.clients.joins.era
+        self._generation = connection.clients.joins.generation
         """That of what is remembered when the request was read."""
         self._body: RequestBody | None = None
         self._task: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class StreamChannel:
     @property
     def spelling(self) -> bytes | None:
         """The request as HTTP/1.1 spells it, where it may be remembered."""
-        return self._asked.spelling if self._era == self._connection.clients.joins.era else None
+        return self._asked.spelling if self._generation == self._connection.clients.joins.generation else None
 
     # -- the request
 

@@ -20,12 +20,12 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Asked
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
-from gateway.journal import CloseReason
 from gateway.server.alarm import Alarm
 from gateway.server.clients import Client, Clients
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
-from gateway.server.ready import Ready
+from gateway.server.remembered import Ready
+from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
 

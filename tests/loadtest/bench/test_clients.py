@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.app import start_gateway
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from loadtest.bench import live_client, tools
 from loadtest.bench.children import free_ports
 from tests.debian import program

@@ -8,8 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig, RouteConfig, ServerConfig
+from gateway.aio.clock import ManualClock
+from gateway.config.gateway import GatewayConfig
+from gateway.config.routes import RouteConfig
+from gateway.config.server import ServerConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.ops.admin.conftest import Bench, Start

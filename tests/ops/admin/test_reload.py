@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import GatewayConfig
-from gateway.config_file import load_config
-from gateway.config_reader import READ_S
+from gateway.config.file import load_config
+from gateway.config.gateway import GatewayConfig
+from gateway.config.reader import READ_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.ops.admin.conftest import BOUND_S, Bench, Start
 from tests.served import durable_gateway

@@ -9,14 +9,14 @@ from itertools import count
 import numpy as np
 import pytest
 
-from gateway.metrics_seam import Silent
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.offsets import START
 from gateway.tape.eviction import POLICIES
-from gateway.tape.library import Library
+from gateway.tape.store import TapeStore
 from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TOKEN_COST
+from gateway.telemetry.metrics import Silent
 
 STREAMS = 150
 STEPS = 4
@@ -55,7 +55,7 @@ def visits(seed: int) -> list[Visit]:
 
 def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
     """What a real library of that budget did not have: bytes are laid as the engine lays them."""
-    library = Library(budget_bytes, POLICIES[policy](), map(str, count()).__next__, Silent())
+    library = TapeStore(budget_bytes, POLICIES[policy](), map(str, count()).__next__, Silent())
     missed = Missed()
     for visit in read:
         stream = library.open(StreamKey(Group("default", f"/{visit.stream}"), "", ""), visit.at)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache_plan import CachePlan, MadeFrom, Memory, parse_plan
-from gateway.clock import ManualClock
+from gateway.aio.clock import ManualClock
+from gateway.config.cache_plan import CachePlan, MadeFrom, Memory, parse_plan
 from gateway.pipeline.curve.measure import measure_curve
 from gateway.pipeline.curve.streams import WINDOWS, Gaps, StreamFigures, Traffic, residence_s
 from gateway.pipeline.errors import PipelineFailed

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
-from gateway.clock import ManualClock
-from gateway.config import GatewayConfig
+from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.pipeline import tables
 from gateway.pipeline.aggregate import aggregate

@@ -14,7 +14,7 @@ import uvloop
 from playwright.async_api import Browser, async_playwright
 from pyspark.sql import SparkSession
 
-from gateway.cache_plan import parse_plan
+from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.lake import Lake
 from gateway.pipeline.report import chosen_point
 from gateway.pipeline.report.figures import Figures

@@ -1,0 +1,44 @@
+"""The one place that starts background tasks, so that each has an owner and none is collected half-way.
+
+`asyncio` keeps only a weak reference to a task.  `Tasks` keeps strong ones, logs what died of an
+unexpected error, and ends all of them at shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger("gateway.aio.tasks")
+
+
+class Tasks:
+    """Owns background tasks: strong references, errors logged, ended together."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` until it ends or the owner closes."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("task %s died", task.get_name(), exc_info=error)
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for it."""
+        pending = list(self._tasks)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,84 @@
+"""A wheel: many coarse deadlines behind one timer.
+
+An event loop's timer costs about half a kilobyte and some microseconds to set and to cancel; ten thousand connections
+that are mostly idle would pay that for deadlines that hardly ever come.  Here a deadline is a place in a set, found
+again by the number of its tick.  It comes due at most one tick late and never early.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from typing import Final, Protocol
+
+from gateway.aio.clock import Clock, Timer
+
+_log = logging.getLogger("gateway.aio.wheel")
+
+TICK_S: Final = 1 / 16
+
+NEVER: Final = -1
+"""The tick of what is on no wheel."""
+
+
+class Entry(Protocol):
+    """What has a deadline."""
+
+    def due(self) -> None:
+        """The deadline has come; the entry is no longer on the wheel."""
+
+
+class Wheel:
+    """Entries by tick.  Owner of one timer, which runs while there are any."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._entries: dict[int, set[Entry]] = {}
+        self._ticks: list[int] = []
+        self._timer: Timer | None = None
+        self._armed = NEVER
+
+    def __len__(self) -> int:
+        return sum(map(len, self._entries.values()))
+
+    def add(self, entry: Entry, delay_s: float) -> int:
+        """Have `entry.due` called after `delay_s`; the tick to take it off again by."""
+        # The sum is rounded before it is rounded up: 1000.1 + 0.15 is a hair above 1000.25.
+        tick = math.ceil(round((self._clock.now() + delay_s) / TICK_S, 6))
+        entries = self._entries.get(tick)
+        if entries is None:
+            entries = self._entries[tick] = set()
+            heapq.heappush(self._ticks, tick)
+            if self._timer is None or tick < self._armed:
+                self._arm()
+        entries.add(entry)
+        return tick
+
+    def drop(self, entry: Entry, tick: int) -> None:
+        """Take the entry off, if it is still there."""
+        entries = self._entries.get(tick)
+        if entries is not None:
+            entries.discard(entry)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = self._ticks[0]
+        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._turn)
+
+    def _turn(self) -> None:
+        self._timer = None
+        reached = math.floor(round(self._clock.now() / TICK_S, 6))
+        while self._ticks and self._ticks[0] <= reached:
+            for entry in self._entries.pop(heapq.heappop(self._ticks)):
+                try:
+                    entry.due()
+                except Exception:
+                    # One entry's trouble is not the others'.
+                    _log.exception("a deadline failed")
+        while self._ticks and not self._entries[self._ticks[0]]:
+            # All of its entries have been taken off: not worth waking for.
+            del self._entries[heapq.heappop(self._ticks)]
+        if self._ticks:
+            self._arm()

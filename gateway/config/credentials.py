@@ -1,0 +1,71 @@
+"""Credentials for origins: read from the files and variables that the configuration names, and held as secrets.
+
+They are no part of the configuration, so that nothing that shows it can show them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import SecretStr
+
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origins import OriginCredentialsConfig
+from gateway.config.routes import RouteConfig
+
+_MOST_BYTES: Final = 16_384
+_FIT_FOR_A_HEADER: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class OriginCredentials:
+    """A header that a route's origins are shown: its name in lower case, and its value."""
+
+    header: str
+    value: SecretStr
+
+
+def load_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> dict[str, OriginCredentials]:
+    """The credentials of the routes that have some, by the route's name; ConfigError where one cannot be used."""
+    found: dict[str, OriginCredentials] = {}
+    for route in config.routes:
+        wanted = route.origin_credentials
+        if wanted is not None and (wanted.file or wanted.environment):
+            found[route.name] = OriginCredentials(wanted.header, SecretStr(_value(route, wanted, environ)))
+    return found
+
+
+def _value(route: RouteConfig, wanted: OriginCredentialsConfig, environ: Mapping[str, str]) -> str:
+    key = f"route.{route.name}.origin_credentials"
+    if wanted.environment:
+        where = f"{key}.environment: {wanted.environment}"
+        if wanted.environment not in environ:
+            raise ConfigError(f"{where}: is not set")
+        text = environ[wanted.environment]
+    else:
+        where = f"{key}.file: {wanted.file}"
+        text = _read(Path(wanted.file), where)
+    value = text.strip(" \t\r\n")
+    if not value:
+        raise ConfigError(f"{where}: is empty")
+    if _FIT_FOR_A_HEADER.fullmatch(value) is None:
+        raise ConfigError(f"{where}: holds what no header may: it should be one line of ASCII")
+    return value
+
+
+def _read(path: Path, where: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise ConfigError(f"{where}: cannot be read: no path of a file") from None
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{where}: is larger than {_MOST_BYTES} bytes")
+    return data.decode("latin-1")

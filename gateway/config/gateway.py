@@ -1,0 +1,100 @@
+"""What an operator can set: frozen models, each field with its unit, default, bounds and reason.
+
+The models know nothing of files, environment or flags: `config_file` reads those and says where each value came from.
+They are strict (a number in quotes is an error, not a guess) and refuse unknown keys, because a misspelt limit that is
+silently ignored is found out on the worst day.  Units are in the names: `_s` is seconds, `_bytes` is bytes, and sizes
+may also be written `"256MiB"`.  A field's description is its documentation; `config/gateway.toml` shows every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.cache import CacheConfig, CachePlanConfig
+from gateway.config.limits import LimitsConfig
+from gateway.config.listener import ListenerConfig, check_addresses
+from gateway.config.model import MisfitError, Model
+from gateway.config.origins import (
+    OriginsConfig,
+)
+from gateway.config.routes import RouteConfig
+from gateway.config.server import ServerConfig
+from gateway.config.telemetry import LogConfig, TracingConfig
+
+
+class GatewayConfig(Model):
+    """One gateway process: a server, its limits and at least one route.  `routes` is `[[route]]` in a file, `listeners`
+    is `[[listener]]`."""
+
+    server: ServerConfig = ServerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    origins: OriginsConfig = OriginsConfig()
+    cache: CacheConfig = CacheConfig()
+    tracing: TracingConfig = TracingConfig()
+    log: LogConfig = LogConfig()
+    listeners: tuple[ListenerConfig, ...] = Field(
+        default=(), strict=False, max_length=64, description="Where clients are accepted; none: at server.listen."
+    )
+    routes: tuple[RouteConfig, ...] = Field(
+        strict=False, description="Which requests go to which origin; at least one."
+    )
+
+    @model_validator(mode="after")
+    def _routes_differ(self) -> Self:
+        if not self.routes:
+            raise MisfitError("at least one is needed, with an origin", "routes")
+        names: set[str] = set()
+        places: dict[tuple[str, str], str] = {}
+        for index, route in enumerate(self.routes):
+            if route.key in names:
+                text = f"another route is named {route.name!r} (- and _ count as the same)"
+                raise MisfitError(text, "routes", index, "name")
+            names.add(route.key)
+            other = places.setdefault((route.host, route.prefix), route.name)
+            if other != route.name:
+                text = f"route {other!r} already takes host {route.host!r} with {route.prefix!r}"
+                raise MisfitError(text, "routes", index, "prefix")
+        return self
+
+    @model_validator(mode="after")
+    def _listeners_differ(self) -> Self:
+        check_addresses(self.listeners)
+        return self
+
+    @property
+    def every_listener(self) -> tuple[ListenerConfig, ...]:
+        """Where clients are accepted: at `server.listen` as well, unless listeners stand in for its default."""
+        if self.listeners and "listen" not in self.server.model_fields_set:
+            return self.listeners
+        return (*self.listeners, ListenerConfig(address=self.server.listen))
+
+    @classmethod
+    def for_origin(cls, url: str | Sequence[str], **overrides: Any) -> Self:
+        """One route to `url`, or to several; an override is any field of the route, the limits, the server or another
+        section, by its own name; `listeners` is a list of tables.
+
+        `GatewayConfig.for_origin("http://127.0.0.1:4438", listen="127.0.0.1:0", cache_bytes="64MiB")`.  TypeError for a
+        name that is no field, pydantic's ValidationError (a ValueError) for a bad value.
+        """
+        sections: dict[str, type[Model]] = {
+            "server": ServerConfig,
+            "limits": LimitsConfig,
+            "origins": OriginsConfig,
+            "cache.plan": CachePlanConfig,
+            "tracing": TracingConfig,
+            "log": LogConfig,
+            "route": RouteConfig,
+        }
+        parts: dict[str, dict[str, Any]] = {name: {} for name in sections}
+        listeners = overrides.pop("listeners", ())
+        parts["route"] = {"origin": url} if isinstance(url, str) else {"origins": list(url)}
+        for key, value in overrides.items():
+            section = next((name for name, model in sections.items() if key in model.model_fields), None)
+            if section is None:
+                raise TypeError(f"{key!r} is no field of the server, limits, origins, plan, tracing, log or of a route")
+            parts[section][key] = value
+        route, plan = parts.pop("route"), parts.pop("cache.plan")
+        return cls.model_validate({**parts, "cache": {"plan": plan}, "listeners": listeners, "routes": [route]})

@@ -1,0 +1,184 @@
+"""What an operator can say of listeners: where they accept, what comes before HTTP there, and which certificates they
+show.
+
+A listener is one `[[listener]]` of a file.  Where there is none, `server.listen` is the one, plain.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from gateway.config.model import MisfitError, Model
+from gateway.config.values import Address, parse_address
+
+_UNIX: Final = "unix:"
+_SYSTEMD: Final = "systemd"
+_LONGEST_UNIX_PATH: Final = 107
+"""Bytes of `sun_path`, but for the zero at its end."""
+_SOCKET_NAME: Final = re.compile(r"[!-9;-~]{1,255}")
+_MODE: Final = re.compile(r"0?[0-7]{3}")
+
+
+@dataclass(frozen=True, slots=True)
+class UnixPlace:
+    """A socket in the file system."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{_UNIX}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdPlace:
+    """Sockets that the process was started with (sd_listen_fds): those of a name, or those no other listener names."""
+
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{_SYSTEMD}:{self.name}" if self.name else _SYSTEMD
+
+
+Place = Address | UnixPlace | SystemdPlace
+
+
+def parse_place(text: str) -> Place:
+    """Where a listener accepts, from `HOST:PORT`, `unix:/path`, `systemd` or `systemd:NAME`; ValueError otherwise."""
+    if text == _SYSTEMD:
+        return SystemdPlace()
+    kind, colon, rest = text.partition(":")
+    if colon and kind == _SYSTEMD:
+        if not _SOCKET_NAME.fullmatch(rest):
+            raise ValueError(f"expected systemd:NAME as FileDescriptorName= has it, got {text!r}")
+        return SystemdPlace(rest)
+    if colon and kind == "unix":
+        if not rest.startswith("/") or "\0" in rest:
+            raise ValueError(f"expected an absolute path such as unix:/run/durable-gateway.sock, got {text!r}")
+        if len(rest.encode("utf-8", "surrogateescape")) > _LONGEST_UNIX_PATH:
+            raise ValueError(f"a socket's path has {_LONGEST_UNIX_PATH} bytes at most")
+        return UnixPlace(rest)
+    return parse_address(text)
+
+
+def _place(text: str) -> str:
+    return str(parse_place(text))
+
+
+def _mode(text: str) -> str:
+    if not _MODE.fullmatch(text):
+        raise ValueError(f'expected a mode in octal digits such as "660", got {text!r}')
+    return text
+
+
+def _network(text: str) -> str:
+    if text == "unix":
+        return text
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError:
+        raise ValueError(
+            f'expected a network such as 10.0.0.0/8 without host bits, an address, or "unix", got {text!r}'
+        ) from None
+
+
+TrustedProxies = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=1_024)]
+
+
+class CertificateConfig(Model):
+    """One certificate that a listener shows."""
+
+    certificate: str = Field(
+        min_length=1, description="File (PEM) of the certificate and those between it and its authority, in order."
+    )
+    key: str = Field(default="", description="File (PEM) of its key, without a password; empty: in the same file.")
+
+
+class ListenerTlsConfig(Model):
+    """TLS at a listener."""
+
+    certificates: Annotated[tuple[CertificateConfig, ...], Field(strict=False, min_length=1, max_length=1_024)] = Field(
+        description="A list of { certificate = FILE, key = FILE }, chosen by the names in them; the first is shown to "
+        "who names none of them. Taken again on reload, and when the files change."
+    )
+    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS that is spoken.")
+    client_ca: str = Field(
+        default="", description="File (PEM) of authorities that clients' certificates are to be signed by."
+    )
+    client_certificates: Literal["off", "optional", "required"] = Field(
+        default="off", description="Whether clients are asked for a certificate, and let in without one."
+    )
+
+    @model_validator(mode="after")
+    def _authorities_and_their_use(self) -> Self:
+        if self.client_ca and self.client_certificates == "off":
+            raise MisfitError("goes with client_certificates = optional or required", "client_ca")
+        if not self.client_ca and self.client_certificates != "off":
+            raise MisfitError("needs client_ca: nobody's certificate would be known", "client_certificates")
+        return self
+
+
+class ListenerConfig(Model):
+    """One place where the gateway accepts clients."""
+
+    address: Annotated[str, AfterValidator(_place)] = Field(
+        description='"HOST:PORT" (port 0 picks a free one), "unix:/path", or "systemd" and "systemd:NAME" for sockets '
+        "that the process is started with."
+    )
+    mode: Annotated[str, AfterValidator(_mode)] = Field(
+        default="660", description="Of a Unix socket: who may connect, in octal digits."
+    )
+    reuse_port: bool = Field(
+        default=False, description="Let other processes accept on the same port: the kernel spreads connections."
+    )
+    backlog: int = Field(
+        default=4_096,
+        ge=1,
+        le=65_535,
+        description="Most connections that wait to be accepted; the kernel has a bound too.",
+    )
+    proxy_protocol: Literal["off", "on"] = Field(
+        default="off",
+        description="Every connection begins with a PROXY header, of version 1 or 2, that names its client; one that "
+        "does not is dropped, and so is one from elsewhere than server.trusted_proxies, where that is set.",
+    )
+    redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
+        default=False, description="Answer every request 308 to the same URL with https, on 443 or the port given."
+    )
+    tls: ListenerTlsConfig | None = Field(default=None, description="TLS; absent: plain.")
+
+    @property
+    def place(self) -> Place:
+        """`address`, taken apart."""
+        return parse_place(self.address)
+
+    @property
+    def https_port(self) -> int | None:
+        """Where requests are sent to; None where they are answered."""
+        if self.redirect_to_https is False:
+            return None
+        return 443 if self.redirect_to_https is True else self.redirect_to_https
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.tls is not None and self.https_port is not None:
+            raise MisfitError("is for a plain listener: this one speaks TLS", "redirect_to_https")
+        if self.reuse_port and not isinstance(self.place, Address):
+            raise MisfitError("goes with HOST:PORT only", "reuse_port")
+        if self.mode != type(self).model_fields["mode"].default and not isinstance(self.place, UnixPlace):
+            raise MisfitError("goes with unix:/path only", "mode")
+        return self
+
+
+def check_addresses(listeners: tuple[ListenerConfig, ...]) -> None:
+    """MisfitError where two listeners are to accept at the same place."""
+    seen: set[str] = set()
+    for index, one in enumerate(listeners):
+        is_any_port = isinstance(one.place, Address) and one.place.port == 0
+        if one.address in seen and not is_any_port:
+            raise MisfitError(f"another listener is at {one.address}", "listeners", index, "address")
+        seen.add(one.address)

@@ -1,0 +1,254 @@
+"""A route: which requests it serves, which origins they go to, and how its streams are cached and followed."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from gateway.config.model import MisfitError, Model
+from gateway.config.origins import (
+    HealthCheckConfig,
+    HostList,
+    OriginConfig,
+    OriginCredentialsConfig,
+    OriginList,
+    OriginTlsConfig,
+)
+from gateway.config.values import (
+    AllowedOrigins,
+    Codings,
+    HeaderNames,
+    OffsetPatterns,
+    OriginUrl,
+    Prefix,
+    RouteHost,
+    RouteName,
+)
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class CorsConfig(Model):
+    """CORS answered at the edge for one route, in place of the origin's own headers."""
+
+    allow_origins: AllowedOrigins = Field(default=("*",), description='Web origins that may read replies; "*" is any.')
+    allow_credentials: bool = Field(default=False, description="Let browsers send cookies and credentials along.")
+    max_age_s: int = Field(
+        default=86_400, ge=0, le=604_800, description="How long a browser may keep a preflight's answer."
+    )
+    allow_headers: HeaderNames = Field(default=(), description="Request headers allowed beside the protocol's own.")
+    expose_headers: HeaderNames = Field(
+        default=(), description="Response headers shown to scripts beside the protocol's own."
+    )
+
+    @model_validator(mode="after")
+    def _credentials_need_names(self) -> Self:
+        if not self.allow_origins:
+            raise MisfitError("names no one: leave the table out to pass the origin's headers through", "allow_origins")
+        if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
+            raise MisfitError(
+                'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
+            )
+        return self
+
+
+class RouteConfig(Model):
+    """Which requests go to which origin, and how its streams are read, kept and followed."""
+
+    name: RouteName = Field(
+        default="default", description="Unique; names the route in logs, metrics and environment overrides."
+    )
+    host: RouteHost = Field(
+        default="*",
+        description='Host the request must name: "*" for any, an exact name, or "*.example.org" for names below it.',
+    )
+    prefix: Prefix = Field(
+        default="/", description="Path the request must start with, in whole segments; the longest prefix wins."
+    )
+    origin: OriginUrl | None = Field(
+        default=None,
+        description="http(s) URL of the Durable Streams server; its path goes before the request's. No default.",
+    )
+    origins: OriginList = Field(
+        default=(),
+        description="Several in place of one, of the same streams and the same path: a list of "
+        '{ url = "http://a", weight = 2 }.',
+    )
+    leaders: HostList = Field(
+        default=(),
+        description="Further hosts that an origin's 307 or 308 may lead to; it is followed inside, to hosts named here "
+        "alone.",
+    )
+    health_check: HealthCheckConfig | None = Field(
+        default=None, description="Active checks; absent: with several origins as by default, with one none."
+    )
+    origin_credentials: OriginCredentialsConfig | None = Field(
+        default=None, description="Credentials that the origins are shown; absent: those that clients send."
+    )
+    origin_tls: OriginTlsConfig | None = Field(
+        default=None, description="TLS to the origins; absent: by the certificates that the system trusts."
+    )
+    strip_prefix: bool = Field(default=False, description="Take the prefix off the path before asking the origin.")
+    cache: bool = Field(default=True, description="Keep tapes and share fetches; false relays every request.")
+    credentials: Literal["partition", "shared", "bypass"] = Field(
+        default="partition",
+        description="A request with credentials shares a tape with equal credentials, with everyone, or bypasses.",
+    )
+    credential_headers: HeaderNames = Field(
+        default=("authorization", "cookie"), description="Request headers that make a request one with credentials."
+    )
+    cors: CorsConfig | None = Field(
+        default=None, description="CORS at the edge; absent: the origin's own headers pass."
+    )
+    long_poll_timeout_s: float = Field(
+        default=25,
+        ge=0.05,
+        le=300,
+        description="Longest wait of a long-poll; below the 30 s at which some clients give up.",
+    )
+    sse_lifetime_s: float = Field(
+        default=60,
+        ge=1,
+        le=86_400,
+        description="Age at which an SSE connection is ended in order; jittered down, spec 8.2.",
+    )
+    heartbeat_s: float = Field(
+        default=15, ge=0.05, le=300, description="Silence on an SSE connection after which a comment is sent."
+    )
+    live_linger_s: float = Field(
+        default=5, ge=0, le=3_600, description="How long a stream is still followed after its last live reader left."
+    )
+    connect_timeout_s: float = Field(default=5, ge=0.01, le=120, description="Bound on connecting to the origin.")
+    first_byte_timeout_s: float = Field(
+        default=30, ge=0.01, le=600, description="Bound on the wait for a reply's head, except on live reads."
+    )
+    live_first_byte_timeout_s: float = Field(
+        default=60,
+        ge=0.01,
+        le=600,
+        description="The same for long-poll and SSE; above the origin's own long-poll timeout.",
+    )
+    idle_timeout_s: float = Field(
+        default=30, ge=0.01, le=600, description="Bound on silence in the middle of a reply's body."
+    )
+    total_timeout_s: float = Field(
+        default=600, ge=0.01, le=86_400, description="Bound on one upstream request, SSE excepted."
+    )
+    collapse_wait_s: float = Field(
+        default=5, ge=0.01, le=600, description="A shared fetch with no answer for so long is replaced by a new one."
+    )
+    retry_attempts: int = Field(
+        default=1, ge=0, le=5, description="Times a failed read is asked again; nothing else is repeated."
+    )
+    retry_budget: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Most retries as a share of requests, over all routes to the origin: a sick one is not hit harder.",
+    )
+    trust_s: float = Field(
+        default=60,
+        ge=0,
+        le=86_400,
+        description="How long hits are given without a sign from the origin that the stream is still the same.",
+    )
+    tail: Literal["followed", "asked"] = Field(
+        default="followed",
+        description="Who is believed about a followed stream's tail: its live request, or the origin, at every read.",
+    )
+    tail_heard_s: float = Field(
+        default=10,
+        ge=0.05,
+        le=3_600,
+        description="How long a live request that is silent is believed about the tail by reads that are not live.",
+    )
+    follow_above_per_s: float = Field(
+        default=1,
+        ge=0,
+        le=100_000,
+        description="Reads of a tail a second above which its stream is followed without a live reader; 0 is never.",
+    )
+    tail_fresh_s: float = Field(
+        default=0,
+        ge=0,
+        le=3_600,
+        description="How long the tail of a stream that is not followed is repeated without asking the origin.",
+    )
+    absent_s: float = Field(
+        default=1,
+        ge=0,
+        le=60,
+        description="How long a 404 or 410 of the origin is repeated; a write through the gateway ends it at once.",
+    )
+    absent_per_s: float = Field(
+        default=200,
+        ge=0,
+        le=1_000_000,
+        description="Most 404s a second that reads of unknown streams may cost the origin; 503 beyond. 0 is no bound.",
+    )
+    relayed_offsets: OffsetPatterns = Field(
+        default=("snapshot", "*_snapshot"),
+        description='Offsets that name no position and are relayed, "*" for any characters; these are Yjs servers\'.',
+    )
+    hit_for_miss_s: float = Field(
+        default=120,
+        ge=0,
+        le=86_400,
+        description="How long an uncacheable answer is remembered, to fetch without collapsing.",
+    )
+    compression: Codings = Field(
+        default=("zstd", "br", "gzip"),
+        description="Codings for answers made from a tape, in order of preference; an empty list is none.",
+    )
+    zstd_level: int = Field(default=3, ge=1, le=19, description="Effort of zstd; every body is coded once for all.")
+    brotli_level: int = Field(
+        default=4, ge=0, le=11, description="Effort of br; above 6 it takes several times as long."
+    )
+    gzip_level: int = Field(default=4, ge=1, le=9, description="Effort of gzip; 6 takes twice as long.")
+
+    @model_validator(mode="after")
+    def _asked_is_asked(self) -> Self:
+        if self.tail == "asked" and self.tail_fresh_s:
+            raise MisfitError('goes with tail = "followed" only: an asked tail is never repeated', "tail_fresh_s")
+        return self
+
+    @model_validator(mode="after")
+    def _origins_agree(self) -> Self:
+        if self.origin is None and not self.origins:
+            raise MisfitError("is required and has no default (or a list, origins)", "origin")
+        if self.origin is not None and self.origins:
+            raise MisfitError("is set beside origin: name one or the other", "origins")
+        seen: set[tuple[object, ...]] = set()
+        for index, one in enumerate(self.origins):
+            # With and without the scheme's own port it is one server.
+            parts = urlsplit(one.url)
+            server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
+            if server in seen:
+                raise MisfitError(f"{one.url} is there twice: give it a weight", "origins", index, "url")
+            seen.add(server)
+        path = urlsplit(self.members[0].url).path
+        lists = (("origins", [one.url for one in self.origins]), ("leaders", self.leaders))
+        for name, urls in lists:
+            for index, url in enumerate(urls):
+                if urlsplit(url).path != path:
+                    text = f"{url} has another path than {self.members[0].url}: a stream has one path at all of them"
+                    raise MisfitError(text, name, index, *(["url"] if name == "origins" else []))
+        return self
+
+    @property
+    def members(self) -> tuple[OriginConfig, ...]:
+        """The origins, be it one."""
+        return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
+
+    @model_validator(mode="after")
+    def _partition_needs_headers(self) -> Self:
+        if self.credentials == "partition" and not self.credential_headers:
+            raise MisfitError('needs a name with credentials = "partition": else everyone shares', "credential_headers")
+        return self
+
+    @property
+    def key(self) -> str:
+        """The name as environment variables spell it."""
+        return self.name.upper().replace("-", "_")

@@ -1,0 +1,351 @@
+"""Coded answers: bodies made from the tape in gzip, br or zstd, each made once and kept beside the tape.
+
+A body shows a run of a stream, from one offset to another, and such a run never changes.  So its coded form is made
+once for all who ask, and kept until the stream ends or its bytes are dropped (`forget`).  Of one start only the latest
+end is kept: what a stream has outgrown is not asked for again.  What is kept counts within the cache budget, where
+other streams' tapes make room for it, never its own; streams lose their coded bytes least recently used first.
+
+Small bodies are coded where they are asked for.  Larger ones are coded in a thread (every library used here lets
+go of the interpreter meanwhile), those who ask for the same wait for the same, and a body is coded to the end although
+its reader has left.  Coding is a favour, never a condition: where it fails, takes too long, has too much to do
+already, or does not pay, the bytes go out as they are.  Only an answer whose bytes are all here is coded, so nothing is
+held back for it that could be on its way.
+
+Bytes of strangers and secrets in one coded body tell of each other by its length (BREACH); a route whose streams
+mix them is one to set `compression = []` for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import brotli
+import zstandard
+from zlib_ng import zlib_ng
+
+from gateway.aio.clock import Clock, wait_until
+from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.read import Read
+from gateway.protocol.coding import Coding, is_compressible
+from gateway.protocol.etag import coding_named, of_coding
+from gateway.protocol.freshness import parse_cache_control
+from gateway.tape.store import TapeStore
+from gateway.tape.stream import Stream
+from gateway.telemetry.metrics import MetricsRecorder
+
+_log = logging.getLogger("gateway.coding")
+
+INLINE_BYTES: Final = 1 << 14
+"""A body up to this size is coded on the loop: 0.05 to 0.15 ms at the default levels, about what a thread costs."""
+
+QUEUE_BYTES: Final = 32 << 20
+"""Most bytes that wait for the thread; what comes beyond them goes out plain.  About 0.1 to 0.3 s of its work."""
+
+PATIENCE_S: Final = 1.0
+"""How long a reader waits for its body to be coded before it is given the plain one."""
+
+ENTRY_COST: Final = 400
+"""Bytes charged for a coded body beside its own: keys, dictionary slots, the object."""
+
+_WORTH: Final = 0.95
+"""A coded body larger than this share of the plain one is not worth the client's time."""
+
+_LARGEST_SHARE: Final = 4
+"""A single coded body may take up to this fraction of what may be kept; coded bytes up to this one of the cache."""
+
+_GZIP_WINDOW: Final = 31
+"""15 bits of window, and 16 for a gzip header, which zlib writes without a time: equal bytes give equal bytes."""
+
+
+def _zstd(data: bytes, level: int) -> bytes:
+    return zstandard.ZstdCompressor(level=level).compress(data)
+
+
+def _br(data: bytes, level: int) -> bytes:
+    coded: bytes = brotli.compress(data, quality=level)
+    return coded
+
+
+def _gzip(data: bytes, level: int) -> bytes:
+    coder = zlib_ng.compressobj(level, zlib_ng.DEFLATED, _GZIP_WINDOW)
+    return coder.compress(data) + coder.flush()
+
+
+CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
+    Coding.ZSTD: _zstd,
+    Coding.BR: _br,
+    Coding.GZIP: _gzip,
+}
+
+
+class _Job(NamedTuple):
+    """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
+
+    shown: Shown
+    coding: Coding
+
+
+class _Wanted(NamedTuple):
+    """A run that is to be coded: its bytes, and how many they are."""
+
+    job: _Job
+    pieces: Sequence[bytes]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The coded form of the run up to `end`; `data` is None where coding did not pay."""
+
+    end: str
+    data: bytes | None
+    cost: int
+
+
+class Coder:
+    """Codes answers.  Owner of coded bytes, of those being made, and of the thread that makes them."""
+
+    def __init__(
+        self,
+        library: TapeStore,
+        clock: Clock,
+        recorder: MetricsRecorder,
+        *,
+        min_bytes: int,
+        keep_bytes: int,
+    ) -> None:
+        self._store = library
+        self._clock = clock
+        self._recorder = recorder
+        self._min_bytes = min_bytes
+        self._most_bytes = keep_bytes
+        self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
+        self._making: dict[_Job, asyncio.Future[Any]] = {}
+        self._queued_bytes = 0
+        self._kept: OrderedDict[Stream, dict[tuple[str, Coding], _Kept]] = OrderedDict()
+        self.cost = 0
+        self.on_evict: Callable[[Stream], None] = lambda stream: None
+        """Called when coded bytes of a stream are given up for want of room, for whoever holds on to them."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    @property
+    def keep_bytes(self) -> int:
+        """Most coded bytes that are kept, of the cache's budget as it is now."""
+        return min(self._most_bytes, self._store.budget_bytes // _LARGEST_SHARE)
+
+    @property
+    def making(self) -> int:
+        """Bodies that are being coded."""
+        return len(self._making)
+
+    # -- answers
+
+    async def code(self, read: Read, answer: Answer) -> Answer:
+        """The answer in the coding that its reader likes best, or as it was; the same object, `close` is still owed."""
+        wanted = self._wanted(read, answer)
+        if wanted is None:
+            return answer
+        data = await self._make(wanted, read.route.levels[wanted.job.coding])
+        if self._find(wanted.job) is None:
+            # Plain for the moment only, or coded bytes that are not kept: not to be remembered by others either.
+            answer.stream = None
+        return _in_coding(answer, wanted, data)
+
+    def code_now(self, read: Read, answer: Answer) -> Answer:
+        """The same without waiting: what the thread would have to make is sent plain."""
+        wanted = self._wanted(read, answer)
+        if wanted is None or wanted.size > INLINE_BYTES:
+            return answer
+        return _in_coding(answer, wanted, self._make_here(wanted, read.route.levels[wanted.job.coding]))
+
+    def _wanted(self, read: Read, answer: Answer) -> _Wanted | None:
+        """What is to be made for the answer; None where it is finished, coded or as it was."""
+        if not read.route.codings or "ETag" not in answer.headers or "Content-Encoding" in answer.headers:
+            return None
+        if answer.status == 304:
+            _vary(answer)
+            named = coding_named(read.if_none_match, answer.headers["ETag"], read.wish)
+            if named is not None:
+                answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
+            return None
+        shown, parts, coding = answer.shown, answer.parts, read.wish.best
+        if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
+            return None
+        _vary(answer)
+        if not shown.may_be_kept:
+            # Bytes of before, which only this reader still has: neither to be kept nor to be taken for those of now.
+            return None
+        if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
+            return None
+        pieces = parts.settled(answer.is_json)
+        if pieces is None:
+            return None
+        size = sum(map(len, pieces))
+        if size < self._min_bytes and read.wish.takes_identity:
+            return None
+        wanted = _Wanted(_Job(shown, coding), pieces, size)
+        kept = self._find(wanted.job)
+        if kept is None:
+            return wanted
+        self._kept.move_to_end(shown.stream)
+        _in_coding(answer, wanted, kept.data)
+        return None
+
+    def ready(self, shown: Shown, coding: Coding) -> bytes | None:
+        """The bytes of a run in a coding, where they have been made."""
+        kept = self._find(_Job(shown, coding))
+        return kept.data if kept is not None else None
+
+    def _find(self, job: _Job) -> _Kept | None:
+        shown, coding = job
+        kept = self._kept.get(shown.stream, {}).get((shown.start, coding))
+        return kept if kept is not None and kept.end == shown.end else None
+
+    # -- making
+
+    async def _make(self, wanted: _Wanted, level: int) -> bytes | None:
+        """Have the run coded, together with all who ask for it meanwhile; None to send it plain."""
+        job, pieces, size = wanted
+        making = self._making.get(job)
+        if making is None:
+            if size <= INLINE_BYTES:
+                return self._make_here(wanted, level)
+            if self._queued_bytes + size > QUEUE_BYTES:
+                return None
+            making = self._begin(job, partial(_coded, CODERS[job.coding], level, pieces), size)
+            if making is None:
+                return None
+        # Not awaited itself: it belongs to everyone, and the one who leaves must not cancel it.
+        if not await wait_until(making, self._clock, PATIENCE_S):
+            return None
+        data: bytes | None = making.result()
+        return data
+
+    def _make_here(self, wanted: _Wanted, level: int) -> bytes | None:
+        job, pieces, size = wanted
+        try:
+            data = _coded(CODERS[job.coding], level, pieces)
+        except Exception:
+            _log.exception("coding failed (%s)", job.coding)
+            return None
+        self._keep(job, data, size)
+        return data
+
+    def _begin(self, job: _Job, work: Callable[[], bytes | None], size: int) -> asyncio.Future[Any] | None:
+        loop = asyncio.get_running_loop()
+        try:
+            coded = loop.run_in_executor(self.executor, work)
+        except RuntimeError:
+            # No thread to be had, or no longer: the gateway is leaving.
+            return None
+        making = self._making[job] = loop.create_future()
+        self._queued_bytes += size
+        coded.add_done_callback(partial(self._made, job, size, making))
+        return making
+
+    def _made(self, job: _Job, size: int, making: asyncio.Future[Any], work: asyncio.Future[bytes | None]) -> None:
+        """The thread is through with it: kept first, then given to those who wait."""
+        self._queued_bytes -= size
+        is_wanted = self._making.get(job) is making
+        if is_wanted:
+            del self._making[job]
+        data: bytes | None = None
+        if not work.cancelled():
+            if (error := work.exception()) is not None:
+                _log.error("coding failed (%s)", job.coding, exc_info=error)
+            else:
+                data = work.result()
+                if is_wanted:
+                    self._keep(job, data, size)
+        making.set_result(data)
+
+    # -- keeping
+
+    def _keep(self, job: _Job, data: bytes | None, size: int) -> None:
+        stream, start, end, _ = job.shown
+        if stream.ended is not None:
+            return
+        if data is not None:
+            self._recorder.coded(job.coding, size, len(data))
+        cost = ENTRY_COST + (len(data) if data is not None else 0)
+        if self._drop(stream, (start, job.coding)):
+            self.on_evict(stream)
+        if cost > self.keep_bytes // _LARGEST_SHARE:
+            return
+        while self.cost + cost > self.keep_bytes:
+            self._evict()
+        # Making room may have dropped bytes of other streams, never of this one.
+        if self._store.lend(cost, stream):
+            self.cost += cost
+            self._kept.setdefault(stream, {})[start, job.coding] = _Kept(end, data, cost)
+            self._kept.move_to_end(stream)
+
+    def _evict(self) -> None:
+        """Give up the oldest body of the stream that was asked for longest ago."""
+        stream, bodies = next(iter(self._kept.items()))
+        self._drop(stream, next(iter(bodies)))
+        self.on_evict(stream)
+
+    def _drop(self, stream: Stream, place: tuple[str, Coding]) -> bool:
+        bodies = self._kept.get(stream, {})
+        kept = bodies.pop(place, None)
+        if kept is None:
+            return False
+        self.cost -= kept.cost
+        self._store.take_back(kept.cost)
+        if not bodies:
+            del self._kept[stream]
+        return True
+
+    def touch(self, stream: Stream) -> None:
+        """Coded bytes of the stream were given out by somebody who held on to them."""
+        if stream in self._kept:
+            self._kept.move_to_end(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what was made of the stream's bytes; what is being made of them is given to those who wait, not kept."""
+        for place in list(self._kept.get(stream, ())):
+            self._drop(stream, place)
+        for job in [job for job in self._making if job.shown.stream is stream]:
+            del self._making[job]
+
+    def close(self) -> None:
+        """End the thread; what waits for it is not begun."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _coded(code: Callable[[bytes, int], bytes], level: int, pieces: Sequence[bytes]) -> bytes | None:
+    """The pieces as one coded body, None where that does not pay."""
+    plain = b"".join(pieces)
+    data = code(plain, level)
+    return data if len(data) <= len(plain) * _WORTH else None
+
+
+def _in_coding(answer: Answer, wanted: _Wanted, data: bytes | None) -> Answer:
+    """The answer with `data` for its body; as it was where there is none."""
+    coding = wanted.job.coding
+    if data is not None and answer.parts is not None:
+        answer.parts.close()
+        answer.parts = Parts()
+        answer.parts.add_pieces((data,))
+        answer.is_json = False
+        answer.saved_bytes = wanted.size - len(data)
+        answer.headers["Content-Encoding"] = coding.value
+        answer.headers["ETag"] = of_coding(answer.headers["ETag"], coding)
+    return answer
+
+
+def _vary(answer: Answer) -> None:
+    """Say that another Accept-Encoding may be answered otherwise, beside whatever else the answer varies with."""
+    varied = [name.strip() for line in answer.headers.getall("Vary", ()) for name in line.split(",") if name.strip()]
+    if "*" not in varied and "accept-encoding" not in (name.lower() for name in varied):
+        answer.headers["Vary"] = ", ".join([*varied, "Accept-Encoding"])

@@ -1,0 +1,76 @@
+"""A read as the engine sees it: no sockets, no HTTP library, only what decides the answer; and how it may not end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.engine.hit_for_miss import Shape
+from gateway.engine.route import Route
+from gateway.protocol.coding import PLAIN, Wish
+from gateway.tape.stream import StreamKey
+from gateway.upstream.flight import NotShareable, OriginError
+from gateway.upstream.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One client's read.  `start` is an offset token or a sentinel; `cursor` counts only on live reads."""
+
+    route: Route
+    key: StreamKey
+    source: Source
+    start: str
+    cursor: str | None = None
+    if_none_match: str | None = None
+    is_private: bool = False
+    """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
+    wish: Wish = PLAIN
+    """The content codings that the reader takes."""
+    is_live: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """What of its request shapes the origin's answer."""
+        return Shape(self.is_live, self.start)
+
+
+class Uncacheable(Exception):
+    """The origin's answer is not for sharing: the request is to be relayed alone."""
+
+    def __init__(self, why: NotShareable) -> None:
+        super().__init__(why.reason)
+        self.why = why
+
+
+class Drain:
+    """Whether the gateway is leaving.
+
+    Live readers go spread over `spread_s`, so that they do not return as a herd, and none stays beyond `within_s`.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.spread_s = 0.0
+        self.within_s = math.inf
+
+    def start(self, spread_s: float, within_s: float = math.inf) -> None:
+        self.is_set = True
+        self.spread_s = spread_s
+        self.within_s = within_s
+
+
+class Ended(Exception):
+    """The stream ended under its reader."""
+
+    def __init__(self, refusal: OriginError) -> None:
+        super().__init__(refusal.status)
+        self.refusal = refusal
+
+
+class Poll(Enum):
+    """Why a long-poll cannot be answered at once."""
+
+    WAIT = "nothing there"
+    LOOK = "the origin has to be asked"

@@ -1,0 +1,166 @@
+"""Heads of answers: which headers a read is given, built in one place for all modes.
+
+`Stream-Up-To-Date` and `Stream-Closed` are arguments here and nowhere remembered.  The ETag is the gateway's own,
+`"<incarnation>:<start>:<end>[:c]"`: origins differ in what theirs says, and the one that names no incarnation would
+confirm another stream's bytes.
+"""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict
+
+from gateway.engine.answer import Answer
+from gateway.engine.read import Read
+from gateway.engine.route import Route
+from gateway.errors import Fault, GatewayError
+from gateway.protocol.cache_status import Outcome, cache_status
+from gateway.protocol.etag import matches, mint
+from gateway.protocol.names import (
+    ACCEL_BUFFERING,
+    DEFAULT_TYPE,
+    STREAM_CLOSED,
+    STREAM_CURSOR,
+    STREAM_NEXT_OFFSET,
+    STREAM_UP_TO_DATE,
+)
+from gateway.protocol.offsets import START
+from gateway.tape.stream import Edition, Stream
+from gateway.upstream.flight import OriginError
+
+_IMMUTABLE_S = 60
+_STALE_WHILE_REVALIDATE_S = 300
+_NOT_MODIFIED_DROPS = ("Content-Type",)
+
+
+def _cache_control(read: Read, stream: Stream, at_tail: bool) -> str:
+    """For bytes short of the tail what the origin says of such, else section 8.1's; an answer about the tail has to be
+    asked for again."""
+    scope = "private" if read.is_private else "public"
+    if at_tail:
+        return f"{scope}, no-cache" if read.is_private else "no-cache"
+    if stream.cache_control is not None and not read.is_private:
+        return stream.cache_control
+    ttl_s = stream.lifetime.ttl_s if stream.lifetime is not None else None
+    if stream.lifetime is not None and stream.lifetime.expires_at is not None:
+        return f"{scope}, no-cache" if read.is_private else "no-cache"
+    if ttl_s is not None and ttl_s < _IMMUTABLE_S + _STALE_WHILE_REVALIDATE_S:
+        return f"{scope}, max-age={min(_IMMUTABLE_S, ttl_s)}"
+    return f"{scope}, max-age={_IMMUTABLE_S}, stale-while-revalidate={_STALE_WHILE_REVALIDATE_S}"
+
+
+def stream_headers(
+    read: Read,
+    stream: Stream,
+    *,
+    end: str,
+    up_to_date: bool,
+    is_closed: bool,
+    outcome: Outcome,
+    age_s: float | None = None,
+    cursor: str | None = None,
+    fwd_status: int | None = None,
+    stored: bool = False,
+    edition: Edition,
+    stale_s: float | None = None,
+) -> CIMultiDict[str]:
+    """The headers of a 200 that leads from the asked offset to `end`; `stale_s` is for how long what it says of its end
+    has been stale, while the origin is asked again."""
+    headers = CIMultiDict(stream.headers)
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = end
+    if up_to_date:
+        headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    if cursor is not None and not is_closed:
+        headers[STREAM_CURSOR] = cursor
+    headers["ETag"] = mint(edition.incarnation, read.start, end, is_closed)
+    headers["Cache-Control"] = _cache_control(read, stream, up_to_date or cursor is not None)
+    if cursor is not None:
+        # No `no-transform` beside it: the answer is whole, so that a coding holds nothing back, and is often worth it.
+        headers[ACCEL_BUFFERING] = "no"
+    if stream.is_verbatim and "no-transform" not in headers["Cache-Control"]:
+        headers["Cache-Control"] += ", no-transform"
+    if age_s is not None:
+        headers["Age"] = str(max(0, int(age_s)))
+    if stale_s is None:
+        headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status, stored=stored)
+    else:
+        headers["Cache-Status"] = cache_status(
+            read.route.node, outcome, ttl_s=-int(stale_s) - 1, detail="stale-while-revalidate"
+        )
+    return headers
+
+
+def not_modified(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """The headers of a 304 that stands for a 200 with `headers` (RFC 9110 §15.4.5)."""
+    for name in _NOT_MODIFIED_DROPS:
+        headers.popall(name, None)
+    return headers
+
+
+def now_answer(
+    read: Read, stream: Stream, tail: str, outcome: Outcome, *, is_closed: bool, fwd_status: int | None = None
+) -> Answer:
+    """An empty answer that names the tail; nothing about it may be kept (section 6)."""
+    headers = CIMultiDict(stream.headers)
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = tail
+    headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(read.route.node, outcome, fwd_status=fwd_status)
+    return Answer(200, headers, outcome, body=b"[]" if stream.tape.is_json else b"")
+
+
+def head_answer(read: Read, stream: Stream, tail: str) -> Answer:
+    """The answer to a HEAD (section 5.5); nothing about it may be kept."""
+    headers = CIMultiDict(stream.headers)
+    headers.extend(stream.head_headers or {})
+    headers["Content-Type"] = stream.content_type or DEFAULT_TYPE
+    headers[STREAM_NEXT_OFFSET] = tail
+    is_closed = stream.tape.is_closed_at(tail)
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    headers["ETag"] = mint(stream.tape.incarnation, START, tail, is_closed)
+    headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(read.route.node, Outcome.HIT)
+    if matches(read.if_none_match, headers["ETag"]):
+        return Answer(304, not_modified(headers), Outcome.HIT)
+    return Answer(200, headers, Outcome.HIT)
+
+
+def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str, outcome: Outcome) -> Answer:
+    """The 204 of a long-poll that has nothing to say (section 5.7)."""
+    headers = CIMultiDict(stream.headers)
+    headers[STREAM_NEXT_OFFSET] = end
+    headers[STREAM_UP_TO_DATE] = "true"
+    if is_closed:
+        headers[STREAM_CLOSED] = "true"
+    else:
+        headers[STREAM_CURSOR] = cursor
+    headers["Cache-Control"] = "no-store"
+    headers[ACCEL_BUFFERING] = "no"
+    headers["Cache-Status"] = cache_status(read.route.node, outcome)
+    return Answer(204, headers, outcome)
+
+
+def refusal_answer(route: Route, refusal: OriginError, outcome: Outcome) -> Answer:
+    """The origin's refusal as everyone who waited is given it; never to be kept by anyone."""
+    headers = CIMultiDict(refusal.headers)
+    if "Cache-Control" not in headers:
+        headers["Cache-Control"] = "no-store"
+    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=refusal.status)
+    return Answer(refusal.status, headers, outcome, body=refusal.body)
+
+
+def failure_answer(node: str, error: GatewayError) -> Answer:
+    """An error as a response: a status and one line."""
+    outcome = Outcome.REFUSED if error.fault is Fault.CLIENT else Outcome.FAILED
+    headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
+    headers["X-Content-Type-Options"] = "nosniff"
+    headers["Cache-Status"] = cache_status(node, outcome)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    return Answer(error.status, headers, outcome, body=f"{error}\n".encode())

@@ -1,0 +1,34 @@
+"""The journal that a configuration asks for, put together: lines, a writer, a sink."""
+
+from __future__ import annotations
+
+import random
+
+from gateway.aio.clock import Clock
+from gateway.config.gateway import GatewayConfig
+from gateway.ops.access_log import Lines
+from gateway.ops.log_sinks import open_sink
+from gateway.ops.log_writer import DropCounter, LogWriter
+from gateway.ops.partition_ids import PartitionIds
+
+
+def open_journal(
+    config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
+) -> LogWriter | None:
+    """A writer that is to be started, None where no log is asked for.  ConfigError where it cannot be written."""
+    log, node = config.log, config.server.node_name
+    sink = open_sink(log, node, clock, rng)
+    if sink is None:
+        return None
+    return LogWriter(
+        sink,
+        Lines(node, log.client_address, partitions, log.query),
+        clock,
+        counter,
+        queue_records=log.queue_records,
+        queue_bytes=log.queue_bytes,
+        batch_bytes=log.batch_bytes,
+        batch_s=log.batch_s,
+        live_interval_s=log.live_interval_s,
+        most_followed=config.limits.followed_streams,
+    )

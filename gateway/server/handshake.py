@@ -1,0 +1,299 @@
+"""A connection before it speaks HTTP: who the client is (the PROXY protocol), the handshake of TLS, which protocol.
+
+Only listeners that have one of these make an `Handshake`; what it learns it hands to the protocol that it makes, and is
+gone.  Until then it is bounded in bytes and in time, and counts as a client's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, cast
+
+from gateway.aio.wheel import NEVER
+from gateway.protocol.proxies import Proxies
+from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
+from gateway.server.clients import Clients
+from gateway.server.tls import SLICE_BYTES, TlsTransport
+
+HTTP_1: Final = "http/1.1"
+"""Name in ALPN (RFC 7301) of what is spoken where nothing else is agreed on."""
+HTTP_2: Final = "h2"
+_MOST_HANDSHAKE_BYTES: Final = 1 << 16
+"""Of a client's side: its certificates take some kilobytes."""
+_HANDSHAKE_RECORD: Final = 0x16
+_PLAIN_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n"
+    b"Cache-Control: no-store\r\nConnection: close\r\n\r\nThis port speaks TLS: https\n"
+)
+
+
+class HandshakeFailure(StrEnum):
+    """Why a handshake came to nothing."""
+
+    TIMEOUT = "timeout"
+    """It was not over in time."""
+    LEFT = "left"
+    """The client went away."""
+    PLAIN_HTTP = "plain_http"
+    """The client spoke HTTP without TLS."""
+    VERSION = "version"
+    """The client speaks only versions that are too old."""
+    CIPHER = "cipher"
+    """No cipher is known to both."""
+    CLIENT_CERTIFICATE = "client_certificate"
+    """The client showed none, or none that is trusted here."""
+    REFUSED = "refused"
+    """The client did not take what it was shown: it does not trust the certificate, most of the time."""
+    MALFORMED = "malformed"
+    """What came is no TLS, or too much."""
+
+
+_REASONS: Final[Mapping[str, HandshakeFailure]] = {
+    "UNSUPPORTED_PROTOCOL": HandshakeFailure.VERSION,
+    "WRONG_VERSION_NUMBER": HandshakeFailure.VERSION,
+    "VERSION_TOO_LOW": HandshakeFailure.VERSION,
+    "NO_SHARED_CIPHER": HandshakeFailure.CIPHER,
+    "NO_SUITABLE_SIGNATURE_ALGORITHM": HandshakeFailure.CIPHER,
+    "NO_SHARED_SIGNATURE_ALGORITHMS": HandshakeFailure.CIPHER,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": HandshakeFailure.CLIENT_CERTIFICATE,
+    "CERTIFICATE_VERIFY_FAILED": HandshakeFailure.CLIENT_CERTIFICATE,
+    "HTTP_REQUEST": HandshakeFailure.PLAIN_HTTP,
+}
+
+
+def failure_of(error: ssl.SSLError) -> HandshakeFailure:
+    """What OpenSSL's reason means."""
+    reason = error.reason or ""
+    if "_ALERT_" in reason:
+        return HandshakeFailure.REFUSED
+    return _REASONS.get(reason, HandshakeFailure.MALFORMED)
+
+
+class Connect(Protocol):
+    """Makes the protocol of a connection that is ready for it."""
+
+    def __call__(self, told: str | None, *, is_secure: bool) -> asyncio.Protocol:
+        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS."""
+
+
+@dataclass(slots=True)
+class Acceptor:
+    """What a listener's openings share."""
+
+    clients: Clients
+    protocols: Mapping[str, Connect]
+    """By their names in ALPN."""
+    proxies: Proxies | None
+    """Whose PROXY headers are believed; None is everybody's."""
+    expects_proxy: bool
+    """Whether every connection begins with a PROXY header."""
+    context: Callable[[], ssl.SSLContext] | None
+    """The certificates now; None where there is no TLS."""
+    on_failure: Callable[[HandshakeFailure], None]
+
+
+class Handshake(asyncio.Protocol):
+    """One connection that is not open yet.  Owner of its transport until then."""
+
+    __slots__ = (
+        "_came_bytes",
+        "_data",
+        "_door",
+        "_expects_proxy",
+        "_incoming",
+        "_outgoing",
+        "_ssl",
+        "_tick",
+        "_told",
+        "_transport",
+    )
+
+    def __init__(self, door: Acceptor) -> None:
+        self._door = door
+        door.clients.expect()
+        self._transport: asyncio.Transport | None = None
+        self._expects_proxy = door.expects_proxy
+        """Whether a PROXY header is still to come."""
+        self._told: str | None = None
+        self._data = b""
+        """Of a PROXY header that is not whole."""
+        self._ssl: ssl.SSLObject | None = None
+        self._came_bytes = 0
+        self._tick = NEVER
+
+    # -- as one of the clients
+
+    @property
+    def unsent_bytes(self) -> int:
+        return 0
+
+    def close_if_idle(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def due(self) -> None:
+        """The time for opening is over."""
+        self._tick = NEVER
+        if self._ssl is not None:
+            self._door.on_failure(HandshakeFailure.TIMEOUT)
+            # It has been counted.
+            self._ssl = None
+        self.drop()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)
+        door = self._door
+        if not door.clients.admit(self):
+            transport.abort()
+            return
+        if door.expects_proxy:
+            if door.proxies is not None and not door.proxies.trusts(peer_of(transport)):
+                transport.abort()
+                return
+            self._watch(door.clients.limits.client_header_timeout_s)
+        else:
+            self._begin_handshake()
+
+    def _watch(self, delay_s: float) -> None:
+        wheel = self._door.clients.wheel
+        if self._tick != NEVER:
+            wheel.drop(self, self._tick)
+        self._tick = wheel.add(self, delay_s)
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._expects_proxy:
+            rest = self._read_proxy(data)
+            if rest is None:
+                return
+            data = rest
+            self._expects_proxy = False
+            if self._door.context is None:
+                self._hand_over(transport, data)
+                return
+            self._begin_handshake()
+            if not data:
+                return
+        self._shake(transport, data)
+
+    def eof_received(self) -> None:
+        """The client has gone: with None the transport closes."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is None:
+            return
+        if self._ssl is not None:
+            self._door.on_failure(HandshakeFailure.LEFT)
+        self._transport = None
+        self._leave()
+
+    def _leave(self) -> None:
+        clients = self._door.clients
+        if self._tick != NEVER:
+            clients.wheel.drop(self, self._tick)
+            self._tick = NEVER
+        clients.leave(self)
+
+    # -- the PROXY protocol
+
+    def _read_proxy(self, data: bytes) -> bytes | None:
+        """What came behind the header; None while it is not whole, and where it is none."""
+        assert self._transport is not None
+        self._data += data
+        try:
+            header = read_proxy_header(self._data)
+        except BadProxyHeader:
+            self._transport.abort()
+            return None
+        if header is None:
+            return None
+        rest = self._data[header.size :]
+        self._told, self._data = header.client, b""
+        return rest
+
+    # -- TLS
+
+    def _begin_handshake(self) -> None:
+        assert self._door.context is not None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = self._door.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._watch(self._door.clients.limits.tls_handshake_timeout_s)
+
+    def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
+        tls = self._ssl
+        if tls is None:
+            return
+        if not self._came_bytes and data[0] != _HANDSHAKE_RECORD:
+            is_text = chr(data[0]).isalpha() and data[:1].isascii()
+            self._fail(transport, HandshakeFailure.PLAIN_HTTP if is_text else HandshakeFailure.MALFORMED)
+            return
+        view = memoryview(data)
+        while True:
+            piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
+            self._came_bytes += len(piece)
+            self._incoming.write(piece)
+            try:
+                tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush(transport)
+                if self._came_bytes > _MOST_HANDSHAKE_BYTES:
+                    self._fail(transport, HandshakeFailure.MALFORMED)
+                    return
+                if not view:
+                    return
+            except ssl.SSLError as error:
+                self._flush(transport)
+                self._fail(transport, failure_of(error))
+                return
+            else:
+                break
+        self._flush(transport)
+        self._hand_over(transport, bytes(view))
+
+    def _flush(self, transport: asyncio.Transport) -> None:
+        if self._outgoing.pending:
+            transport.write(self._outgoing.read())
+
+    def _fail(self, transport: asyncio.Transport, failure: HandshakeFailure) -> None:
+        self._ssl = None
+        self._door.on_failure(failure)
+        if failure is HandshakeFailure.PLAIN_HTTP:
+            transport.write(_PLAIN_HTTP)
+        # What is written goes out; a close with bytes unread would take it back, but little has come.
+        transport.close()
+
+    # -- the end of it
+
+    def _hand_over(self, transport: asyncio.Transport, rest: bytes) -> None:
+        """Make the protocol that has been agreed on, and be gone."""
+        door, tls, self._ssl, self._transport = self._door, self._ssl, None, None
+        agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
+        protocol = door.protocols[agreed](self._told, is_secure=tls is not None)
+        self._leave()
+        if tls is None:
+            transport.set_protocol(protocol)
+            protocol.connection_made(transport)
+            if rest:
+                protocol.data_received(rest)
+            return
+        secure = TlsTransport(transport, tls, self._incoming, self._outgoing, protocol)
+        secure.connect()
+        if rest:
+            secure.data_received(rest)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str | None:
+    """The address at the other end, without its port; None at a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return peer[0] if isinstance(peer, tuple) else None

@@ -1,0 +1,1 @@
+"""What the request path reports, without knowing who records it: metrics, access records, traces."""

@@ -1,0 +1,67 @@
+"""Who waits, who is woken, and that leaving costs the same however many stay."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.aio.clock import ManualClock
+from gateway.aio.signal import Signal
+
+
+async def begun(*tasks: asyncio.Task[object]) -> None:
+    """The tasks have run up to their first wait."""
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
+async def test_a_firing_wakes_everyone_who_waits_and_nobody_who_comes_later() -> None:
+    signal, clock = Signal(), ManualClock()
+    early = [asyncio.create_task(signal.wait_within(clock, 10)) for _ in range(3)]
+    await begun(*early)
+    signal.fire()
+    late = asyncio.create_task(signal.wait_within(clock, 10))
+    assert await asyncio.gather(*early) == [True] * 3
+    await begun(late)
+    clock.advance(10)
+    assert await late is False
+    assert clock.pending == len(signal) == 0
+
+
+async def test_one_who_leaves_takes_nobody_along() -> None:
+    signal, clock = Signal(), ManualClock()
+    leaves, stays = asyncio.create_task(signal.wait()), asyncio.create_task(signal.wait_within(clock, 10))
+    await begun(leaves, stays)
+    leaves.cancel()
+    await asyncio.gather(leaves, return_exceptions=True)
+    assert len(signal) == 1
+    signal.fire()
+    assert await stays is True
+
+
+async def test_a_firing_in_the_tick_in_which_the_time_runs_out_loses_nobody() -> None:
+    signal, clock = Signal(), ManualClock()
+    first = asyncio.create_task(signal.wait_within(clock, 1))
+    await begun(first)
+    clock.advance(1)
+    signal.fire()
+    assert await first is False
+    second = asyncio.create_task(signal.wait_within(clock, 1))
+    await begun(second)
+    signal.fire()
+    clock.advance(1)
+    assert await second is True
+
+
+async def test_nobody_who_leaves_is_looked_for_among_those_who_stay() -> None:
+    signal, clock = Signal(), ManualClock()
+    staying = [asyncio.create_task(signal.wait_within(clock, 30)) for _ in range(50)]
+    leaving = [asyncio.create_task(signal.wait_within(clock, 15)) for _ in range(50)]
+    await begun(*staying, *leaving)
+    # One future for each, found by its key: a shared one would hold a callback for everybody.
+    assert [len(gate._callbacks or ()) for gate in signal._waiting] == [1] * 100
+    assert isinstance(signal._waiting, dict)
+    clock.advance(15)
+    assert await asyncio.gather(*leaving) == [False] * 50
+    assert len(signal) == 50
+    signal.fire()
+    assert await asyncio.gather(*staying) == [True] * 50

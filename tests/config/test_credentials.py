@@ -1,0 +1,54 @@
+"""Credentials for origins: where they come from, and the one line when they cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.credentials import load_credentials
+from gateway.config.file import ConfigError
+from gateway.config.gateway import GatewayConfig
+
+
+def configured(**table: str) -> GatewayConfig:
+    return GatewayConfig.for_origin("http://a", origin_credentials=table)
+
+
+def test_a_value_is_read_from_a_file_or_a_variable_without_the_end_of_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("Bearer abc def\r\n")
+    found = load_credentials(configured(file=str(file)), {})["default"]
+    assert (found.header, found.value.get_secret_value()) == ("authorization", "Bearer abc def")
+    found = load_credentials(configured(header="X-Key", environment="KEY"), {"KEY": "abc"})["default"]
+    assert (found.header, found.value.get_secret_value()) == ("x-key", "abc")
+    assert "abc" not in repr(found)
+    assert load_credentials(configured(), {}) == load_credentials(GatewayConfig.for_origin("http://a"), {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"two\nlines", "holds what no header may: it should be one line of ASCII"),
+        (b"nul\0", "holds what no header may: it should be one line of ASCII"),
+        ("schlüssel".encode(), "holds what no header may: it should be one line of ASCII"),
+        (b"x" * 20_000, "is larger than 16384 bytes"),
+    ],
+)
+def test_a_file_that_will_not_do_is_one_line_that_does_not_show_it(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_credentials(configured(file=str(file)), {})
+    assert str(caught.value) == f"route.default.origin_credentials.file: {file}: {said}"
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^route\.default\.origin_credentials\.environment: KEY: is not set$"):
+        load_credentials(configured(environment="KEY"), {})

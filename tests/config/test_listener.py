@@ -1,0 +1,141 @@
+"""Listeners in the configuration: places, what goes together, where an error points, and what a reload takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.change import change
+from gateway.config.file import ConfigError, load_config
+from gateway.config.gateway import GatewayConfig
+from gateway.config.listener import Place, SystemdPlace, UnixPlace, parse_place
+from gateway.config.values import Address
+from gateway.server.sockets import chosen, handed_over
+
+ORIGIN = "http://127.0.0.1:4438"
+PAIR = {"certificate": "/a.pem"}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("127.0.0.1:80", Address("127.0.0.1", 80)),
+        (":443", Address("0.0.0.0", 443)),
+        ("[::]:443", Address("::", 443)),
+        ("unix:/run/a.sock", UnixPlace("/run/a.sock")),
+        ("systemd", SystemdPlace()),
+        ("systemd:https", SystemdPlace("https")),
+        ("systemd:80", SystemdPlace("80")),
+    ],
+)
+def test_a_place_is_taken_apart(text: str, place: Place) -> None:
+    assert parse_place(text) == place
+    assert parse_place(str(place)) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["unix:", "unix:relative", f"unix:/{'x' * 107}", "unix:/a\0b", "systemd:", "systemd:a:b", "systemd:a b", "80", ""],
+)
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|bytes at most"):
+        parse_place(text)
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "gateway.toml"
+    file.write_text(f'[[route]]\norigin = "{ORIGIN}"\n{text}', encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+PLAIN = '[[listener]]\naddress = ":1"\n'
+UNIX = '[[listener]]\naddress = "unix:/a"\n'
+TLS = f"{PLAIN}[listener.tls]\n"
+SHOWN = f'{TLS}certificates = [{{ certificate = "/a" }}]\n'
+SERVER = "[server]\ntrusted_proxies = "
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("[listener]", 3, "listener: should be a list of tables: write [[listener]]"),
+        ("[[listeners]]", 3, "listeners: unknown key (did you mean [[listener]]?)"),
+        ("[[listener]]", 3, "listener[0].address: is required and has no default"),
+        ('[[listener]]\naddress = "nope"', 4, "listener[0].address: expected HOST:PORT"),
+        (f"{PLAIN}adress = 1", 5, "listener[0].adress: unknown key (did you mean 'address'?)"),
+        (f"{PLAIN}{PLAIN}", 6, "listener[1].address: another listener is at 0.0.0.0:1"),
+        (f'{PLAIN}mode = "600"', 5, "listener[0].mode: goes with unix:/path only"),
+        (f'{UNIX}mode = "9"', 5, "listener[0].mode: expected a mode"),
+        (f"{UNIX}reuse_port = true", 5, "listener[0].reuse_port: goes with HOST:PORT only"),
+        (f"{PLAIN}backlog = 0", 5, "listener[0].backlog: "),
+        (f'{PLAIN}redirect_to_https = "yes"', 5, "listener[0].redirect_to_https"),
+        (TLS, 5, "listener[0].tls.certificates: is required"),
+        (f"{TLS}certificates = []", 6, "listener[0].tls.certificates: "),
+        (f"{TLS}certificates = [{{ key = 1 }}]", 6, "listener[0].tls.certificates[0].certificate: is required"),
+        (f'{SHOWN}client_ca = "/b"', 7, "listener[0].tls.client_ca: goes with"),
+        (f'{SHOWN}client_certificates = "required"', 7, "listener[0].tls.client_certificates: needs client_ca"),
+        (f'{SHOWN}minimum_version = "1.1"', 7, "listener[0].tls.minimum_version: "),
+        (SHOWN.replace("[listener.tls]", "redirect_to_https = true\n[listener.tls]"), 5,
+         "listener[0].redirect_to_https: is for a plain listener"),
+        (f'{SERVER}["10.0.0.1/8"]', 4, "server.trusted_proxies[0]: expected a network"),
+        (f'{SERVER}["proxy.test"]', 4, "server.trusted_proxies[0]: expected a network"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+    assert refusal(tmp_path, text).startswith(f"gateway.toml:{line}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "addresses"),
+    [
+        ({}, ["127.0.0.1:4437"]),
+        ({"listen": ":1"}, ["0.0.0.0:1"]),
+        ({"listeners": [{"address": ":2"}]}, ["0.0.0.0:2"]),
+        ({"listen": ":1", "listeners": [{"address": ":2"}]}, ["0.0.0.0:2", "0.0.0.0:1"]),
+    ],
+)
+def test_listeners_stand_in_for_the_default(overrides: dict[str, Any], addresses: list[str]) -> None:
+    config = GatewayConfig.for_origin(ORIGIN, **overrides)
+    assert [one.address for one in config.every_listener] == addresses
+
+
+def configured(*listeners: dict[str, Any]) -> GatewayConfig:
+    return GatewayConfig.for_origin(ORIGIN, listeners=list(listeners))
+
+
+def test_a_reload_takes_what_is_shown_and_leaves_where() -> None:
+    now = configured({"address": ":1"}, {"address": ":2", "tls": {"certificates": [PAIR]}})
+    other = configured(
+        {"address": ":1"}, {"address": ":2", "tls": {"certificates": [PAIR, PAIR], "minimum_version": "1.3"}}
+    )
+    result = change(now, other)
+    assert (result.changed, result.needs_restart) == (("listener[1].tls",), ())
+    assert result.config.listeners == other.listeners
+    for elsewhere in (
+        configured({"address": ":1"}),
+        configured({"address": ":1"}, {"address": ":2"}),
+        configured({"address": ":1"}, {"address": ":2", "backlog": 5, "tls": {"certificates": [PAIR]}}),
+    ):
+        result = change(now, elsewhere)
+        assert (result.changed, result.needs_restart) == ((), ("listener",))
+        assert result.config.listeners == now.listeners
+
+
+FDS = [("plain", 3), ("secure", 4), ("plain", 5)]
+
+
+def test_sockets_of_systemd_are_found_by_name() -> None:
+    environ = {"LISTEN_PID": "7", "LISTEN_FDS": "3", "LISTEN_FDNAMES": "plain:secure:plain"}
+    assert handed_over(environ, 7) == FDS
+    assert handed_over(environ, 8) == handed_over({}, 7) == []
+    assert handed_over({"LISTEN_PID": "7", "LISTEN_FDS": "1"}, 7) == [("unknown", 3)]
+    assert chosen(FDS, "plain", ["plain"]) == [3, 5]
+    assert chosen(FDS, "", ["secure"]) == [3, 5]
+    assert chosen(FDS, "", []) == [3, 4, 5]
+    for wrong in ({"LISTEN_FDS": "-1"}, {"LISTEN_FDS": "5000"}, {"LISTEN_FDNAMES": "a"}):
+        with pytest.raises(ValueError, match="LISTEN_FD"):
+            handed_over({**environ, **wrong}, 7)
