@@ -19,7 +19,7 @@ from aiohttp import web
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.tasks import Tasks
-from gateway.aio.watched_files import Stamp, Watch, stamp
+from gateway.config.watched_files import Stamp, Watch, stamp
 from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
@@ -30,6 +30,7 @@ from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, Load
 from gateway.config.values import Address
 from gateway.engine.core import Engine
+from gateway.ops.access_log_setup import open_access_log
 from gateway.ops.admin import admin_application
 from gateway.ops.admin.app import MOST_LINE_BYTES
 from gateway.ops.admin.guard import Guard, admin_token
@@ -39,7 +40,6 @@ from gateway.ops.history import History, Sample, Sampling, sampled
 from gateway.ops.log_writer import LogWriter
 from gateway.ops.loop_delay import LoopDelay
 from gateway.ops.metrics import Metrics
-from gateway.ops.open_access_log import open_journal
 from gateway.ops.partition_ids import PartitionIds
 from gateway.ops.plan_figures import PlanFigures
 from gateway.ops.state import Unsent, look_at
@@ -75,7 +75,7 @@ class RunningGateway:
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.journal: AccessLog = log or NO_ACCESS_LOG
+        self.access_log: AccessLog = log or NO_ACCESS_LOG
         """Where requests are noted."""
         self._log = log
         self.routes = frontend.routes
@@ -270,7 +270,7 @@ async def start_gateway(
     metrics = Metrics(wall=clock.wall, trace_now=_sampled_trace if tracer is not NO_TRACER else None)
     _configure(metrics, config, config.limits.cache_bytes)
     partitions = PartitionIds(config.log.partition_key.get_secret_value())
-    log = open_journal(config, clock, metrics, rng, partitions)
+    log = open_access_log(config, clock, metrics, rng, partitions)
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
     frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners)
     shown_files = stamp(certificate_files(config.every_listener))

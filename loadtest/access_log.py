@@ -25,7 +25,8 @@ from gateway.ops.log_writer import LogWriter
 from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Journal, Record, Repeated, Unkept
+from gateway.protocol.stream_key import Partition
+from gateway.telemetry.access_record import AccessLog, NoAccessLog, Record, Repeated
 from gateway.telemetry.metrics import Silent
 
 _ROUNDS = 7
@@ -42,7 +43,7 @@ def _record() -> Record:
         method="GET",
         route="default",
         stream="/chat/room-17",
-        partition="default 00112233445566778899aabbccddeeff",
+        partition=Partition("default", 0, "00112233445566778899aabbccddeeff"),
         status=200,
         ended_at=1_790_000_000.123456,
         duration_s=0.000_210,
@@ -90,12 +91,12 @@ def _making(items: list[Record | Hit]) -> float:
     return _best(work, len(items))
 
 
-def _noting(journal: Journal, requests: list[bytes]) -> float:
+def _noting(access_log: AccessLog, requests: list[bytes]) -> float:
     """What a hit pays at the front door."""
     hit, now = Repeated(_record()), time.monotonic()
 
     def work() -> None:
-        repeat = journal.repeat
+        repeat = access_log.repeat
         for request in requests:
             repeat(hit, now, "192.0.2.17", request)
 
@@ -164,7 +165,7 @@ def main() -> int:
     traced = [_request(number, traced=True) for number in range(_RECORDS)]
     table = Table("what", "ns a request", box=None)
     table.add_row("hit: put into the queue", f"{asyncio.run(_noting_kept(same)):.0f}")
-    table.add_row("the same without a log", f"{_noting(Unkept(), same):.0f}")
+    table.add_row("the same without a log", f"{_noting(NoAccessLog(), same):.0f}")
     table.add_row("the same, each with a trace of its own", f"{asyncio.run(_noting_kept(traced)):.0f}")
     hit, lines = Repeated(_record()), _lines()
     hits: list[Record | Hit] = [

@@ -19,7 +19,7 @@ from cachetools import TLRUCache
 from multidict import CIMultiDict
 
 from gateway.engine.route import Route
-from gateway.tape.stream import Group, StreamKey
+from gateway.protocol.stream_key import Group, StreamKey
 from gateway.upstream.flight import METADATA, OriginError
 
 _REMEMBERED: Final = 10_000

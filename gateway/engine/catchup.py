@@ -216,7 +216,7 @@ class _Attempt:
         """Answer from a stream that is followed live, None where that does not help."""
         stream, read = self._stream, self._read
         topic = self._live.confirmed_at(stream, self._at)
-        if topic is None or stream.is_doubted:
+        if topic is None or stream.needs_revalidation:
             return None
         tail = self._awaited_tail()
         if tail is not None and (answer := await self._until_brought(topic, tail, Outcome.FOLLOWED)) is not None:
@@ -253,7 +253,7 @@ class _Attempt:
     def _awaited_tail(self) -> str | None:
         """The end of an acknowledged write that a follower who is believed is about to bring."""
         stream, seen = self._stream, self._stream.sighting
-        if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.is_doubted:
+        if seen is None or not stream.is_followed or seen.fresh_until <= self._clock.now() or stream.needs_revalidation:
             return None
         is_own = stream.acked is not None and stream.acked_by == stream.key.query
         return stream.acked if is_own and is_before(self._at, stream.acked or START) else None

@@ -15,15 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from multidict import CIMultiDict
-
 from gateway.engine.route import Route
 from gateway.errors import TailMovedBack, UpstreamBroken
 from gateway.protocol.etag import stream_identity
-from gateway.protocol.forwarding import Headers, response_headers_for_client, storable_headers
+from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.freshness import (
     forbids_storing,
-    lifetime_from_headers,
     parse_cache_control,
     vary_allows_sharing,
 )
@@ -31,9 +28,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     DEFAULT_TYPE,
     STREAM_CLOSED,
-    STREAM_EXPIRES_AT,
     STREAM_NEXT_OFFSET,
-    STREAM_TTL,
     STREAM_UP_TO_DATE,
     is_true,
 )
@@ -66,7 +61,7 @@ class Known:
     is_origins_own: bool
     """The same, for offsets that are no sentinel and no place of the gateway's own."""
     identity: str | None
-    doubts: int
+    stale_marks: int
     acks: int
 
     @classmethod
@@ -75,7 +70,7 @@ class Known:
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
         return cls(
-            tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.identity, stream.doubts, stream.acks
+            tape.tail, tape.closed_at, has_seen, has_seen and is_token, stream.identity, stream.stale_marks, stream.acks
         )
 
 
@@ -156,16 +151,12 @@ class ReplyClassifier:
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
             stream.saw_acknowledged(known.acks, offset)
-        stream.headers = storable_headers(headers)
+        stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
-            stream.lifetime = lifetime_from_headers(headers)
-            stream.head_headers = _metadata(headers)
+            stream.record_head(headers)
         else:
-            cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
-            stream.is_verbatim = "no-transform" in parse_cache_control(cache_control)
-            if not up_to_date:
-                stream.cache_control = headers.get("Cache-Control")
+            stream.record_caching(headers, up_to_date=up_to_date)
         if is_beyond:
             stream.took_for_beyond(flight.start)
             return Beyond(offset, up_to_date, is_closed)
@@ -176,7 +167,7 @@ class ReplyClassifier:
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
                 # The write that was acknowledged since found the stream there: the next look tells what is true now.
-                stream.doubts += 1
+                stream.mark_stale()
                 self._on_doubt(stream)
             case OriginError(status=404):
                 if self._store.drop(stream, End.DELETED):
@@ -187,14 +178,14 @@ class ReplyClassifier:
                     self._on_end(stream, End.GONE)
             case OriginError(status=410):
                 # Trimmed, or softly deleted: the next look at the tail tells which.
-                stream.doubts += 1
+                stream.mark_stale()
             case NotShareable(is_personal=True):
-                stream.doubts += 1
+                stream.mark_stale()
             case NotShareable() if flight.start == METADATA:
-                stream.lifetime = lifetime_from_headers({})
+                stream.record_lifetime({})
             case OriginError(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
                 # An origin that refuses HEAD for good is not asked before every read.
-                stream.lifetime = lifetime_from_headers({})
+                stream.record_lifetime({})
             case _:
                 pass
 
@@ -215,17 +206,6 @@ async def _is_empty(reply: Reply) -> bool:
         return (await reply.read(_EMPTY_BYTES)).strip() in (b"", b"[]")
     except UpstreamBroken:
         return False
-
-
-def _metadata(headers: Headers) -> CIMultiDict[str]:
-    """What an answer to a HEAD says beside what is known of the stream already."""
-    return CIMultiDict(
-        [
-            (name, value)
-            for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
-            for value in headers.getall(name, ())
-        ]
-    )
 
 
 def _why_not_delimited(reply: Reply) -> str | None:

@@ -153,11 +153,10 @@ class Engine:
             if stream is None and not self.absences.may_ask(read.route):
                 raise TooManyAbsent
             return None
-        stream.pins += 1
+        stream.pin()
         try:
             answer = await self._catch_up.head(read, stream)
-            stream.reads += 1
-            stream.hits += answer is not None and answer.outcome is Outcome.HIT
+            stream.count_reads(1, answer is not None and answer.outcome is Outcome.HIT)
             return answer
         except (TailMovedBack, Uncacheable):
             # It is another stream by now, or none, or not for sharing.
@@ -182,7 +181,7 @@ class Engine:
         stream = self._followed(read)
         place = self._tail.wait_at_once(_without_codings(read), stream) if stream is not None else None
         if place is not None:
-            place.stream.reads += 1
+            place.stream.count_reads(1, 0)
         return place
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
@@ -190,7 +189,7 @@ class Engine:
         stream = self._followed(read)
         place = self._tail.subscribe_at_once(read, stream) if stream is not None else None
         if place is not None:
-            place.stream.reads += 1
+            place.stream.count_reads(1, 0)
         return place
 
     def _followed(self, read: Read) -> Stream | None:
@@ -238,12 +237,10 @@ class Engine:
         left = _INCARNATIONS
         while left:
             stream = self._open(read)
-            stream.pins += 1
+            stream.pin()
             try:
                 found = await work(stream)
-                stream.reads += 1
-                if isinstance(found, Answer) and found.outcome is Outcome.HIT:
-                    stream.hits += 1
+                stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)
                 return found
             except TailMovedBack:
                 # A purge says nothing of the stream, and an operator may purge as often as he likes.
@@ -273,7 +270,7 @@ class Engine:
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from by somebody who remembers answers."""
-        stream.used_at = self.clock.now()
+        stream.used(self.clock.now())
         self.library.touch(stream)
         self.coder.touch(stream)
 

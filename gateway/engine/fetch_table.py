@@ -115,7 +115,7 @@ class FetchTable:
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
-        stream.pins += 1
+        stream.pin()
         route.retries.request()
         flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
         # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
@@ -269,9 +269,8 @@ class FetchTable:
                     flight.announce(head, 0)
                     flight.land()
                     return None
-                stream.contacted_at = max(stream.contacted_at, asked_at)
-                # Asked for after those doubts, the stream is there, the same, and for sharing.
-                stream.settled_doubts = max(stream.settled_doubts, known.doubts)
+                stream.contacted(asked_at)
+                stream.revalidated(known.stale_marks)
                 await self._take_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
@@ -289,7 +288,7 @@ class FetchTable:
         """The flight has brought a part of another stream than the one that is remembered."""
         if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # What is remembered has got its name since the flight was sent, and may be the later one.
-            stream.doubts += 1
+            stream.mark_stale()
             self._on_doubt(stream)
         elif self._store.drop(stream, End.RECREATED):
             self._on_end(stream, End.RECREATED)

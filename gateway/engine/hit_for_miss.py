@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cachetools import TTLCache
 
-from gateway.tape.stream import StreamKey
+from gateway.protocol.stream_key import StreamKey
 
 MOST_SHAPES = 4
 """Shapes of one stream's reads, live or not, that may prove unshareable before all of them are taken for such."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway.live.topics import Live
+from gateway.protocol.stream_key import Partition
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
@@ -35,13 +36,13 @@ class Purge:
         """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
         if stream.ended is not None:
             return False
-        stream.doubts += 1
+        stream.mark_stale()
         self._live.doubt(stream)
         return True
 
-    def drop_others(self, shares: Collection[str]) -> None:
-        """Forget what no route leads to any more: streams of other shares than these (`Route.share`).  Those that are
-        followed stay with their readers, who are the last."""
+    def drop_others(self, partitions: Collection[Partition]) -> None:
+        """Drop streams that no route leads to any more: those outside these public partitions (`Route.public`).  A
+        followed stream stays until its last reader leaves."""
         for stream in list(self._store):
-            if stream.key.share not in shares and self._live.find(stream) is None:
+            if stream.key.partition.public not in partitions and self._live.find(stream) is None:
                 self._store.drop(stream, End.PURGED)

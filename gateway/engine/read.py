@@ -9,7 +9,7 @@ from enum import Enum
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
 from gateway.protocol.coding import PLAIN, Wish
-from gateway.tape.stream import StreamKey
+from gateway.protocol.stream_key import StreamKey
 from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.source import Source
 

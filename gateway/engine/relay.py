@@ -17,8 +17,6 @@ from gateway.engine.absences import Absences
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError
 from gateway.live.topics import Live
-from gateway.protocol.forwarding import storable_headers
-from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     STREAM_CLOSED,
@@ -27,9 +25,10 @@ from gateway.protocol.names import (
     is_true,
 )
 from gateway.protocol.offsets import is_sentinel, is_well_formed
+from gateway.protocol.stream_key import Group, StreamKey
 from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.upstream.asking import Asker, Asking
 from gateway.upstream.reply import Bounds, Reply
@@ -210,7 +209,7 @@ class Relay:
                 # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
                 # to whom the stream is not shown.
                 for stream in self._store.group(passed.group):
-                    stream.doubts += 1
+                    stream.mark_stale()
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
             self._begin(passed, reply)
@@ -231,7 +230,7 @@ class Relay:
             return
         if sent.own.write_turn != sent.turn:
             # A write that was acknowledged since found it there: the next request tells what is true now.
-            sent.own.doubts += 1
+            sent.own.mark_stale()
             self._live.doubt(sent.own)
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
@@ -241,16 +240,16 @@ class Relay:
         if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
         stream = self._store.open(passed.own, self._clock.now())
-        stream.lifetime = lifetime_from_headers(passed.headers)
+        stream.record_lifetime(passed.headers)
         stream.learn_type(reply.headers["Content-Type"])
-        stream.headers = storable_headers(reply.headers)
+        stream.record_headers(reply.headers)
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
     def _acknowledge(self, passed: Passed, reply: Reply, write: Relayed) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         for stream in self._store.group(passed.group):
-            stream.contacted_at = self._clock.now()
+            stream.contacted(self._clock.now())
             if tail is None:
                 stream.acknowledged_somewhere()
                 self._live.restart(stream)
@@ -276,11 +275,11 @@ class Relay:
         """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
-                if stream.is_doubted:
+                if stream.needs_revalidation:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
                     self._store.forget_bytes(stream)
                 self._live.doubt(stream)
-            stream.doubts += 1
+            stream.mark_stale()
 
     def _doubt(self, passed: Passed) -> None:
         """Believe nothing of what is held."""

@@ -16,8 +16,8 @@ from gateway.engine.hit_for_miss import Unshared
 from gateway.engine.retries import RetryBudget, RouteRetries
 from gateway.http.outgoing import FixedHeaders
 from gateway.protocol.coding import Coding
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target
-from gateway.tape.stream import Group, StreamKey
 from gateway.upstream.pool import authority_of, route_url
 from gateway.upstream.reply import Bounds
 from gateway.upstream.source import Source
@@ -36,13 +36,14 @@ class Route:
         config: RouteConfig,
         node: str,
         clock: Clock,
-        share: str | None = None,
+        public: Partition | None = None,
         retries: RetryBudget | None = None,
         origin: str | None = None,
     ) -> None:
         self.config = config
         self.node = node
-        self.share = share or config.name
+        self.public = public or Partition(config.name)
+        """The partition of readers who show no credentials."""
         """What the partitions of its tapes begin with: no two routes, before and after a change, have it in common
         unless they may have tapes in common."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
@@ -137,7 +138,7 @@ class Route:
                     found.add(name, value)
         return found
 
-    def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> str:
+    def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Partition:
         """Who shares tapes with a request that shows these; `passed_nodes` as in `source_headers`."""
         shown = []
         if credentials and self.config.credentials == "partition":
@@ -145,11 +146,11 @@ class Route:
         if passed_nodes:
             shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
         if not shown:
-            return self.share
+            return self.public
         digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        return f"{self.share} {digest}"
+        return self.public._replace(readers=digest)
 
-    def key(self, target: Target, partition: str) -> StreamKey:
+    def key(self, target: Target, partition: Partition) -> StreamKey:
         """The key of the tape that those of a partition share."""
         return StreamKey(Group(self.authority, self.upstream_path(target.path)), target.query, partition)
 
@@ -230,9 +231,9 @@ class RouteTable:
         return names
 
     @property
-    def shares(self) -> frozenset[str]:
-        """The shares of tapes that requests may still be led to."""
-        return frozenset(route.share for route in self.routes)
+    def public_partitions(self) -> frozenset[Partition]:
+        """The partitions whose tapes requests may still reach, without their readers' digests."""
+        return frozenset(route.public for route in self.routes)
 
     def replace(self, configs: Sequence[RouteConfig]) -> bool:
         """Have these routes from here on; whether that changed anything."""
@@ -247,7 +248,7 @@ class RouteTable:
     def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:
         if route is not None and route.config == config and route.authority == origin:
             return route
-        share = f"{config.name} ~{self._begun}"
+        public = Partition(config.name, self._begun)
         if route is not None and _sharing(route.config, route.authority) == _sharing(config, origin):
-            share = route.share
-        return Route(config, self._node, self._clock, share, self._budgets[origin], origin)
+            public = route.public
+        return Route(config, self._node, self._clock, public, self._budgets[origin], origin)

@@ -151,7 +151,7 @@ class Waiter:
         self.began = tail.clock.now()
         self.clients = 1
         """How many clients wait here for the same answer."""
-        self._turn = place.stream.tail_turns, place.stream.doubts
+        self._turn = place.stream.tail_turns, place.stream.stale_marks
         """What was known of the stream when the first of them came."""
         self._tick = tail.wheel.add(self, patience_s)
 
@@ -169,14 +169,14 @@ class Waiter:
             or self._is_late
             or now >= self.began + TICK_S
             or stream.ended is not None
-            or (stream.tail_turns, stream.doubts) != self._turn
+            or (stream.tail_turns, stream.stale_marks) != self._turn
         ):
             return False
         topic = self._place.topic
         self.clients += 1
         topic.readers += 1
         topic.crowded += 1
-        stream.reads += 1
+        stream.count_reads(1, 0)
         return True
 
     def leave_one(self) -> None:
@@ -373,9 +373,9 @@ class Waiter:
 
     def _count(self, sent: Rendered) -> None:
         stream = self._place.stream
-        stream.sent_bytes += sent.body_bytes * self.clients
+        stream.count_sent(sent.body_bytes * self.clients)
         if sent.answer.outcome is Outcome.HIT:
-            stream.hits += self.clients
+            stream.count_reads(0, self.clients)
 
     def _leave(self) -> None:
         self._is_over = True

@@ -331,7 +331,7 @@ class Follower:
 
     def _sent(self) -> None:
         """A live request is being sent to an origin; one that an open breaker refused is no contact."""
-        self._stream.contacted_at = self._clock.now()
+        self._stream.contacted(self._clock.now())
         self._recorder.upstream_request(self._mode, self._route)
         self._access_log.unclaimed(self._asked, self._mode, requests=1)
 

@@ -126,7 +126,7 @@ class Subscriber:
             self.at = step.end
             self._is_told = step.is_told
             self._sent_at_beat = topic.beats
-            topic.stream.sent_bytes += step.size
+            topic.stream.count_sent(step.size)
             wire.send(step.data, step.size)
             return
         if topic.foreign is not None:
@@ -162,7 +162,7 @@ class Subscriber:
     def _take(self, step: Step) -> None:
         self._sent_at_beat = self.topic.beats
         self._is_told = step.is_told
-        self.topic.stream.sent_bytes += step.size
+        self.topic.stream.count_sent(step.size)
         self._wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
@@ -171,7 +171,7 @@ class Subscriber:
         part = large.data[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
-        self.topic.stream.sent_bytes += len(part)
+        self.topic.stream.count_sent(len(part))
         self._wire.send(chunk(part), len(part))
         if self._large_sent == len(large.data):
             self._large = None

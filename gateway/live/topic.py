@@ -210,9 +210,8 @@ class Topic:
             self._rounds.came()
         self.position = position
         self.is_confirmed = is_confirmed
-        self.stream.is_followed = True
+        self.stream.followed()
         self.trouble = None
-        self.stream.tail_turns += 1
         self.heard(now)
         self._fire()
 
@@ -231,9 +230,7 @@ class Topic:
         if self.is_confirmed:
             self.stream.lost_tail()
         self.is_confirmed = False
-        if self.stream.is_followed:
-            self.stream.is_followed = False
-            self.stream.contacted_at = now
+        self.stream.unfollowed(now)
         self.trouble = trouble
         if trouble is not None:
             self._fire()
@@ -242,7 +239,7 @@ class Topic:
         """The stream is no more: every reader is sent off at once."""
         self.ended = why
         self.is_confirmed = False
-        self.stream.is_followed = False
+        self.stream.unfollowed(self.stream.contacted_at)
         self.stream.lost_tail()
         self._fire()
 
@@ -286,7 +283,7 @@ class Topic:
         nothing changes of which they tell, their Date included."""
         if not self.is_pumping:
             stream = self.stream
-            of = (stream.tail_turns, stream.forgotten, stream.doubts, int(self._wall()))
+            of = (stream.tail_turns, stream.forgotten, stream.stale_marks, int(self._wall()))
             if of != self._answers_of:
                 self._begin_answers(of)
         return self._answers

@@ -92,7 +92,7 @@ class Live:
             topic = self._topics[stream] = Topic(
                 stream, ways, terms, self._clock.wall, Rounds(self._recorder, self._clock.now, stream.key.route)
             )
-            stream.pins += 1
+            stream.pin()
             stream.has_topic = True
             self._watch_expiry(topic)
             self._beat_in(topic, terms.heartbeat_s / BEATS)

@@ -361,7 +361,8 @@ class _Live:
 def _weight(item: Record | Hit) -> int:
     """About the bytes of memory that it takes in the queue."""
     if isinstance(item, Record):
-        texts = (item.stream, item.user_agent, item.partition, item.start, item.next_offset)
+        readers = item.partition.readers if item.partition is not None else None
+        texts = (item.stream, item.user_agent, readers, item.start, item.next_offset)
         return _RECORD_BYTES + sum(len(text) for text in texts if text is not None)
     return _HIT_BYTES + len(item[3])
 

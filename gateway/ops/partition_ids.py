@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+from gateway.protocol.stream_key import Partition
+
 _KEY_BYTES = 32
 _ID_BYTES = 8
 _REMEMBERED = 10_000
@@ -21,14 +23,16 @@ class PartitionIds:
     def __init__(self, key: str = "") -> None:
         """`key` is any text; an empty one has a key drawn at random."""
         self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
-        self._ids: dict[str, str] = {}
+        self._ids: dict[Partition, str] = {}
 
-    def of(self, partition: str) -> str:
+    def of(self, partition: Partition) -> str:
         """The id of `StreamKey.partition`."""
         found = self._ids.get(partition)
         if found is None:
             if len(self._ids) >= _REMEMBERED:
                 self._ids.clear()
-            digest = hashlib.blake2b(partition.encode("utf-8", "surrogateescape"), key=self._key, digest_size=_ID_BYTES)
+            digest = hashlib.blake2b(
+                str(partition).encode("utf-8", "surrogateescape"), key=self._key, digest_size=_ID_BYTES
+            )
             found = self._ids[partition] = digest.hexdigest()
         return found

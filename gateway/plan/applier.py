@@ -122,7 +122,7 @@ class PlanApplier:
             self.wishes.warm,
             most_bytes=min(grants.warm_bytes, engine.library.budget_bytes // 2),
             within_s=grants.warm_s,
-            fetches=grants.warm_fetches,
+            concurrent=grants.warm_fetches,
         )
         if not engine.drain.is_set:
             self.warming.start()
@@ -150,7 +150,7 @@ class PlanApplier:
         end = begin + _AT_ONCE
         for wish in self.wishes.lifetimes[begin:end]:
             for stream in library.group(wish.key.group):
-                if (stream.key.query, stream.key.share) != (wish.key.query, wish.key.partition):
+                if (stream.key.query, stream.key.partition.public) != (wish.key.query, wish.key.partition):
                     continue
                 seen = self._seen(stream, now)
                 if not stream.pins and now - seen.since >= wish.entry.idle_s:

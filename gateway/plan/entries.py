@@ -16,8 +16,8 @@ from multidict import CIMultiDict
 from gateway.config.cache import CachePlanConfig
 from gateway.config.cache_plan import CachePlan, Entry, Lifetime
 from gateway.engine.route import Route
+from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.target import BadTarget, Target, parse_target
-from gateway.tape.stream import StreamKey
 
 E = TypeVar("E", bound=Entry)
 

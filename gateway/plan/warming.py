@@ -53,7 +53,7 @@ class Warming:
         *,
         most_bytes: int,
         within_s: float,
-        fetches: int,
+        concurrent: int,
     ) -> None:
         self._fetches = fetches
         self._store = library
@@ -64,7 +64,7 @@ class Warming:
         self._left = most_bytes
         """Bytes that may still be fetched; those that are under way are taken out as the plan estimates them."""
         self._within_s = within_s
-        self._fetches = fetches
+        self._concurrent = concurrent
         self.streams = 0
         """Streams that have been fetched, to the tail or as far as there was room."""
         self.bytes = 0
@@ -81,7 +81,7 @@ class Warming:
         if not self._waiting:
             return
         self._timer = self._clock.call_later(self._within_s, self.stop)
-        for _ in range(min(self._fetches, len(self._waiting))):
+        for _ in range(min(self._concurrent, len(self._waiting))):
             delay_s = self._rng.uniform(0, self._within_s * _SPREAD)
             worker = self._tasks.start(self._work(delay_s), "warming")
             self._running.add(worker)
@@ -131,7 +131,7 @@ class Warming:
             # A reader finds that out, and knows what to do.
             return
         held = stream.tape.size
-        stream.pins += 1
+        stream.pin()
         try:
             await self._walk(wish, stream, trip)
         finally:

@@ -135,7 +135,7 @@ class Connection(WritingConnection):
             answer is None
             or self._is_busy
             or self._now() >= answer.until
-            or answer.doubts != answer.stream.doubts
+            or answer.stale_marks != answer.stream.stale_marks
             or ((tail := answer.tail) is not None and tail.turn != answer.stream.tail_turns)
             or self.transport is None
         ):

@@ -15,12 +15,12 @@ from gateway.engine.route import Route
 from gateway.errors import GatewayError
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import StreamKey
 from gateway.protocol.target import Target
 from gateway.server import cors
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.request import Answered, Request
-from gateway.tape.stream import StreamKey
 from gateway.telemetry.access_record import note_answered
 from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current

@@ -46,7 +46,7 @@ class Delivery:
             held = answer.parts.held(answer.is_json)
             body = b"".join(held if held is not None else [p async for p in answer.parts.stream(answer.is_json)])
             if answer.shown is not None:
-                answer.shown.stream.sent_bytes += len(body)
+                answer.shown.stream.count_sent(len(body))
             return self.text(answer.status, answer.headers, body)
         body_parts = answer.parts.stream(answer.is_json)
         return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.shown)
@@ -82,7 +82,7 @@ class Delivery:
         try:
             async for chunk in body:
                 if shown is not None:
-                    shown.stream.sent_bytes += len(chunk)
+                    shown.stream.count_sent(len(chunk))
                 # In parts, so that the bound is on progress and not on the size of what came in one piece.
                 for begin in range(0, len(chunk), PART_BYTES):
                     self.part(chunk[begin : begin + PART_BYTES])

@@ -156,5 +156,5 @@ class Frontend:
             if self.clients.ready is not None:
                 self.clients.ready.take(self._credentials())
             self._joins.clear()
-            self._engine.purge.drop_others(self.routes.shares)
+            self._engine.purge.drop_others(self.routes.public_partitions)
         self._handler = self._make_front()

@@ -14,6 +14,7 @@ from gateway.errors import LoopDetected
 from gateway.http.outgoing import FixedHeaders
 from gateway.protocol.coding import Wish, negotiate
 from gateway.protocol.forwarding import is_looping, passed_nodes, request_headers_for_origin
+from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
 
 _MOST_SENDERS: Final = 8
@@ -24,7 +25,7 @@ class Shown(NamedTuple):
     """What it shows to a route."""
 
     has_credentials: bool
-    partition: str
+    partition: Partition
     """Who shares tapes with it."""
     headers: CIMultiDict[str]
     """Those that a shared fetch carries."""

@@ -109,7 +109,7 @@ class Relaying:
         "_asked",
         "_channel",
         "_context",
-        "_context",
+        "_context_vars",
         "_end",
         "_is_over",
         "_relayed",
@@ -127,7 +127,7 @@ class Relaying:
         self._request = context.request
         self._channel: Channel = context.request.channel
         # What is told of a request by a task's context is told in that of whoever waits for this.
-        self._context: Context | None = copy_context() if context.over is not None else None
+        self._context_vars: Context | None = copy_context() if context.over is not None else None
         self._relayed: Relayed | None = None
         self._answered: Answered | None = None
         self._write_turns = relays.engine.absences.write_turns
@@ -150,8 +150,8 @@ class Relaying:
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
         """Take a step; whatever goes wrong in it, the client gets an end."""
         try:
-            if self._context is not None:
-                self._context.run(step, *with_)
+            if self._context_vars is not None:
+                self._context_vars.run(step, *with_)
             else:
                 step(*with_)
         except GatewayError as error:
@@ -164,8 +164,8 @@ class Relaying:
 
     def sent(self) -> None:
         """The request is being sent to an origin."""
-        if self._context is not None:
-            self._context.run(self._note_sent)
+        if self._context_vars is not None:
+            self._context_vars.run(self._note_sent)
 
     def _note_sent(self) -> None:
         if not note_origin_request():

@@ -11,7 +11,7 @@ the line's end.
 
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.doubts`, and whatever changes what is known of an open stream's tail, for the answers that name it, by
+doubt by `Stream.stale_marks`, and whatever changes what is known of an open stream's tail, for the answers that name it, by
 `Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
 
 What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
@@ -100,7 +100,6 @@ class Ready:
         "body_bytes",
         "copied",
         "cost",
-        "doubts",
         "edition",
         "hits",
         "joined",
@@ -112,6 +111,7 @@ class Ready:
         "route",
         "saved_bytes",
         "spellings",
+        "stale_marks",
         "stream",
         "tail",
         "trust_s",
@@ -162,7 +162,7 @@ class Ready:
         self._block: bytes | None = None
         """The head as it is over HTTP/2, where somebody has asked for it."""
         self.until = -math.inf
-        self.doubts = -1
+        self.stale_marks = -1
         """Those of the stream when this was rendered."""
         self.hits = 0
         """Answers given that have not been counted yet."""
@@ -196,7 +196,7 @@ class Ready:
         stream = self.stream
         return (
             now < self.until
-            and stream.doubts == self.doubts
+            and stream.stale_marks == self.stale_marks
             and (self.tail is None or stream.tail_turns == self.tail.turn)
         )
 
@@ -220,7 +220,7 @@ class Ready:
         self.until = min(now + 1 - wall % 1, stream.trusted_until(now, self.trust_s), named_until)
         if stream.lifetime is not None and stream.lifetime.expires_at is not None:
             self.until = min(self.until, now + stream.lifetime.expires_at - wall)
-        self.doubts = stream.doubts
+        self.stale_marks = stream.stale_marks
         return True
 
 
@@ -359,9 +359,8 @@ class RememberedAnswers:
             saved = hits * ready.saved_bytes
             self._recorder.hits(ready.mode, ready.outcome, hits, sent, ready.route, saved_bytes=saved)
             stream = ready.stream
-            stream.reads += hits
-            stream.hits += hits
-            stream.sent_bytes += sent
+            stream.count_reads(hits, hits)
+            stream.count_sent(sent)
 
     # -- remembering and forgetting
 

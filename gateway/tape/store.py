@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import Eviction
 from gateway.tape.pinned import PinnedTapes
-from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST, Tape
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -29,7 +30,7 @@ USE_S = 1.0
 MOST_TAGS = 1_024
 """Groups that one stream may be in."""
 
-_NOBODYS = StreamKey(Group("", ""), "", "")
+_NOBODYS = StreamKey(Group("", ""), "", Partition(""))
 """The key of no stream, to spare none."""
 
 
@@ -159,7 +160,7 @@ class TapeStore:
 
     def _used(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
-            stream.used_at = now
+            stream.used(now)
             self._eviction.touch(stream.key)
 
     def lay(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
@@ -220,7 +221,7 @@ class TapeStore:
     def is_shunned(self, stream: Stream) -> bool:
         """Whether no bytes are to be held of the stream, whoever shares it."""
         key = stream.key
-        return bool(self._shunned) and key._replace(partition=key.share) in self._shunned
+        return bool(self._shunned) and key._replace(partition=key.partition.public) in self._shunned
 
     def pass_over(self, size: int) -> None:
         """So many bytes of a shunned stream were delivered without being laid."""
@@ -291,7 +292,7 @@ class TapeStore:
 
     def call_back(self, stream: Stream) -> None:
         """What was made of the stream's bytes is given no more, and what is being made of them is not to be kept."""
-        stream.forgotten += 1
+        stream.called_back()
         self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:

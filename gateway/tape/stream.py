@@ -7,15 +7,18 @@ answer from it; a request that comes later opens a new one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from multidict import CIMultiDict
 
-from gateway.protocol.freshness import Lifetime
-from gateway.protocol.names import is_json, is_sse_text
+from gateway.protocol.forwarding import Headers, storable_headers
+from gateway.protocol.freshness import Lifetime, lifetime_from_headers, parse_cache_control
+from gateway.protocol.names import STREAM_EXPIRES_AT, STREAM_TTL, is_json, is_sse_text
 from gateway.protocol.offsets import is_before
+from gateway.protocol.stream_key import StreamKey
 from gateway.tape.tape import Tape
 
 ASKS_AT_ONCE = 3
@@ -25,36 +28,6 @@ MOST_STRANGERS = 16
 
 MOST_BEYOND = 16
 """Offsets behind its tail that are remembered of one stream."""
-
-
-class Group(NamedTuple):
-    """All that a write to one URL path of an origin concerns: every query and every partition of it, by whichever route
-    its readers come."""
-
-    origin: str
-    path: str
-    """As the origin is asked for it."""
-
-
-class StreamKey(NamedTuple):
-    """What distinguishes one tape from another (design: point 7 and 11 of what must never go wrong)."""
-
-    group: Group
-    query: str
-    partition: str
-    """Who may share: readers by the same route, with the same credentials, by way of the same gateways."""
-
-    @property
-    def route(self) -> str:
-        """The name of the route, which the partition begins with."""
-        return self.partition.partition(" ")[0]
-
-    @property
-    def share(self) -> str:
-        """The part of the partition that is the route's: its name, and a number where its tapes were begun anew."""
-        name, _, rest = self.partition.partition(" ")
-        number = rest.partition(" ")[0]
-        return f"{name} {number}" if number.startswith("~") else name
 
 
 class End(StrEnum):
@@ -141,10 +114,10 @@ class Stream:
     first, `MOST_BEYOND` at most."""
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, beside those that `headers` and the tape tell."""
-    doubts: int = 0
-    """How often something passed by that may have been the stream's end."""
-    settled_doubts: int = 0
-    """How many of these came before the latest look that still found it."""
+    stale_marks: int = 0
+    """How often something happened that may have ended the stream."""
+    cleared_marks: int = 0
+    """How many of these came before the latest request that still found it."""
     surrogate_keys: frozenset[str] = frozenset()
     """The origin's names for groups that the stream is in; set by `TapeStore.tag` alone, which keeps their index."""
     tagged_as: str = ""
@@ -164,6 +137,80 @@ class Stream:
     pins: int = 0
     """Holders that need this very record to stay the one of its key: live topics, flights."""
 
+    # -- what happened
+
+    def pin(self) -> None:
+        """A holder needs this record to stay the one of its key; `TapeStore.release` is owed."""
+        self.pins += 1
+
+    def count_reads(self, reads: int, hits: int) -> None:
+        """So many reads were answered as this stream, so many of these without the origin."""
+        self.reads += reads
+        self.hits += hits
+
+    def count_sent(self, size: int) -> None:
+        """So many body bytes were handed to clients' connections."""
+        self.sent_bytes += size
+
+    def used(self, at: float) -> None:
+        """It was read, or opened for a read, at this time (monotonic seconds)."""
+        self.used_at = at
+
+    def contacted(self, at: float) -> None:
+        """The origin was asked for the stream at this time, which renews a sliding TTL (monotonic seconds)."""
+        self.contacted_at = max(self.contacted_at, at)
+
+    def mark_stale(self) -> None:
+        """Something happened that may have ended the stream: the origin is asked before anything more is believed."""
+        self.stale_marks += 1
+
+    def revalidated(self, stale_marks: int) -> None:
+        """A request that was sent after so many stale marks has found the stream."""
+        self.cleared_marks = max(self.cleared_marks, stale_marks)
+
+    def followed(self) -> None:
+        """A live request at the origin has said where the tail is."""
+        self.is_followed = True
+        self.tail_turns += 1
+
+    def unfollowed(self, at: float) -> None:
+        """The live request has ended: a sliding TTL runs from here on (monotonic seconds)."""
+        if self.is_followed:
+            self.is_followed = False
+            self.contacted(at)
+
+    def record_headers(self, headers: Headers) -> None:
+        """Take what an answer of any kind says to be repeated on hits."""
+        self.headers = storable_headers(headers)
+
+    def record_lifetime(self, headers: Mapping[str, str]) -> None:
+        """Take the lifetime that headers announce; headers without any announce an unlimited one."""
+        self.lifetime = lifetime_from_headers(headers)
+
+    def record_head(self, headers: Headers) -> None:
+        """Take what an answer to a HEAD says beside what every answer says."""
+        self.record_lifetime(headers)
+        self.head_headers = CIMultiDict(
+            [
+                (name, value)
+                for name in (STREAM_TTL, STREAM_EXPIRES_AT, "Last-Modified")
+                for value in headers.getall(name, ())
+            ]
+        )
+
+    def record_caching(self, headers: Headers, *, up_to_date: bool) -> None:
+        """Take what an answer to a read says to caches."""
+        cache_control = ", ".join(headers.getall("Cache-Control", [])) or None
+        self.is_verbatim = "no-transform" in parse_cache_control(cache_control)
+        if not up_to_date:
+            self.cache_control = headers.get("Cache-Control")
+
+    def called_back(self) -> None:
+        """Bytes of it were dropped, or answers made of them must not be given any more."""
+        self.forgotten += 1
+
+    # -- what is known
+
     @property
     def is_closing(self) -> bool:
         """Whether an acknowledged write has closed the stream, and its end has not come here yet."""
@@ -178,12 +225,12 @@ class Stream:
     def write_turn(self) -> tuple[int, int]:
         """Another one after each write that was acknowledged or may have been done.  A refusal that was asked for at
         another turn may be of before the write, and says nothing of the stream as it is now."""
-        return self.acks, self.doubts
+        return self.acks, self.stale_marks
 
     @property
-    def is_doubted(self) -> bool:
-        """Whether the origin is to be looked at before anything is believed."""
-        return self.doubts > self.settled_doubts
+    def needs_revalidation(self) -> bool:
+        """Whether the origin is to be asked before anything held is given."""
+        return self.stale_marks > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:
         """Take the stream's content type; False when it contradicts what was known."""
@@ -254,7 +301,7 @@ class Stream:
         """Until when a reader that has everything before `at` may be told that it is up to date, without asking the
         origin (monotonic seconds); in the past where that may not be said."""
         known, tape = self.sighting, self.tape
-        if known is None or tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.is_doubted:
+        if known is None or tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
         if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
             # A look or a write has named a tail further on.
@@ -299,7 +346,7 @@ class Stream:
         """Whether the stream is taken to be there, and the same: no doubt is open, the origin was seen within
         `trust_s`, and a sliding TTL is not half spent (hits do not renew it there, so a busy stream must be seen to be
         read)."""
-        return not self.is_doubted and (self.is_followed or now < self.trusted_until(now, trust_s))
+        return not self.needs_revalidation and (self.is_followed or now < self.trusted_until(now, trust_s))
 
     def trusted_until(self, now: float, trust_s: float) -> float:
         """Until when that stays so, whatever becomes of its live read, unless a doubt comes up (monotonic seconds)."""

@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Partition
 from gateway.protocol.target import Target
 
 
@@ -58,14 +59,14 @@ class Place(NamedTuple):
 
     route: str | None
     stream: str
-    partition: str | None
+    partition: Partition | None
 
     @classmethod
-    def of(cls, route: str, target: Target, partition: str) -> Place:
+    def of(cls, route: str, target: Target, partition: Partition) -> Place:
         """The place of this target under a tape's partition."""
         stream = f"{target.path}?{target.query}" if target.query else target.path
         # That of all who share without showing anything is no news.
-        return cls(route, stream, partition if partition != route else None)
+        return cls(route, stream, partition if partition != (route, 0, "") else None)
 
 
 class Fetch(Protocol):
@@ -106,7 +107,7 @@ class Record:
     """The configured route's name."""
     stream: str = ""
     """Path and other query as the client asked for them, in canonical form."""
-    partition: str | None = None
+    partition: Partition | None = None
     """`StreamKey.partition` where credentials or gateways on the way are a part of it, None where all of the route
     share.  It is made of credentials: a journal must not write it as it is."""
     status: int = 0

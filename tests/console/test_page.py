@@ -27,7 +27,7 @@ async def some_load(stage: Stage) -> None:
     reading = [asyncio.create_task(stage.read("/orders/2?offset=-1")) for _ in range(12)]
     await held.waiting(1)
     async with asyncio.timeout(BOUND_S):
-        while sum(flight.riders for flight in stage.gateway.engine.fetches._pending.values()) < 12:  # noqa: ASYNC110
+        while sum(flight.readers for flight in stage.gateway.engine.fetches._pending.values()) < 12:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     held.release()
     await asyncio.gather(*reading)

@@ -11,11 +11,11 @@ from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.absences import Absences
 from gateway.engine.route import Route
-from gateway.tape.stream import Group, StreamKey
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.upstream.flight import OriginError
 
 GROUP = Group("http://origin", "/s")
-KEY = StreamKey(GROUP, "", "route")
+KEY = StreamKey(GROUP, "", Partition("route"))
 ALICE: CIMultiDict[str] = CIMultiDict({"Authorization": "alice"})
 BOB: CIMultiDict[str] = CIMultiDict({"Authorization": "bob"})
 
@@ -83,7 +83,7 @@ def test_nothing_is_repeated_where_that_is_not_wanted(settings: dict[str, Any]) 
 
 def test_a_write_ends_it_for_every_stream_of_its_path_from_when_it_is_sent_until_it_is_answered() -> None:
     bench = Bench()
-    others = [KEY._replace(query="a=b"), KEY._replace(partition="other")]
+    others = [KEY._replace(query="a=b"), KEY._replace(partition=Partition("other"))]
     for key in (KEY, *others):
         bench.add(key)
     bench.absences.write_begins(GROUP)
@@ -107,7 +107,7 @@ def test_a_long_body_is_not_kept() -> None:
 def test_what_one_party_can_make_grow_is_bounded() -> None:
     bench = Bench()
     for number in range(45_000):
-        bench.add(StreamKey(Group("http://origin", f"/{number}"), "", "route"))
+        bench.add(StreamKey(Group("http://origin", f"/{number}"), "", Partition("route")))
         bench.clock.advance(0.0001)
     assert len(bench.absences) <= 10_000
     assert bench.absences.place_count <= 20_000

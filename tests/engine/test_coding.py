@@ -23,10 +23,11 @@ from gateway.engine.read import Read
 from gateway.engine.route import Route
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding, negotiate
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import parse_target
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import Silent
 from tests.codings import DECODERS, messages
 
@@ -71,7 +72,7 @@ class Bench:
         self.route = Route(RouteConfig(origin="http://127.0.0.1:1", **route), "n", self.clock)
 
     def stream(self, name: str = "s") -> Stream:
-        return self.library.open(StreamKey(Group("default", f"/{name}"), "", ""), self.clock.now())
+        return self.library.open(StreamKey(Group("default", f"/{name}"), "", Partition("")), self.clock.now())
 
     def read(self, stream: Stream, accept_encoding: str | None = "gzip", **more: Any) -> Read:
         target = parse_target(stream.key.group.path)

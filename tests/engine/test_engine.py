@@ -137,7 +137,7 @@ async def test_a_write_without_an_answer_is_doubted_unless_it_was_never_sent(
     bench.upstream.script = lambda asked: asked.fail(error)
     with pytest.raises(type(error)):
         await bench.relay(Mode.APPEND, b"c")
-    assert bench.stream.doubts == doubts
+    assert bench.stream.stale_marks == doubts
 
 
 async def test_an_acknowledged_append_is_seen_by_the_next_read(start: Start) -> None:

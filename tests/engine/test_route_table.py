@@ -10,6 +10,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine.route import RouteTable
+from gateway.protocol.stream_key import Partition
 from gateway.protocol.target import parse_target
 
 TARGET = parse_target("/stream")
@@ -23,7 +24,7 @@ def table(*configs: RouteConfig) -> RouteTable:
     return RouteTable(configs, "node", ManualClock())
 
 
-def partition(routes: RouteTable, number: int = 0, **credentials: str) -> str:
+def partition(routes: RouteTable, number: int = 0, **credentials: str) -> Partition:
     return routes.routes[number].partition(CIMultiDict(credentials))
 
 
@@ -68,7 +69,7 @@ def test_a_change_of_who_may_share_begins_new_tapes_each_time(fields: dict[str, 
     first = routes.routes[0]
     key = first.key(TARGET, first.partition(CIMultiDict(authorization="mine", **{"x-key": "mine"})))
     assert key.route == "default"
-    assert {key.share} == routes.shares
+    assert {key.partition.public} == routes.public_partitions
 
 
 def test_a_route_that_comes_back_does_not_find_what_it_left() -> None:
@@ -77,7 +78,7 @@ def test_a_route_that_comes_back_does_not_find_what_it_left() -> None:
     routes.replace([route()])
     routes.replace([route(), route(name="b", prefix="/b")])
     assert partition(routes, 1) != before
-    assert len(routes.shares) == 2
+    assert len(routes.public_partitions) == 2
 
 
 # -- several origins ---------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def several(*urls: str, **fields: Any) -> RouteConfig:
 
 
 def origin_of(routes: RouteTable, number: int = 0) -> str:
-    return routes.routes[number].key(TARGET, "").group.origin
+    return routes.routes[number].key(TARGET, Partition("")).group.origin
 
 
 def test_the_origins_of_a_route_have_one_name_in_the_keys_of_tapes() -> None:

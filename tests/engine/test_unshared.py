@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gateway.aio.clock import ManualClock
 from gateway.engine.hit_for_miss import MOST_SHAPES, Shape, Unshared
-from gateway.tape.stream import Group, StreamKey
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 
-KEY = StreamKey(Group("http://origin", "/s"), "", "route")
-OTHER = StreamKey(Group("http://origin", "/t"), "", "route")
+KEY = StreamKey(Group("http://origin", "/s"), "", Partition("route"))
+OTHER = StreamKey(Group("http://origin", "/t"), "", Partition("route"))
 
 
 def shape(start: str, *, is_live: bool = False) -> Shape:

@@ -17,6 +17,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Partition
 from gateway.protocol.trace_context import trace_id_of
 from gateway.telemetry.access_record import CloseReason, Record, Repeated
 from gateway.upstream.flight import Flight
@@ -31,7 +32,7 @@ FULL = Record(
     method="GET",
     route="default",
     stream="/chat/room?tenant=7",
-    partition="default 00112233445566778899aabbccddeeff",
+    partition=Partition("default", 0, "00112233445566778899aabbccddeeff"),
     status=200,
     ended_at=1_790_000_000.123456,
     duration_s=12.5,
@@ -96,7 +97,7 @@ def test_the_readme_has_the_schema() -> None:
 
 def test_a_line_says_what_was_noted() -> None:
     full = written(FULL)
-    assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or "")
+    assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or Partition(""))
     assert full.pop("id").endswith(".1.0")
     assert full == {
         "time": 1_790_000_000.123456,
@@ -246,11 +247,11 @@ def test_a_query_is_written_whole_by_its_names_or_not_at_all(stream: str, names:
 
 def test_a_partition_is_told_apart_and_never_shown() -> None:
     shown = written(FULL)["partition"]
-    assert shown not in (FULL.partition or "")
+    assert shown not in str(FULL.partition)
     assert "00112233" not in lines().line(FULL).decode()
-    assert written(replace(FULL, partition="default ffff"))["partition"] != shown
+    assert written(replace(FULL, partition=Partition("default", 0, "ffff")))["partition"] != shown
     assert read(lines(key="another key of enough letters").line(FULL))["partition"] != shown
-    assert PartitionIds().of("default ffff") != PartitionIds().of("default ffff")
+    assert PartitionIds().of(Partition("default", 0, "ffff")) != PartitionIds().of(Partition("default", 0, "ffff"))
 
 
 @pytest.mark.parametrize(

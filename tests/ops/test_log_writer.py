@@ -23,6 +23,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Partition
 from gateway.telemetry.access_record import CloseReason, Record, Repeated
 from gateway.telemetry.metrics import Silent
 from tests.ops.log_reading import BOUND_S, eventually, lines_of, messages, time_passing
@@ -191,7 +192,7 @@ async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
     for number in range(200):
         # Half of them the way of the front door, each with an agent of its own.
         if number % 2:
-            log.record(replace(numbered(number), partition="p" * 2_000))
+            log.record(replace(numbered(number), partition=Partition("default", 0, "p" * 2_000)))
         else:
             agent = b"User-Agent: %d%b\r\n\r\n" % (number, b"a" * 2_000)
             log.repeat(Repeated(numbered(number)), 1.0, None, REQUEST[:-2] + agent)

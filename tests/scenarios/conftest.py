@@ -120,10 +120,10 @@ class Edge:
             "POST", path, {"Content-Type": content_type, **{k.replace("_", "-"): v for k, v in headers.items()}}, body
         )
 
-    def riders(self, count: int) -> Callable[[], bool]:
+    def readers(self, count: int) -> Callable[[], bool]:
         """Whether so many readers have joined shared fetches."""
         fetches = self.gateway.engine.fetches
-        return lambda: sum(flight.riders for flight in fetches._pending.values()) >= count
+        return lambda: sum(flight.readers for flight in fetches._pending.values()) >= count
 
     @asynccontextmanager
     async def time_passing(self, step_s: float = 0.05) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ async def read_by_many(edge: Edge, faults: Faults, target: str = "/s") -> list[A
     tasks = [edge.asking(target)]
     await bounded(gate.waiting(1))
     tasks += [edge.asking(target) for _ in range(3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     async with edge.time_passing():
         gate.release()
         return await bounded(asyncio.gather(*tasks))
@@ -231,7 +231,7 @@ async def test_waiters_for_what_proves_uncacheable_go_on_in_parallel_and_the_nex
     tasks = [edge.asking("/s")]
     await bounded(counters.reached(Kind.CATCHUP, 1))
     tasks += [edge.asking("/s") for _ in range(9)]
-    await eventually(edge.riders(10))
+    await eventually(edge.readers(10))
     began = edge.clock.now()
     edge.clock.advance(0.4)
     # All ten are at the origin at once, with no further time gone by.
@@ -326,7 +326,7 @@ async def test_an_origin_that_knows_no_head_is_followed_once_for_all(
     assert (await edge.get("/s")).body == b"0123456789"
     wires = [await edge.begin("/s?offset=-1&live=sse") for _ in range(3)]
     # Their one live request asks which stream it is of.
-    await eventually(edge.riders(1))
+    await eventually(edge.readers(1))
     gate.release()
     for wire in wires:
         assert (await wire.head()).status == 200

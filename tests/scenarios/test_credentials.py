@@ -59,7 +59,7 @@ async def test_readers_with_different_credentials_share_no_fetch(hostile: Hostil
     tasks = {who: edge.asking("/s", {"Authorization": who}) for who in ("alice", "bob", "carol")}
     twins = [edge.asking("/s", {"Authorization": "alice"}) for _ in range(3)]
     await origin.until(lambda: len(origin.reads) >= 3)
-    await eventually(edge.riders(6))
+    await eventually(edge.readers(6))
     gate.set()
     for who, task in tasks.items():
         assert (await bounded(task)).body == f"for {who}".encode()

@@ -31,7 +31,7 @@ async def test_a_body_that_its_client_does_not_finish_concerns_nobody(
         assert (await wire.answer()).status == 400
         await eventually(lambda: not edge.gateway.engine.relay._writes)
     assert stream.tape.block_count == 1
-    assert not stream.is_doubted
+    assert not stream.needs_revalidation
     assert (await edge.post("/s", b"more")).status == 204
     assert (await waiting).body == b"more"
 

@@ -114,7 +114,7 @@ async def test_no_read_that_came_after_an_acknowledged_write_takes_a_late_refusa
     await write(edge, origin)
     wire = await edge.begin(read)
     reply = asyncio.create_task(wire.head())
-    waits = (edge.riders(2), readers(edge, 1), reply.done)
+    waits = (edge.readers(2), readers(edge, 1), reply.done)
     async with edge.time_passing(0.001):
         await eventually(lambda: any(is_so() for is_so in waits))
         gate.release()

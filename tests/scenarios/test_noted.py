@@ -69,7 +69,7 @@ async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_
     reads = [edge.asking("/s?offset=-1")]
     await gate.waiting(1)
     reads += [edge.asking("/s?offset=-1") for _ in range(4)]
-    await eventually(edge.riders(5))
+    await eventually(edge.readers(5))
     gate.release()
     for read in reads:
         assert len((await read).body) == 1_000
@@ -96,9 +96,9 @@ async def test_bytes_of_a_fetch_whose_leader_has_left_are_those_of_who_stays(
     leader = await edge.begin("/s?offset=-1")
     await gate.waiting(1)
     reads = [edge.asking("/s?offset=-1") for _ in range(3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     await leader.closed()
-    await eventually(edge.riders(3))
+    await eventually(edge.readers(3))
     gate.release()
     for read in reads:
         assert len((await read).body) == 1_000

@@ -129,9 +129,9 @@ async def test_clients_that_leave_and_an_origin_that_is_tried_again(
     leader = await edge.begin("/s?offset=-1")
     await gate.waiting(1)
     reads = [edge.asking("/s?offset=-1") for _ in range(3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     await leader.closed()
-    await eventually(edge.riders(3))
+    await eventually(edge.readers(3))
     gate.release()
     for read in reads:
         assert (await read).status == 200

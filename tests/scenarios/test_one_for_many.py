@@ -27,9 +27,9 @@ async def test_names_of_other_gateways_reach_no_fetch_of_those_who_show_none(hos
     await origin.until(lambda: len(origin.reads) == 1)
     # Whoever comes while that is on its way shares the next fetch, which this one begins.
     looping = edge.asking("/s", {"CDN-Loop": "shield"})
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     others = [edge.asking("/s") for _ in range(3)]
-    await eventually(edge.riders(5))
+    await eventually(edge.readers(5))
     gate.set()
     assert [read.status for read in await bounded(asyncio.gather(first, looping, *others))] == [200, 508, *[200] * 3]
     assert {asked.headers["CDN-Loop"] for asked in origin.asked} == {"durable-gateway", "shield, durable-gateway"}
@@ -71,9 +71,9 @@ async def test_credentials_that_are_refused_refuse_nobody_elses(hostile: Hostile
     first = edge.asking("/s", {"Authorization": "good"})
     await origin.until(lambda: len(origin.reads) == 1)
     bad = edge.asking("/s", {"Authorization": "bad"})
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     others = [edge.asking("/s", {"Authorization": f"good{number}"}) for number in range(3)]
-    await eventually(edge.riders(5))
+    await eventually(edge.readers(5))
     gate.set()
     reads = await bounded(asyncio.gather(first, bad, *others))
     assert [read.status for read in reads] == [200, int(status[:3]), 200, 200, 200]

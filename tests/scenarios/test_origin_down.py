@@ -80,7 +80,7 @@ async def test_a_hung_fetch_is_replaced_and_its_late_answer_changes_nothing(
     await bounded(hung.waiting(1))
     await edge.post("/s", b"56789")
     second = edge.asking("/s")
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     edge.clock.advance(4.9)
     assert counters.requests[Kind.CATCHUP] == 1
     edge.clock.advance(0.2)

@@ -166,7 +166,7 @@ async def test_a_reader_who_comes_meanwhile_shares_the_fetch(
     async with edge.time_passing():
         await gate.waiting(1)
     read = edge.asking("/a?offset=-1")
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     gate.release()
     assert (await bounded(read)).body == b"a" * 1_000
     await warmed(edge)
@@ -265,7 +265,7 @@ async def test_what_is_not_worth_storing_is_shared_while_it_is_fetched_and_then_
     reads = [edge.asking("/once?offset=-1")]
     await gate.waiting(1)
     reads += [edge.asking("/once?offset=-1") for _ in range(3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     gate.release()
     for read in reads:
         answer = await bounded(read)

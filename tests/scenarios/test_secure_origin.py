@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.aio.watched_files import LOOK_S
+from gateway.config.watched_files import LOOK_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from tests.scenarios.conftest import Edge, Start, as_json, bounded, eventually

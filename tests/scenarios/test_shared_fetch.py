@@ -26,9 +26,9 @@ async def test_followers_get_everything_although_the_leader_leaves_before_the_he
     leader = await edge.begin("/s")
     await bounded(gate.waiting(1))
     followers = [edge.asking("/s") for _ in range(5)]
-    await eventually(edge.riders(6))
+    await eventually(edge.readers(6))
     leader.reset()
-    await eventually(lambda: not edge.riders(6)())
+    await eventually(lambda: not edge.readers(6)())
     gate.release()
     assert [answer.body for answer in await asyncio.gather(*followers)] == [b"0123456789"] * 5
 
@@ -45,7 +45,7 @@ async def test_followers_get_everything_although_the_leader_leaves_in_the_body(
         assert (await follower.head()).status == 200
     await leader.head()
     leader.reset()
-    await eventually(lambda: not edge.riders(4)())
+    await eventually(lambda: not edge.readers(4)())
     stall.release()
     assert await asyncio.gather(*(follower.body() for follower in followers)) == [LARGE] * 3
     # The followers came after the fetch was sent: they shared its bytes, and looked at the tail behind them themselves.
@@ -59,7 +59,7 @@ async def test_readers_that_arrive_together_cost_one_request(edge: Edge, faults:
     first = edge.asking("/s")
     await bounded(gate.waiting(1))
     others = [edge.asking("/s") for _ in range(20)]
-    await eventually(edge.riders(21))
+    await eventually(edge.readers(21))
     gate.release()
     answers = await asyncio.gather(first, *others)
     assert {(answer.status, answer.body) for answer in answers} == {(200, b"0123456789")}
@@ -78,9 +78,9 @@ async def test_the_last_reader_to_leave_takes_the_upstream_connection_along(
     readers = [await edge.begin("/s")]
     await bounded(where.waiting(1))
     readers.append(await edge.begin("/s"))
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     readers[0].reset()
-    await eventually(lambda: not edge.riders(2)())
+    await eventually(lambda: not edge.readers(2)())
     assert where.held == 1
     readers[1].reset()
     await bounded(counters.until(lambda now: now.finished[Kind.CATCHUP] == now.requests[Kind.CATCHUP]))
@@ -117,7 +117,7 @@ async def test_what_a_leader_wishes_for_does_not_shape_what_its_followers_get(ho
     leader = edge.asking("/s", wishes)
     await origin.until(lambda: bool(origin.reads))
     followers = [edge.asking("/s") for _ in range(3)]
-    await eventually(edge.riders(4))
+    await eventually(edge.readers(4))
     gate.set()
     assert [follower.body for follower in await asyncio.gather(*followers)] == [b"0123456789"] * 3
     assert (await leader).body == b"0123456789"
@@ -132,7 +132,7 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     route = Route(edge.gateway.config.routes[0], "n", edge.clock)
     target = parse_target("/s")
     flight, _ = engine.fetches.join(stream, "-1", route, route.source(target, route.source_headers(CIMultiDict())))
-    flight.board().leave()
+    flight.attach().leave()
     await edge.until_idle()
     assert (await edge.get("/s")).body == b"0123456789"
 

@@ -104,7 +104,7 @@ async def test_a_slow_catch_up_reader_costs_a_fast_one_nothing(
     slow = await edge.begin("/s", receive_bytes=16_384)
     await bounded(stall.waiting(1))
     fast = await edge.begin("/s")
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     stall.release()
     assert (await fast.answer()).body == body
     assert (await slow.answer()).body == body
@@ -124,7 +124,7 @@ async def test_a_slow_reader_of_what_is_too_large_to_keep_does_not_hold_it_in_me
     slow = await edge.begin("/s", receive_bytes=16_384)
     await bounded(stall.waiting(1))
     fast = await edge.begin("/s")
-    await eventually(edge.riders(2))
+    await eventually(edge.readers(2))
     flights = list(edge.gateway.engine.fetches._pending.values())
     held: list[int] = []
 

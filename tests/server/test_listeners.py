@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from gateway.aio.clock import ManualClock
-from gateway.aio.watched_files import LOOK_S
+from gateway.config.watched_files import LOOK_S
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.file import ConfigError
 from gateway.config.gateway import GatewayConfig

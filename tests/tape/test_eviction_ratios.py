@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from gateway.protocol.freshness import Lifetime
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES, Eviction
 from gateway.tape.store import USE_S, TapeStore
-from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TAPE_COST, TOKEN_COST
 from gateway.telemetry.metrics import Silent
 from tests.tape.eviction_loads import LOADS, ONE_SIZE, SHELVES, Shelf, popularity
@@ -162,7 +162,7 @@ def read_through_library(policy: str, places: int, requests: Iterable[int], read
     for number, request in enumerate(requests):
         now = 2.0 * USE_S * number
         for _ in range(reads):
-            stream = library.open(StreamKey(Group("default", f"/{request}"), "", ""), now)
+            stream = library.open(StreamKey(Group("default", f"/{request}"), "", Partition("")), now)
             stream.pins += 1
             stream.lifetime = Lifetime(None, None)
             is_hit = stream.tape.knows_after("-1")

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from gateway.protocol.freshness import Lifetime
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import USE_S, TapeStore
-from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import Silent
 
@@ -20,7 +21,7 @@ FOR_EVER = Lifetime(None, None)
 
 
 def key(name: str, partition: str = "") -> StreamKey:
-    return StreamKey(Group("default", f"/{name}"), "", partition)
+    return StreamKey(Group("default", f"/{name}"), "", Partition(partition))
 
 
 def new_library(budget_bytes: int, policy: str = "lru") -> tuple[TapeStore, Silent]:
@@ -273,7 +274,9 @@ def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> Non
 def test_a_write_concerns_every_query_and_partition_of_a_path() -> None:
     library, _ = new_library(100_000)
     group = Group("default", "/a")
-    concerned = [library.open(StreamKey(group, query, partition), 0.0) for query in ("", "x=1") for partition in "pq"]
+    concerned = [
+        library.open(StreamKey(group, query, Partition(partition)), 0.0) for query in ("", "x=1") for partition in "pq"
+    ]
     other = library.open(key("b"), 0.0)
     assert set(map(id, library.purge(group, End.DELETED))) == set(map(id, concerned))
     assert other.ended is None

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
+from gateway.protocol.stream_key import StreamKey
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
 from gateway.tape.pinned import PinnedTapes
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
 from tests.tape.test_library import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
 

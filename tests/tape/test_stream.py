@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
-from gateway.tape.stream import MOST_BEYOND, End, Group, Sighting, Stream, StreamKey
+from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.stream import MOST_BEYOND, End, Sighting, Stream
 from gateway.tape.tape import Tape
 
 
 def new_stream(lifetime: Lifetime | None = None) -> Stream:
-    return Stream(StreamKey(Group("default", "/a"), "", ""), Tape("i"), lifetime=lifetime, contacted_at=100.0)
+    return Stream(
+        StreamKey(Group("default", "/a"), "", Partition("")), Tape("i"), lifetime=lifetime, contacted_at=100.0
+    )
 
 
 def test_nothing_is_answered_alone_before_the_lifetime_is_known() -> None:
@@ -189,11 +192,11 @@ class TailAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def doubt(self) -> None:
-        self.stream.doubts += 1
+        self.stream.mark_stale()
 
     @rule()
     def settle(self) -> None:
-        self.stream.settled_doubts = self.stream.doubts
+        self.stream.cleared_marks = self.stream.stale_marks
 
     @invariant()
     def only_what_holds_is_said(self) -> None:
@@ -204,7 +207,7 @@ class TailAgainstModel(RuleBasedStateMachine):
                 and self.seen[0] == place
                 and self.now < self.seen[2]
                 and place >= max(self.acked, self.reached)
-                and not self.stream.is_doubted
+                and not self.stream.needs_revalidation
             )
             assert may_say == holds
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import MOST_TAGS, TapeStore
-from gateway.tape.stream import End, Group, Stream, StreamKey
+from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import Silent
 
@@ -30,7 +31,7 @@ class Index(RuleBasedStateMachine):
         """Those whose next tags begin anew."""
 
     def _open(self, path: str) -> Stream:
-        return self.library.open(StreamKey(Group("http://origin", path), "", "default"), 0.0)
+        return self.library.open(StreamKey(Group("http://origin", path), "", Partition("default")), 0.0)
 
     @rule(path=st.sampled_from(PATHS), named=keys)
     def tag(self, path: str, named: frozenset[str]) -> None:
@@ -86,7 +87,7 @@ class Index(RuleBasedStateMachine):
 def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_first_of_them() -> None:
     numbers = iter(range(10))
     library = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
-    stream = library.open(StreamKey(Group("http://origin", "/s"), "", "default"), 0.0)
+    stream = library.open(StreamKey(Group("http://origin", "/s"), "", Partition("default")), 0.0)
     for number in range(MOST_TAGS):
         library.tag(stream, frozenset({f"key-{number}"}))
     library.lay(stream, "-1", "0001", [b"bytes"], 0.0)

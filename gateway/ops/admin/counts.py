@@ -106,7 +106,7 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
         query = asked.query
         runs: list[CountedRun] = []
         stream = next((one for one in directory.at(query.stream) if names(query.etag, one.tape.incarnation)), None)
-        if stream is None or stream.is_doubted:
+        if stream is None or stream.needs_revalidation:
             return Counts(runs)
         edition, at, size = stream.edition, query.offset, 0
         while size < MOST_BYTES and len(runs) < MOST_RUNS:

@@ -22,8 +22,9 @@ from pydantic import Field
 from gateway.engine.core import Engine
 from gateway.ops.admin.endpoint import Refused
 from gateway.ops.partition_ids import PartitionIds
+from gateway.protocol.stream_key import Group
 from gateway.protocol.target import BadTarget, parse_target
-from gateway.tape.stream import Group, Stream
+from gateway.tape.stream import Stream
 
 _SLICE: Final = 500
 """Streams in one turn: 5 ms at most, on a small core."""

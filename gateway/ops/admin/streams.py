@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.live.subscriber import Subscriber
-from gateway.live.topic import Listener
+from gateway.live.topic import LiveReader
 from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, named_by, read_prefix
 from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
@@ -223,7 +223,7 @@ class _Shown:
             path=name.path,
             query=name.query,
             partition=name.partition,
-            is_private=stream.key.partition != stream.key.share,
+            is_private=bool(stream.key.partition.readers),
             route=stream.key.route,
             content_type=_legible(stream.content_type) if stream.content_type is not None else None,
             tail=tape.tail,
@@ -247,7 +247,7 @@ class _Shown:
             incarnation=tape.incarnation,
             lifetime=Lifetime(life.ttl_s, life.expires_at) if life is not None else None,
             closed_at=tape.closed_at,
-            is_doubted=stream.is_doubted,
+            is_doubted=stream.needs_revalidation,
             surrogate_keys=sorted(map(_legible, stream.surrogate_keys)),
             tape=[
                 Run(block.start, block.end, block.size, len(block.marks), now - block.laid_at)
@@ -264,7 +264,7 @@ def _legible(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _reader(reader: Listener, now: float) -> Reader:
+def _reader(reader: LiveReader, now: float) -> Reader:
     # What a live reader tells of itself beside its kind is its own affair: not every one knows where it stands.
     began: float | None = getattr(reader, "began", None)
     return Reader(

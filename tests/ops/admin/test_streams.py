@@ -8,7 +8,8 @@ from typing import Any
 from gateway.ops.admin.directory import Directory, in_turns
 from gateway.ops.partition_ids import PartitionIds
 from gateway.origin.app import RunningOrigin
-from gateway.tape.stream import End, Group, StreamKey
+from gateway.protocol.stream_key import Group, Partition, StreamKey
+from gateway.tape.stream import End
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 
@@ -58,7 +59,7 @@ async def test_readers_with_credentials_have_streams_of_their_own_that_show_none
     held = {stream.key.partition for stream in bench.gateway.engine.library}
     assert len(partitions) == len(rows) == 3
     assert {row["route"] for row in rows} == {"default"}
-    for digest in (partition.partition(" ")[2] for partition in held):
+    for digest in (partition.readers for partition in held):
         assert not digest or digest not in str(rows)
 
 
@@ -185,7 +186,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     library = bench.gateway.engine.library
     group = Group("http://origin", "/room")
     for number in range(1_203):
-        library.open(StreamKey(group, "", f"default {number:032x}"), 0.0)
+        library.open(StreamKey(group, "", Partition("default", readers=f"{number:032x}")), 0.0)
     slices = [len(streams) async for streams in Directory(bench.gateway.engine, PartitionIds()).slices()]
     assert slices == [500, 500, 203]
     others_turns = 0
@@ -210,7 +211,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
 
 async def test_of_a_tape_in_many_pieces_the_first_thousand_are_told(bench: Bench) -> None:
     library = bench.gateway.engine.library
-    stream = library.open(StreamKey(Group("http://origin", "/torn"), "", "default"), 0.0)
+    stream = library.open(StreamKey(Group("http://origin", "/torn"), "", Partition("default")), 0.0)
     for number in range(0, 2_400, 2):
         library.lay(stream, f"{number:08}", f"{number + 1:08}", [b"x"], 0.0)
     told = await bench.stream("/torn")

@@ -12,9 +12,9 @@ import pytest
 from gateway.pipeline.curve.simulate import USE_US, Missed, Read, play
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.offsets import START
+from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TOKEN_COST
 from gateway.telemetry.metrics import Silent
 
@@ -58,7 +58,7 @@ def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
     library = TapeStore(budget_bytes, POLICIES[policy](), map(str, count()).__next__, Silent())
     missed = Missed()
     for visit in read:
-        stream = library.open(StreamKey(Group("default", f"/{visit.stream}"), "", ""), visit.at)
+        stream = library.open(StreamKey(Group("default", f"/{visit.stream}"), "", Partition("")), visit.at)
         stream.lifetime = Lifetime(None, None)
         stream.pins += 1
         size = step_bytes(visit.stream)

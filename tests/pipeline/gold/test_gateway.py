@@ -36,7 +36,7 @@ async def traffic(edge: Edge, origin: RunningOrigin) -> None:
     await edge.put("/long", b"[" + b",".join(b'{"a":%d}' % number for number in range(60)) + b"]", JSON)
     gate = origin.origin.faults.hold(kind="catchup")
     shared = [edge.asking("/long?offset=-1") for _ in range(5)]
-    await eventually(edge.riders(5))
+    await eventually(edge.readers(5))
     gate.release()
     for reader in shared:
         assert (await reader).status == 200

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
-from gateway.aio.watched_files import LOOK_S, Stamp, Watch, stamp
+from gateway.config.watched_files import LOOK_S, Stamp, Watch, stamp
 
 BOUND_S = 20.0
 

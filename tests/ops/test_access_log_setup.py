@@ -62,9 +62,9 @@ async def test_a_gateway_writes_what_was_noted_before_it_leaves(
         origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0", node_name="west", sink=sink, batch_s=60, **where
     )
     gateway = await start_gateway(config)
-    assert gateway.telemetry.access_record.is_kept
+    assert gateway.access_log.is_kept
     for number in range(100):
-        gateway.telemetry.access_record.record(numbered(number))
+        gateway.access_log.record(numbered(number))
     await gateway.stop()
     found = noted(tmp_path) if sink == "file" else await messages(f"{origin.url}/log")
     assert streams(found) == list(range(100))
@@ -84,7 +84,7 @@ async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(o
     gateway = await start_gateway(config)
     origin.origin.faults.hold(kind="append")
     for number in range(100):
-        gateway.telemetry.access_record.record(numbered(number))
+        gateway.access_log.record(numbered(number))
     async with asyncio.timeout(BOUND_S):
         await gateway.stop()
     assert "gateway_log_drops_total 100.0" in gateway.metrics.exposition()[0].decode()
@@ -92,7 +92,7 @@ async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(o
 
 async def test_a_gateway_keeps_no_log_unless_it_is_asked_to(origin: RunningOrigin) -> None:
     gateway = await start_gateway(GatewayConfig.for_origin(origin.url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
-    assert not gateway.telemetry.access_record.is_kept
+    assert not gateway.access_log.is_kept
     await gateway.stop()
 
 

@@ -12,7 +12,7 @@ from gateway.ops.log_writer import DropCounter, LogWriter
 from gateway.ops.partition_ids import PartitionIds
 
 
-def open_journal(
+def open_access_log(
     config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
 ) -> LogWriter | None:
     """A writer that is to be started, None where no log is asked for.  ConfigError where it cannot be written."""
