@@ -27,7 +27,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Partition
 from gateway.telemetry.access_record import AccessLog, NoAccessLog, Record, Repeated
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 _ROUNDS = 7
 _RECORDS = 20_000
@@ -105,7 +105,7 @@ def _noting(access_log: AccessLog, requests: list[bytes]) -> float:
 
 async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
     """Nanoseconds a hit of the loop's thread, all told, and the loop's longest turn meanwhile in ms."""
-    clock, counts = SystemClock(), Silent()
+    clock, counts = SystemClock(), NoMetrics()
     sink = FileSink(folder / "access.log", clock, rotate_bytes=0, rotate_s=0, keep_files=0)
     log = LogWriter(
         sink,
@@ -146,7 +146,7 @@ async def _noting_kept(requests: list[bytes]) -> float:
             sink,
             _lines(),
             clock,
-            Silent(),
+            NoMetrics(),
             queue_records=2 * _ROUNDS * len(requests) + 2,
             queue_bytes=1 << 30,
             batch_bytes=1 << 30,

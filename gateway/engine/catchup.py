@@ -22,7 +22,7 @@ from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, START, is_before
@@ -42,7 +42,7 @@ class CatchUp:
     def __init__(
         self,
         fetches: FetchTable,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         max_reply_bytes: int,
         follow: Callable[[Read, Stream], None],
@@ -80,7 +80,7 @@ class _Attempt:
     def __init__(
         self,
         fetches: FetchTable,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         limit: int,
         follow: Callable[[Read, Stream], None],
@@ -230,7 +230,7 @@ class _Attempt:
         answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED)
         if answer is None:
             # It does not bring what is there: a live request that has stalled is begun anew.
-            self._live.doubt(stream)
+            self._live.revalidate(stream)
         return answer
 
     async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:

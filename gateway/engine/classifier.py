@@ -79,15 +79,15 @@ class ReplyClassifier:
 
     def __init__(
         self,
-        library: TapeStore,
-        recorder: MetricsRecorder,
+        store: TapeStore,
+        metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
-        on_doubt: Callable[[Stream], None],
+        on_stale: Callable[[Stream], None],
     ) -> None:
-        self._store = library
-        self._recorder = recorder
+        self._store = store
+        self._metrics = metrics
         self._on_end = on_end
-        self._on_doubt = on_doubt
+        self._on_stale = on_stale
 
     async def head(
         self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: Known
@@ -103,7 +103,7 @@ class ReplyClassifier:
                 return NotShareable("no HEAD")
             refusal = await _refusal(reply, route, source)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._recorder.upstream_bytes(len(refusal.body), mode, route.config.name)
+            self._metrics.upstream_bytes(len(refusal.body), mode, route.config.name)
             flight.fetched += len(refusal.body)
             return refusal
         if reply.status == 304:
@@ -168,7 +168,7 @@ class ReplyClassifier:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
                 # The write that was acknowledged since found the stream there: the next look tells what is true now.
                 stream.mark_stale()
-                self._on_doubt(stream)
+                self._on_stale(stream)
             case OriginError(status=404):
                 if self._store.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)

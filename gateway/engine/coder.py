@@ -114,16 +114,16 @@ class Coder:
 
     def __init__(
         self,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         *,
         min_bytes: int,
         keep_bytes: int,
     ) -> None:
-        self._store = library
+        self._store = store
         self._clock = clock
-        self._recorder = recorder
+        self._metrics = metrics
         self._min_bytes = min_bytes
         self._most_bytes = keep_bytes
         self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
@@ -173,11 +173,11 @@ class Coder:
             return None
         if answer.status == 304:
             _vary(answer)
-            named = coding_named(read.if_none_match, answer.headers["ETag"], read.wish)
+            named = coding_named(read.if_none_match, answer.headers["ETag"], read.accepted)
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
             return None
-        shown, parts, coding = answer.shown, answer.parts, read.wish.best
+        shown, parts, coding = answer.shown, answer.parts, read.accepted.best
         if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
             return None
         _vary(answer)
@@ -190,7 +190,7 @@ class Coder:
         if pieces is None:
             return None
         size = sum(map(len, pieces))
-        if size < self._min_bytes and read.wish.takes_identity:
+        if size < self._min_bytes and read.accepted.takes_identity:
             return None
         wanted = _Wanted(_Job(shown, coding), pieces, size)
         kept = self._find(wanted.job)
@@ -275,7 +275,7 @@ class Coder:
         if stream.ended is not None:
             return
         if data is not None:
-            self._recorder.coded(job.coding, size, len(data))
+            self._metrics.coded(job.coding, size, len(data))
         cost = ENTRY_COST + (len(data) if data is not None else 0)
         if self._drop(stream, (start, job.coding)):
             self.on_evict(stream)

@@ -16,7 +16,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import (
     STREAM_CLOSED,
@@ -106,7 +106,7 @@ class Relayed:
     # -- from the origin
 
     def sent(self) -> None:
-        self._relay.recorder.upstream_request(self.passed.mode, self.passed.route.config.name)
+        self._relay.metrics.upstream_request(self.passed.mode, self.passed.route.config.name)
         self._asker.sent()
 
     def answered(self, reply: Reply) -> None:
@@ -130,18 +130,18 @@ class Relay:
     def __init__(
         self,
         upstream: Upstream,
-        library: TapeStore,
-        live: Live,
+        store: TapeStore,
+        live: LiveTopics,
         absences: Absences,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
     ) -> None:
         self._absences = absences
         self._upstream = upstream
-        self._store = library
+        self._store = store
         self._live = live
         self._clock = clock
-        self.recorder = recorder
+        self.metrics = metrics
         self._writes: dict[Group, set[Relayed]] = {}
         """Writes that have been sent and not answered."""
 
@@ -166,12 +166,12 @@ class Relay:
     def answered(self, relayed: Relayed, reply: Reply, asked_at: float) -> None:
         """The head of the answer is here: record what it says."""
         passed = relayed.passed
-        self.recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
+        self.metrics.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
         if passed.mode in WRITES:
             if reply.status < 500:
                 self._record(passed, reply, relayed)
             elif not passed.is_cut_short():
-                self._suspect(passed)
+                self._mark_stale(passed)
             self._forget(relayed)
         elif passed.mode is Mode.HEAD:
             self._lost(relayed, reply.status)
@@ -181,12 +181,12 @@ class Relay:
         passed = relayed.passed
         is_cut_short = passed.is_cut_short()
         if not is_cut_short and not isinstance(error, CircuitOpen):
-            self.recorder.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
+            self.metrics.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
         if passed.mode in WRITES:
             # What the origin never had cannot have changed anything there, nor can a body that the client itself did
             # not finish: the origin never had a complete request.
             if not error.is_unsent and not is_cut_short:
-                self._suspect(passed)
+                self._mark_stale(passed)
             self._forget(relayed)
 
     def _forget(self, relayed: Relayed) -> None:
@@ -200,7 +200,7 @@ class Relay:
     def _record(self, passed: Passed, reply: Reply, write: Relayed) -> None:
         if write.is_overtaken:
             # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
-            self._doubt(passed)
+            self._distrust(passed)
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
@@ -231,7 +231,7 @@ class Relay:
         if sent.own.write_turn != sent.turn:
             # A write that was acknowledged since found it there: the next request tells what is true now.
             sent.own.mark_stale()
-            self._live.doubt(sent.own)
+            self._live.revalidate(sent.own)
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
@@ -271,17 +271,17 @@ class Relay:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
-    def _suspect(self, passed: Passed) -> None:
+    def _mark_stale(self, passed: Passed) -> None:
         """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 if stream.needs_revalidation:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
                     self._store.forget_bytes(stream)
-                self._live.doubt(stream)
+                self._live.revalidate(stream)
             stream.mark_stale()
 
-    def _doubt(self, passed: Passed) -> None:
+    def _distrust(self, passed: Passed) -> None:
         """Believe nothing of what is held."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:

@@ -26,7 +26,7 @@ from gateway.engine.waiter import Client, Waiter, Waiting
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import OriginAccess, Terms, Topic
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
@@ -56,7 +56,7 @@ class Tail:
         self,
         fetches: FetchTable,
         catch_up: CatchUp,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         tasks: Tasks,
         rng: random.Random,
@@ -256,7 +256,7 @@ class Tail:
                         self._live.follow(topic)
                         is_waiting = True
                         # Little is kept while it waits: the key and the source are the stream's and the topic's.
-                        return Waiting(self, replace(read, key=stream.key, source=topic.ways.source), stream, topic)
+                        return Waiting(self, replace(read, key=stream.key, source=topic.access.source), stream, topic)
             finally:
                 if not is_waiting:
                     self.left(topic)
@@ -482,7 +482,7 @@ class Tail:
     async def _fill_for(self, subscriber: Subscriber) -> None:
         has_changed: bool | None = None
         try:
-            has_changed = await subscriber.topic.ways.fill(subscriber.at)
+            has_changed = await subscriber.topic.access.fill(subscriber.at)
         except (Ended, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass

@@ -138,7 +138,7 @@ class Waiter:
         tail, read = place.tail, place.read
         self._place = place
         self._client = client
-        self._kind = (read.start, read.wish, client.shape) if read.if_none_match is None else None
+        self._kind = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
         """What shapes its answer, but for the cursor; None where that is an answer of its own."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = place.topic.is_confirmed

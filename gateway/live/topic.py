@@ -156,11 +156,11 @@ class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
     def __init__(
-        self, stream: Stream, ways: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
+        self, stream: Stream, access: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
     ) -> None:
         self.stream = stream
         self._rounds = rounds
-        self.ways = ways
+        self.access = access
         self.terms = terms
         self._wall = wall
         self.is_refused = False
@@ -168,7 +168,7 @@ class Topic:
         self.foreign: NotShareable | None = None
         """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
-        self.doubted_at = -math.inf
+        self.revalidated_at = -math.inf
         """When the live request was last begun anew for a write of unknown outcome."""
         self.position: str | None = None
         self.is_confirmed = False

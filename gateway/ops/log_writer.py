@@ -1,4 +1,4 @@
-"""The journal that is kept: a bounded queue, and one task that empties it into a sink.
+"""the access log that is kept: a bounded queue, and one task that empties it into a sink.
 
 A request pays for being put into a queue and no more.  Where the queue is full, in records or in the bytes that they
 take, because the sink does not keep up, what comes is dropped and counted; nothing ever waits.  Of what a client sent
@@ -111,7 +111,7 @@ class LogWriter:
         """Begin to write."""
         self._writing = self._tasks.start(self._write(), "access log")
 
-    # -- the journal
+    # -- the access log
 
     def record(self, record: Record) -> None:
         record.settle()

@@ -69,7 +69,7 @@ def look_at(
         flights=flights,
         waiters=waiters,
         followed=len(engine.live),
-        holdings=dict(engine.library.holdings),
+        holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
         background_tasks=len(engine.tasks),
         origins=engine.origins.look(),

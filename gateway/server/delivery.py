@@ -25,11 +25,11 @@ class Aborted(ConnectionError):
 class Delivery:
     """Writes the answer to one request.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_now", "_recorder", "_request", "first_byte_at", "sent_bytes")
+    __slots__ = ("_now", "_metrics", "_request", "first_byte_at", "sent_bytes")
 
-    def __init__(self, request: Request, recorder: MetricsRecorder, now: Callable[[], float]) -> None:
+    def __init__(self, request: Request, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
         self._request = request
-        self._recorder = recorder
+        self._metrics = metrics
         self._now = now
         self.first_byte_at: float | None = None
         """When the answer began to be written; None where it did not."""
@@ -65,7 +65,7 @@ class Delivery:
 
     def _sent(self, size: int) -> None:
         self.sent_bytes += size
-        self._recorder.downstream_bytes(size)
+        self._metrics.downstream_bytes(size)
 
     async def stream(
         self,

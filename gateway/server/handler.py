@@ -1,4 +1,4 @@
-"""The front: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
+"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
 has the answer delivered; it is the one place where errors become responses."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
-from gateway.server.remembered import Ready
+from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, Place, note_asked, note_repeated
 from gateway.telemetry.metrics import MetricsRecorder
@@ -53,19 +53,19 @@ class RequestHandler:
         config: GatewayConfig,
         engine: Engine,
         routes: Sequence[Route],
-        recorder: MetricsRecorder,
-        journal: AccessLog,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
         joins: Joins,
     ) -> None:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
-        self._recorder = recorder
+        self._metrics = metrics
         self._joins = joins
-        self._teller = teller = Teller(node, recorder, now)
-        self._relays = Relays(teller, engine, journal, config.limits)
-        self._live = LiveAnswers(Rendering(node, teller.dress, engine.clock, engine.drain, recorder), journal)
+        self._teller = teller = Teller(node, metrics, now)
+        self._relays = Relays(teller, engine, access_log, config.limits)
+        self._live = LiveAnswers(Rendering(node, teller.dress, engine.clock, engine.drain, metrics), access_log)
 
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None where the answer is live, and ends by itself."""
@@ -125,7 +125,7 @@ class RequestHandler:
 
     def _context(self, request: Request) -> RequestContext:
         now = self._engine.clock.now
-        return RequestContext(request, Delivery(request, self._recorder, now), now())
+        return RequestContext(request, Delivery(request, self._metrics, now), now())
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:
         """The answer, where it is out by now; what is left to be done; or None where it is given by somebody else."""
@@ -183,7 +183,7 @@ class RequestHandler:
                 target.cursor,
                 facts.if_none_match,
                 is_private=shown.has_credentials and config.credentials != "shared",
-                wish=shown.wish,
+                accepted=shown.accepted,
                 is_live=mode in _LIVE,
             )
         return Asked(route, target, key, shares, facts, read)
@@ -256,19 +256,19 @@ class RequestHandler:
     def _wait(self, context: RequestContext, place: Waiting) -> None:
         request = context.request
         origin = request.headers.get("Origin")
-        crowd = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
+        group = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
         context.is_live = True
-        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, crowd))
+        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
-        if (spelling := channel.spelling) is not None:
-            self._joins.remember(spelling, join)
+        if (alias := channel.alias) is not None:
+            self._joins.remember(alias, join)
 
     def join(self, channel: Channel, join: Join) -> bool:
         """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
         its connection; False, and nothing has happened, where it has to be answered like any other."""
         began = self._engine.clock.now()
-        return (join.crowd is not None and join.crowd.join(channel, began)) or self._join(channel, join, began)
+        return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
     def _lives_at_once(self, context: RequestContext, read: Read) -> bool:
         """Whether a live answer has begun, because nothing had to be asked for it."""
@@ -296,7 +296,7 @@ class RequestHandler:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            join.crowd = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
+            join.group = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
         return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
@@ -322,7 +322,7 @@ class RequestHandler:
         age = headers.get("Age")
         laid_at = self._engine.clock.now() - int(age) if age is not None else None
         context.request.channel.learn(
-            Ready(
+            RememberedAnswer(
                 shown,
                 read.route.config.trust_s,
                 answer.tail,

@@ -1,4 +1,4 @@
-"""What a header section says to the front: read once, for all requests that have it in common.
+"""What a header section says to the request handler: read once, for all requests that have it in common.
 
 None of it depends on the request line, so that it may be kept with the section (`gateway.http.request.Fields.facts`).
 """
@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.errors import LoopDetected
 from gateway.http.outgoing import FixedHeaders
-from gateway.protocol.coding import Wish, negotiate
+from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.forwarding import is_looping, passed_nodes, request_headers_for_origin
 from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
@@ -29,7 +29,7 @@ class Shown(NamedTuple):
     """Who shares tapes with it."""
     headers: CIMultiDict[str]
     """Those that a shared fetch carries."""
-    wish: Wish
+    accepted: AcceptedCodings
 
 
 class HeaderFacts:

@@ -40,7 +40,7 @@ class Join:
     mode: Mode
     origin: str | None
     """Its Origin header, which shapes what an answer says of CORS."""
-    crowd: PollGroup | None = None
+    group: PollGroup | None = None
     """Those who have sent the same and wait."""
     memo: Memo | None = None
 

@@ -31,10 +31,10 @@ _log = logging.getLogger("gateway.live")
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their channels do."""
 
-    def __init__(self, rendering: Rendering, journal: AccessLog) -> None:
+    def __init__(self, rendering: Rendering, access_log: AccessLog) -> None:
         self._rendering = rendering
         self._clock = rendering.clock
-        self._access_log = journal
+        self._access_log = access_log
 
     def subscribe(
         self,
@@ -94,22 +94,22 @@ class LiveAnswers:
     ) -> PollGroup:
         """Have the long-poll of a client that sent this Origin header wait for its answer, others with it perhaps."""
         route = waiting.read.route
-        crowd = PollGroup(self._rendering, route, origin, keeps=keeps)
-        waiter = waiting.start(crowd)
+        group = PollGroup(self._rendering, route, origin, keeps=keeps)
+        waiter = waiting.start(group)
         topic = waiting.topic
 
         def look(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
             into.subscribers = len(topic.readers_now) + topic.crowded + (waiter not in topic.readers_now)
-            if (answer := crowd.answer) is not None:
+            if (answer := group.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        crowd.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
+        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
         _start(waiter)
-        return crowd
+        return group
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""

@@ -32,14 +32,14 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 class Rendering:
     """What all live answers of a process are made with."""
 
-    __slots__ = ("clock", "drain", "dress", "node", "recorder")
+    __slots__ = ("clock", "drain", "dress", "node", "metrics")
 
-    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, recorder: MetricsRecorder) -> None:
+    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, metrics: MetricsRecorder) -> None:
         self.node = node
         self.dress = dress
         self.clock = clock
         self.drain = drain
-        self.recorder = recorder
+        self.metrics = metrics
 
 
 class PollGroup:
@@ -76,7 +76,7 @@ class PollGroup:
 
     def _take(self, channel: Channel, began: float) -> None:
         self._channels[channel] = began
-        self._rendering.recorder.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
+        self._rendering.metrics.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
         channel.park(self, keeps=self._keeps)
 
     def apart(self) -> Iterator[PollGroup]:
@@ -164,9 +164,9 @@ class PollGroup:
             note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
 
     def _tell(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
-        recorder, name = self._rendering.recorder, self._route.config.name
-        recorder.subscribers(Mode.LONGPOLL, -clients, name)
-        recorder.request(
+        metrics, name = self._rendering.metrics, self._route.config.name
+        metrics.subscribers(Mode.LONGPOLL, -clients, name)
+        metrics.request(
             Mode.LONGPOLL,
             outcome,
             waited_s,

@@ -35,10 +35,10 @@ _log = logging.getLogger("gateway.front")
 class Relays:
     """Begins relays."""
 
-    def __init__(self, teller: Teller, engine: Engine, journal: AccessLog, limits: LimitsConfig) -> None:
+    def __init__(self, teller: Teller, engine: Engine, access_log: AccessLog, limits: LimitsConfig) -> None:
         self.teller = teller
         self.engine = engine
-        self.journal = journal
+        self.access_log = access_log
         self._limits = limits
 
     def is_ready(self, request: Request) -> bool:
@@ -170,7 +170,7 @@ class Relaying:
     def _note_sent(self) -> None:
         if not note_origin_request():
             place = Place.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
-            self._relays.journal.unclaimed(place, self._context.mode, requests=1)
+            self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
         """There is no answer."""
@@ -237,7 +237,7 @@ class Relaying:
             self._rest = chunk
 
     def _count(self, size: int) -> None:
-        self._relays.teller.recorder.upstream_bytes(size, self._context.mode, self._context.route_name)
+        self._relays.teller.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)
         note_fetched(size)
 
     def left(self, channel: Channel) -> None:

@@ -11,7 +11,7 @@ from gateway.http.request import RequestHead
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.remembered import Ready
+from gateway.server.remembered import RememberedAnswer
 from gateway.telemetry.access_record import CloseReason
 
 
@@ -72,7 +72,7 @@ class Channel(Protocol):
         """Who is believed about whom they pass on; None where nobody is."""
 
     @property
-    def spelling(self) -> bytes | None:
+    def alias(self) -> bytes | None:
         """The request in bytes, where it came by itself and whole, and they may be remembered."""
 
     @property
@@ -102,7 +102,7 @@ class Channel(Protocol):
     def abort(self) -> None:
         """Drop the connection at once: an orderly end would make a part look like the whole."""
 
-    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
     def hand_over(self, giver: Giver) -> None:

@@ -141,7 +141,7 @@ class WritingConnection(TimedConnection, ABC):
                 async with asyncio.timeout(self._clients.limits.client_write_timeout_s):
                     await self._room
             except TimeoutError:
-                self._clients.recorder.slow_consumer()
+                self._clients.metrics.slow_consumer()
                 self.abort()
                 raise ConnectionResetError("the client does not read") from None
         if self.transport is None or self.transport.is_closing():
@@ -188,7 +188,7 @@ class WritingConnection(TimedConnection, ABC):
         self._live_route = route
         self._live_began = began
         self._live_note = note
-        self._clients.recorder.subscribers(Mode.SSE, 1, route)
+        self._clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
@@ -216,10 +216,10 @@ class WritingConnection(TimedConnection, ABC):
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
         outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
-        recorder, route, note = self._clients.recorder, self._live_route, self._live_note
+        metrics, route, note = self._clients.metrics, self._live_route, self._live_note
         self._live_note = None
-        recorder.subscribers(Mode.SSE, -1, route)
-        recorder.request(
+        metrics.subscribers(Mode.SSE, -1, route)
+        metrics.request(
             Mode.SSE,
             outcome,
             self._now() - self._live_began,

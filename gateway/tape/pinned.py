@@ -5,7 +5,7 @@ while there is room within the bound; where they grow past it, the least worthwh
 that is past it alone is let go alone: nothing that the others could give up would be enough.  Who was let go is a
 stream like any other from then on, until it is used again at a time when there is room.
 
-The reserve says who is kept, and does nothing: the library, which owns it, tells it what each of them costs.
+The reserve says who is kept, and does nothing: the tape store, which owns it, tells it what each of them costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PinnedTapes:
 
     def __init__(self) -> None:
         self._ranks: dict[StreamKey, int] = {}
-        self._wished: list[StreamKey] = []
+        self._preferred: list[StreamKey] = []
         """By rank."""
         self._kept: dict[StreamKey, int] = {}
         self._last: list[int] = []
@@ -38,7 +38,7 @@ class PinnedTapes:
         """Most that they may cost together."""
 
     def __bool__(self) -> bool:
-        """Whether anything is wished for."""
+        """Whether anything is preferred."""
         return bool(self._ranks)
 
     def __contains__(self, key: object) -> bool:
@@ -50,14 +50,14 @@ class PinnedTapes:
         return len(self._kept)
 
     @property
-    def wished(self) -> Iterable[StreamKey]:
-        """All that are wished for, the most worthwhile first."""
+    def preferred(self) -> Iterable[StreamKey]:
+        """All that are preferred, the most worthwhile first."""
         return self._ranks.keys()
 
-    def wish(self, keys: Iterable[StreamKey], limit: int) -> list[StreamKey]:
+    def prefer(self, keys: Iterable[StreamKey], limit: int) -> list[StreamKey]:
         """Wish for these and no others, from here on; those that are let go for it."""
-        self._wished = list(dict.fromkeys(keys))
-        self._ranks = {key: rank for rank, key in enumerate(self._wished)}
+        self._preferred = list(dict.fromkeys(keys))
+        self._ranks = {key: rank for rank, key in enumerate(self._preferred)}
         self.limit = limit
         gone = [key for key in self._kept if key not in self._ranks]
         for key in gone:
@@ -73,7 +73,7 @@ class PinnedTapes:
         return self._excess()
 
     def take(self, key: StreamKey, cost: int) -> bool:
-        """Keep `key`, which costs so much; whether it is kept, because it is wished for and there is room."""
+        """Keep `key`, which costs so much; whether it is kept, because it is preferred and there is room."""
         if key in self._kept:
             return True
         if key not in self._ranks or self.cost + cost > self.limit:
@@ -108,7 +108,7 @@ class PinnedTapes:
         while self._last:
             rank = -heapq.heappop(self._last)
             self._listed.discard(rank)
-            last = self._wished[rank]
+            last = self._preferred[rank]
             if last in self._kept:
                 self.forget(last)
                 return last

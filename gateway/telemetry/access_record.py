@@ -2,14 +2,14 @@
 
 A `Record` is filled in as a request goes on its way and handed over once, when the request has ended; a long live read
 is handed over several times, and only the last of them is final.  Whoever takes records is a `AccessLog`: every call is
-synchronous, cheap, never fails and never waits.  `NoAccessLog` is the journal of a gateway that keeps none.
+synchronous, cheap, never fails and never waits.  `NoAccessLog` is the access log of a gateway that keeps none.
 
 Every request to the origin, and every byte of its answer, is taken by one record.  What a request has alone is its own;
 a shared fetch keeps its figures until a record settles it; what nobody has, such as a stream's one live request or a
 fetch that went on after all who waited for it had been noted, is told as `unclaimed`.
 
 What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
-down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
+down by the context of the running task, and whoever knows something says so by the functions below; where no access log is
 kept, or a task works for nobody in particular, they say it to nobody.
 
 A connection answers the same hit over and over, faster than records could be filled in: what such answers have in
@@ -97,7 +97,7 @@ class Record:
     """The facts of one client request, as far as they are known; None and 0 where there is nothing to say.
 
     `gateway.ops.access_log` says how each of them is written.  Whoever answers the request owns it until it is handed
-    to a journal, which then only reads it.
+    to an access log, which then only reads it.
     """
 
     mode: Mode = Mode.OTHER
@@ -109,7 +109,7 @@ class Record:
     """Path and other query as the client asked for them, in canonical form."""
     partition: Partition | None = None
     """`StreamKey.partition` where credentials or gateways on the way are a part of it, None where all of the route
-    share.  It is made of credentials: a journal must not write it as it is."""
+    share.  It is made of credentials: an access log must not write it as it is."""
     status: int = 0
     """0 where no status was sent."""
     ended_at: float = 0.0
@@ -134,7 +134,7 @@ class Record:
     """Live readers of the stream at the end of this one, itself included; live reads only."""
     coding: Coding | None = None
     client: str | None = None
-    """The address of the connection's other end, in full: what of it is written is the journal's business."""
+    """The address of the connection's other end, in full: what of it is written is the access log's business."""
     user_agent: str | None = None
     trace_id: str | None = None
     """32 hexadecimal digits (W3C Trace Context)."""
@@ -143,7 +143,7 @@ class Record:
     """False for what is noted of a live read that goes on."""
 
     is_parked: bool = False
-    """Whether a live answer has taken the record over, and hands it to the journal."""
+    """Whether a live answer has taken the record over, and hands it to the access log."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
     """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
     is_settled: bool = False
@@ -228,7 +228,7 @@ def note_nothing() -> None:
 
 
 class Repeated:
-    """What all answers of one ready answer have in common; `line` belongs to the journal that writes it."""
+    """What all answers of one ready answer have in common; `line` belongs to the access log that writes it."""
 
     __slots__ = ("line", "record")
 
@@ -241,7 +241,7 @@ class Repeated:
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """What further requests that are given this one's answer have in common with it; None where no journal is kept."""
+    """What further requests that are given this one's answer have in common with it; None where no access log is kept."""
     record = record_now.get()
     if record is None:
         return None
@@ -266,7 +266,7 @@ def note_repeated(
 
 
 class LiveNote(Protocol):
-    """One live read in a journal, from its start to its end."""
+    """One live read in an access log, from its start to its end."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The read has ended; a second call says nothing."""
@@ -280,7 +280,7 @@ class AccessLog(Protocol):
         """Whether anybody will read it: where not, nothing need be filled in."""
 
     def record(self, record: Record) -> None:
-        """A request has ended, or goes on where the record is not final.  The record is the journal's from here on."""
+        """A request has ended, or goes on where the record is not final.  The record is the access log's from here on."""
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""
@@ -294,7 +294,7 @@ class AccessLog(Protocol):
 
 
 class NoAccessLog:
-    """The journal of a gateway that keeps none."""
+    """the access log of a gateway that keeps none."""
 
     is_kept = False
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.config.cache_plan import MOST_ENTRIES, MOST_PLAN_BYTES, PlanError, parse_plan, plan_schema
 
-CONFIG = Path(__file__).parents[1] / "config"
+CONFIG = Path(__file__).parents[2] / "config"
 SAMPLE = CONFIG / "cache-plan.json"
 
 

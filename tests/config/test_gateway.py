@@ -29,7 +29,7 @@ from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.toml_lines import key_lines
 from gateway.config.values import Address, format_bytes, parse_address, parse_bytes
 
-CONFIG = Path(__file__).parents[1] / "config"
+CONFIG = Path(__file__).parents[2] / "config"
 ORIGIN = "http://127.0.0.1:4438"
 
 

@@ -25,7 +25,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.stream_key import Partition
 from gateway.telemetry.access_record import CloseReason, Record, Repeated
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from tests.ops.log_reading import BOUND_S, eventually, lines_of, messages, time_passing
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -37,11 +37,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def counts() -> Silent:
-    return Silent()
+def counts() -> NoMetrics:
+    return NoMetrics()
 
 
-def drops(counts: Silent) -> int:
+def drops(counts: NoMetrics) -> int:
     return counts.counts["log_drops",]
 
 
@@ -49,7 +49,7 @@ Open = Callable[..., LogWriter]
 
 
 @pytest.fixture
-async def open_log(clock: ManualClock, counts: Silent) -> AsyncIterator[Open]:
+async def open_log(clock: ManualClock, counts: NoMetrics) -> AsyncIterator[Open]:
     """Starts writers."""
     opened: list[LogWriter] = []
 
@@ -125,7 +125,7 @@ async def test_enough_for_a_batch_is_written_at_once(open_log: Open, file: FileS
 
 
 async def test_records_and_hits_keep_their_order(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10_000)
     hits = [Repeated(numbered(number)) for number in range(3_000)]
@@ -163,7 +163,7 @@ async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
 
 
 async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream, queue_records=100, batch_bytes=4_096)
     gate = origin.origin.faults.hold(kind="append")
@@ -186,7 +186,7 @@ async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
 
 
 async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10_000, queue_bytes=100_000)
     for number in range(200):
@@ -203,7 +203,7 @@ async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
 
 
 async def test_what_has_been_written_makes_room_for_what_comes(
-    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_bytes=20_000)
     async with time_passing(clock):
@@ -247,7 +247,7 @@ async def test_a_hit_that_waits_keeps_nothing_of_its_request_but_what_is_written
 
 
 async def test_a_small_queue_is_written_before_it_is_full(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10)
     for number in range(100):
@@ -261,7 +261,7 @@ async def test_a_small_queue_is_written_before_it_is_full(
 
 
 async def test_a_queue_that_is_full_is_written_at_once(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=1)
     log.record(numbered(0))
@@ -271,7 +271,7 @@ async def test_a_queue_that_is_full_is_written_at_once(
 
 
 async def test_what_a_sink_gives_up_is_counted(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics
 ) -> None:
     log = open_log(stream)
     origin.origin.faults.status(400, kind="append", times=None)
@@ -282,7 +282,7 @@ async def test_what_a_sink_gives_up_is_counted(
 
 
 async def test_lines_of_an_outage_are_all_there_after_it(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream)
     outage = origin.origin.faults.status(503, kind="append", times=None)
@@ -299,7 +299,7 @@ async def test_lines_of_an_outage_are_all_there_after_it(
 
 
 async def test_all_that_waits_is_written_at_the_end(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=5_000)
     for number in range(5_000):
@@ -311,7 +311,7 @@ async def test_all_that_waits_is_written_at_the_end(
 
 
 async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
-    open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: Silent, clock: ManualClock
+    open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream)
     gate = origin.origin.faults.hold(kind="append")
@@ -325,7 +325,7 @@ async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
     assert drops(counts) == 11
 
 
-async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: Silent) -> None:
+async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: NoMetrics) -> None:
     reading, writing = os.pipe()
     log = open_log(DescriptorSink(writing, "pipe"), queue_records=5_000)
     for number in range(5_000):

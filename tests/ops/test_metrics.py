@@ -19,7 +19,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.tape.store import Holding
-from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Silent
+from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics
 from gateway.upstream.connections import Connections
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -299,7 +299,7 @@ def test_one_registry_refuses_two_gateways() -> None:
 
 
 def test_both_recorders_fit_the_seam() -> None:
-    recorders: list[MetricsRecorder] = [fresh(), Silent()]
+    recorders: list[MetricsRecorder] = [fresh(), NoMetrics()]
     for recorder in recorders:
         recorder.request(Mode.CATCHUP, Outcome.HIT, 0.001)
         recorder.hits(Mode.CATCHUP, Outcome.HIT, 2, 8)
@@ -319,7 +319,7 @@ def test_both_recorders_fit_the_seam() -> None:
         recorder.reconnect(is_planned=False)
         recorder.log_drops()
     silent = recorders[1]
-    assert isinstance(silent, Silent)
+    assert isinstance(silent, NoMetrics)
     assert silent.counts == {
         ("request", "catchup", "hit"): 3,
         ("upstream_request", "sse"): 1,

@@ -123,7 +123,7 @@ def test_a_tail_that_was_seen_may_be_named_until_its_time_is_over() -> None:
         (lambda stream: stream.acknowledged("6", is_closed=False, query=""), -math.inf),
         (lambda stream: stream.acknowledged("5", is_closed=True, query=""), -math.inf),
         (lambda stream: stream.lost_tail(), -math.inf),
-        (lambda stream: setattr(stream, "doubts", 1), -math.inf),
+        (lambda stream: stream.mark_stale(), -math.inf),
         (lambda stream: stream.saw_tail(Sighting("6", 101.0, 120.0)), -math.inf),
         (lambda stream: stream.saw_tail(Sighting("5", 105.0, 115.0)), 115.0),
         # What is heard late of an earlier time, or of a place before, takes nothing back.
@@ -191,7 +191,7 @@ class TailAgainstModel(RuleBasedStateMachine):
         self.seen = None
 
     @rule()
-    def doubt(self) -> None:
+    def forget_facts(self) -> None:
         self.stream.mark_stale()
 
     @rule()

@@ -145,9 +145,9 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
             subscribers=samples.by("gateway_subscribers", "mode"),
             connections=subject.connections,
             cache=Cache(
-                bytes=engine.library.cost + engine.library.lent,
-                limit_bytes=engine.library.budget_bytes,
-                tapes=len(engine.library),
+                bytes=engine.store.cost + engine.store.lent,
+                limit_bytes=engine.store.budget_bytes,
+                tapes=len(engine.store),
                 evictions=samples.total("gateway_evictions"),
             ),
             followed_streams=len(engine.live),

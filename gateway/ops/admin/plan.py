@@ -138,7 +138,7 @@ def plan_endpoints(subject: Subject) -> list[Endpoint]:
 
 
 def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
-    plan, memory, budget = state.plan, state.plan.memory, subject.engine.library.budget_bytes
+    plan, memory, budget = state.plan, state.plan.memory, subject.engine.store.budget_bytes
     return PlanInEffect(
         file=subject.config.cache.plan.file,
         made_at=plan.made_at.isoformat(),

@@ -76,7 +76,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
     async def purge(asked: Asked[Nothing, PurgeBody]) -> Purged:
         body = asked.body
-        act = engine.purge.doubt if body.soft else engine.purge.drop
+        act = engine.purge.revalidate if body.soft else engine.purge.drop
 
         async def purged(streams: list[Stream]) -> Purged:
             return Purged(sum([act(stream) async for stream in in_turns(streams)]))
@@ -91,7 +91,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
                     count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
                 return Purged(count)
             case PurgeKey(key):
-                return await purged(engine.library.tagged(key))
+                return await purged(engine.store.tagged(key))
             case PurgeId(id_):
                 try:
                     return await purged([await directory.find(id_)])

@@ -92,7 +92,7 @@ def test_what_has_no_one_meaning_is_malformed(fields: FieldList) -> None:
     asked = Asked(fields)
     assert asked.is_malformed
     assert not asked.is_answered
-    assert asked.spelling is None
+    assert asked.alias is None
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_the_same_length_twice_is_one() -> None:
 
 def test_a_plain_get_has_a_spelling() -> None:
     asked = Asked([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
-    assert asked.spelling == (
+    assert asked.alias == (
         b'GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nAccept-Encoding: br\r\nIf-None-Match: "a"\r\n\r\n'
     )
 
 
 @pytest.mark.parametrize("fields", [POST, [*GET, (b"content-length", b"0")], [*GET, (b"expect", b"100-continue")]])
 def test_nothing_else_has_one(fields: FieldList) -> None:
-    assert Asked(fields).spelling is None
+    assert Asked(fields).alias is None
 
 
 _BYTES = st.text(st.characters(max_codepoint=255), max_size=12).map(lambda text: text.encode("latin-1"))
@@ -165,9 +165,9 @@ _NAMES = st.one_of(
 @given(st.lists(st.tuples(_NAMES, _BYTES), max_size=6), _BYTES, _BYTES)
 def test_whatever_passes_is_one_request_to_the_strict_parser(more: FieldList, path: bytes, authority: bytes) -> None:
     asked = Asked([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
-    if asked.spelling is None:
+    if asked.alias is None:
         return
-    head, end = RequestParser().feed(asked.spelling)
+    head, end = RequestParser().feed(asked.alias)
     assert end is Mark.END
     assert isinstance(head, RequestHead)
     mine = asked.head(has_body=False)
