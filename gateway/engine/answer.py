@@ -107,7 +107,7 @@ class Parts:
             pieces.extend(part.pieces)
         return [b"[", *pieces, b"]"] if is_json else pieces
 
-    def settled(self, is_json: bool) -> list[bytes] | None:
+    def complete_body(self, is_json: bool) -> list[bytes] | None:
         """The whole body where its last byte has arrived, be it on the tape or by a flight, else None."""
         row: list[Sequence[bytes]] = []
         for part in self._row:

@@ -162,7 +162,7 @@ class ReplyClassifier:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def settle(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
+    def apply(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
         """What an answer without bytes does to the stream."""
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):

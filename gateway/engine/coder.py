@@ -186,7 +186,7 @@ class Coder:
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
-        pieces = parts.settled(answer.is_json)
+        pieces = parts.complete_body(answer.is_json)
         if pieces is None:
             return None
         size = sum(map(len, pieces))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import Wheel
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls
 from gateway.engine.absences import Absences
@@ -18,20 +18,23 @@ from gateway.engine.answer import Answer
 from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
 from gateway.engine.fetch_table import FetchTable
+from gateway.engine.incarnations import Incarnations
+from gateway.engine.live_read import LiveReads
+from gateway.engine.long_poll import LongPoll
 from gateway.engine.purge import Purge
-from gateway.engine.read import Drain, Ended, Read, Uncacheable
+from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import refusal_answer
 from gateway.engine.route import Route
-from gateway.engine.tail import Subscription, Tail
+from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
-from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
+from gateway.errors import TailMovedBack, TooManyAbsent
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
-from gateway.tape.stream import End, Stream
+from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
@@ -43,11 +46,6 @@ from gateway.upstream.renewal import Renewal
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
-
-_INCARNATIONS = 3
-"""How often a read begins again because its stream proved to be another one, before that is an error."""
-
-T = TypeVar("T")
 
 
 class Engine:
@@ -115,26 +113,18 @@ class Engine:
         self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
         self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
-        self._tail = Tail(
-            self.fetches,
-            self._catch_up,
-            self.live,
-            clock,
-            self.tasks,
-            rng,
-            self.drain,
-            limits.max_reply_bytes,
-            # Coded once, where it goes out.
-            self._long_poll,
-            # What wakes those who wait is new and mostly small, and it is not kept from anyone for a coding's sake.
-            self.coder.code_now,
-        )
+        wheel = Wheel(clock)
+        self._incarnations = Incarnations(self.store, self.absences, self.live, clock)
+        self._reads = LiveReads(self.fetches, self.live, clock, rng, self.drain, limits.max_reply_bytes)
+        # What wakes waiting clients is new and mostly small: it is coded only if that takes no time.
+        self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
+        self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
 
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; `Answer.close` is owed.  Raises Uncacheable or a GatewayError."""
         asked = _without_codings(read)
         return await self._coded(
-            read, await self._on_stream(asked, lambda stream: self._catch_up.answer(asked, stream))
+            read, await self._incarnations.run(asked, lambda stream: self._catch_up.answer(asked, stream))
         )
 
     def knows(self, read: Read) -> bool:
@@ -171,17 +161,17 @@ class Engine:
         known = self.live.find(stream)
         if self.drain.is_set or (known is not None and known.foreign is not None):
             return
-        topic = self._tail.attach(read, stream)
+        topic = self._reads.attach(read, stream)
         try:
             self.live.heat(topic, read.route.config.follow_above_per_s)
         finally:
-            self._tail.left(topic)
+            self._reads.left(topic)
 
     def wait_at_once(self, read: Read) -> Waiting | None:
         """Where a long-poll waits, or is answered from the tape, where the origin need not be asked; `close` is owed.
         None, and nothing has happened, where `long_poll` is to be asked."""
         stream = self._followed(read)
-        place = self._tail.wait_at_once(_without_codings(read), stream) if stream is not None else None
+        place = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
         if place is not None:
             place.stream.count_reads(1, 0)
         return place
@@ -189,7 +179,7 @@ class Engine:
     def subscribe_at_once(self, read: Read) -> Subscription | None:
         """The same for SSE; where it is None, `open_sse` is to be asked."""
         stream = self._followed(read)
-        place = self._tail.subscribe_at_once(read, stream) if stream is not None else None
+        place = self._sse.subscribe_now(read, stream) if stream is not None else None
         if place is not None:
             place.stream.count_reads(1, 0)
         return place
@@ -209,11 +199,8 @@ class Engine:
 
     async def long_poll(self, read: Read) -> Answer | Waiting:
         """Answer a long-poll, or say where to wait; `close` is owed.  Raises Uncacheable or a GatewayError."""
-        found = await self._long_poll(_without_codings(read))
+        found = await self._polls.answer(_without_codings(read))
         return found if isinstance(found, Waiting) else await self._coded(read, found)
-
-    async def _long_poll(self, read: Read) -> Answer | Waiting:
-        return await self._on_stream(read, lambda stream: self._tail.long_poll(read, stream))
 
     async def _coded(self, read: Read, answer: Answer) -> Answer:
         try:
@@ -224,51 +211,7 @@ class Engine:
 
     async def open_sse(self, read: Read) -> Subscription | Answer:
         """A subscription, whose `close` is owed, or why there is none.  Raises Uncacheable or a GatewayError."""
-
-        async def subscribe(stream: Stream) -> Subscription | Answer:
-            try:
-                return await self._tail.open_sse(read, stream)
-            except Ended as ended:
-                return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
-
-        return await self._on_stream(read, subscribe)
-
-    async def _on_stream(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        if (refusal := self.absences.find(read.key, read.start, read.source.headers)) is not None:
-            return refusal_answer(read.route, refusal, Outcome.HIT)
-        left = _INCARNATIONS
-        while left:
-            stream = self._open(read)
-            stream.pin()
-            try:
-                found = await work(stream)
-                stream.count_reads(1, isinstance(found, Answer) and found.outcome is Outcome.HIT)
-                return found
-            except TailMovedBack:
-                # A purge says nothing of the stream, and an operator may purge as often as he likes.
-                if stream.ended is not End.PURGED:
-                    left -= 1
-            except Uncacheable as error:
-                if error.why.is_lasting:
-                    read.route.unshared.add(read.key, read.shape, error.why.reason)
-                    # Nor may it be shared by those who remember answers, and are asked before the route is.
-                    self.store.call_back(stream)
-                raise
-            finally:
-                self.store.release(stream)
-        raise UpstreamBroken("Stream changes faster than it can be read")
-
-    def _open(self, read: Read) -> Stream:
-        """The read's stream, begun anew where its life may be over: only the origin knows what is there now.  Raises
-        TooManyAbsent."""
-        now = self.clock.now()
-        known = self.store.find(read.key)
-        if known is not None and known.has_expired(now, self.clock.wall()):
-            # A sliding TTL may have been renewed by others, and another stream may be where one has ended.
-            self.live.drop(known, End.EXPIRED)
-        elif known is None and not self.absences.may_ask(read.route):
-            raise TooManyAbsent
-        return self.store.open(read.key, now)
+        return await self._sse.open(read)
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from by somebody who remembers answers."""

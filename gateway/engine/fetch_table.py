@@ -101,8 +101,8 @@ class FetchTable:
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
         """A flight that has not been sent yet, and whether it was launched now.
 
-        Where one has been sent and is not over, the caller should have waited for it (`settle`); this launches its
-        replacement.
+        Where one has been sent and is not over, the caller should have waited for it (`join_earlier`); this launches
+        its replacement.
         """
         flight = self.pending(stream, start)
         if flight is not None and not flight.is_sent:
@@ -150,7 +150,7 @@ class FetchTable:
                 return flight.head
         return flight.head
 
-    async def settle(self, stream: Stream, start: str, route: Route) -> Flight | None:
+    async def join_earlier(self, stream: Stream, start: str, route: Route) -> Flight | None:
         """Wait for a flight that was sent for what lies after `start` before the caller came; the flight, if any.
 
         What it brought may be used; that there is no more than this it cannot tell the caller.
@@ -185,7 +185,7 @@ class FetchTable:
                 return as_seen_by(found, source.headers), size
 
     async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
-        stale = await self.settle(stream, start, route)
+        stale = await self.join_earlier(stream, start, route)
         if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
             return refusal, stale
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
@@ -256,7 +256,7 @@ class FetchTable:
                     self._absences.add(stream.key, place, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._classifier.settle(stream, flight, head, known)
+                        self._classifier.apply(stream, flight, head, known)
                     flight.announce(head)
                     return None
                 if is_current and stream.acks == known.acks:

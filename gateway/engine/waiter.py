@@ -8,7 +8,7 @@ Those who are woken by one event and whose answers cannot differ are given the s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -54,7 +54,7 @@ class Client(Protocol):
     def send(self, rendered: Rendered) -> None:
         """Write it."""
 
-    def settle(self, rendered: Rendered) -> None:
+    def account(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connection go on."""
 
     def apart(self) -> Iterable[Client]:
@@ -67,13 +67,12 @@ class Client(Protocol):
         """It went before it was answered."""
 
 
-class Asking(Protocol):
-    """Who answers waiters, and what all of them share: `gateway.engine.tail.Tail`."""
+class Polls(Protocol):
+    """What answers waiters, and what all of them share: `gateway.engine.long_poll.LongPoll`."""
 
     clock: Clock
     tasks: Tasks
     wheel: Wheel
-    again: Callable[[Read], Awaitable[Answer | Waiting]]
     code_now: Callable[[Read, Answer], Answer]
 
     def wait(self, place: Waiting, client: Client) -> Waiter:
@@ -94,7 +93,10 @@ class Asking(Protocol):
     async def nothing_new(self, read: Read, stream: Stream) -> Answer:
         """The same, where the origin has to be asked."""
 
-    async def fetched(self, read: Read, stream: Stream) -> Answer:
+    async def answer(self, read: Read) -> Answer | Waiting:
+        """The answer to a long-poll that begins again, or where it waits."""
+
+    async def past_tape(self, read: Read, stream: Stream) -> Answer:
         """The answer to a long-poll whose bytes are not on the tape."""
 
 
@@ -102,17 +104,17 @@ class Asking(Protocol):
 class Waiting:
     """One long-poll client's place, before it waits; `start` or `close` is owed."""
 
-    tail: Asking
+    polls: Polls
     read: Read
     stream: Stream
     topic: Topic
 
     def start(self, client: Client) -> Waiter:
         """A waiter for `client`, not yet started."""
-        return self.tail.wait(self, client)
+        return self.polls.wait(self, client)
 
     def close(self) -> None:
-        self.tail.left(self.topic)
+        self.polls.left(self.topic)
 
 
 class Waiter:
@@ -135,7 +137,7 @@ class Waiter:
     )
 
     def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
-        tail, read = place.tail, place.read
+        polls, read = place.polls, place.read
         self._place = place
         self._client = client
         self._kind = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
@@ -148,12 +150,12 @@ class Waiter:
         self._has_missed = False
         """Whether the topic has changed while the origin was being asked."""
         self._is_late = False
-        self.began = tail.clock.now()
+        self.began = polls.clock.now()
         self.clients = 1
         """How many clients wait here for the same answer."""
         self._turn = place.stream.tail_turns, place.stream.stale_marks
         """What was known of the stream when the first of them came."""
-        self._tick = tail.wheel.add(self, patience_s)
+        self._tick = polls.wheel.add(self, patience_s)
 
     @property
     def at(self) -> str:
@@ -216,12 +218,12 @@ class Waiter:
             self._is_over = True
             self._client.send(shared)
             if topic.is_pumping:
-                topic.to_settle.append((self, shared))
+                topic.to_account.append((self, shared))
             else:
-                self.settle(shared)
+                self.account(shared)
             return
         try:
-            found = place.tail.poll_now(place.read, place.stream, topic, outcome)
+            found = place.polls.poll_now(place.read, place.stream, topic, outcome)
         except Ended as ended:
             found = refusal_answer(place.read.route, ended.refusal, Outcome.FOLLOWED)
         except TailMovedBack:
@@ -233,18 +235,18 @@ class Waiter:
                 # What was said on the word of a look is good for as long as that, which may be less than a second.
                 answers[kind] = rendered
         elif found is Poll.LOOK:
-            self._ask(place.tail.poll_looking(place.read, place.stream, topic, outcome))
+            self._ask(place.polls.poll_looking(place.read, place.stream, topic, outcome))
 
     def _goes_on(self, shared: Rendered) -> bool:
         """Whether an answer that was made for others may be this client's: no cursor goes back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Leave, after what was sent."""
         assert isinstance(sent, Rendered)
         self._leave()
         self._count(sent)
-        self._client.settle(sent)
+        self._client.account(sent)
 
     def beat(self) -> None:
         """A long-poll has no body yet to show a sign of life in."""
@@ -254,7 +256,7 @@ class Waiter:
         if self.clients == 1 or self._is_over or self._is_asking or self._is_late:
             return [self]
         found, topic = [self], self._place.topic
-        left_s = max(0.0, self._tick * TICK_S - self._place.tail.clock.now())
+        left_s = max(0.0, self._tick * TICK_S - self._place.polls.clock.now())
         for client in self._client.apart():
             alone = Waiter(self._place, client, left_s)
             alone._was_confirmed, alone._turn = self._was_confirmed, self._turn
@@ -269,9 +271,9 @@ class Waiter:
         """The wait is over after `delay_s`, if not before: to be answered with nothing disturbs nobody."""
         if self._is_over or self._is_late:
             return
-        wheel = self._place.tail.wheel
+        wheel = self._place.polls.wheel
         wheel.drop(self, self._tick)
-        left_s = self._tick * TICK_S - self._place.tail.clock.now()
+        left_s = self._tick * TICK_S - self._place.polls.clock.now()
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
     def due(self) -> None:
@@ -280,16 +282,16 @@ class Waiter:
         if self._is_over or self._is_asking:
             return
         place = self._place
-        answer = place.tail.still_nothing(place.read, place.stream, place.topic)
+        answer = place.polls.still_nothing(place.read, place.stream, place.topic)
         if answer is not None:
             self._finish(answer)
         else:
-            self._ask(place.tail.nothing_new(place.read, place.stream))
+            self._ask(place.polls.nothing_new(place.read, place.stream))
 
     def _ask(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         self._is_asking = True
         self._has_missed = False
-        self._place.tail.tasks.start(self._asked(question), f"long-poll {self._place.read.start}")
+        self._place.polls.tasks.start(self._asked(question), f"long-poll {self._place.read.start}")
 
     async def _asked(self, question: Coroutine[None, None, Answer | Poll]) -> None:
         found: Answer | Poll = Poll.WAIT
@@ -333,7 +335,7 @@ class Waiter:
         place = self._place
         if self._was_confirmed:
             return refusal_answer(place.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
-        found = await place.tail.again(place.read)
+        found = await place.polls.answer(place.read)
         if isinstance(found, Answer):
             return found
         if self._is_over:
@@ -351,7 +353,7 @@ class Waiter:
         """What came is not on the tape, because it was too large for it or given up at once: fetched for this one."""
         place = self._place
         try:
-            return await place.tail.fetched(place.read, place.stream)
+            return await place.polls.past_tape(place.read, place.stream)
         except (Uncacheable, GatewayError):
             # When it comes again it is relayed, or told what is wrong.
             return failure_answer(place.read.route.node, UpstreamUnavailable())
@@ -364,11 +366,11 @@ class Waiter:
 
     def _finish(self, answer: Answer) -> Rendered:
         place = self._place
-        rendered = self._client.render(place.tail.code_now(place.read, answer))
+        rendered = self._client.render(place.polls.code_now(place.read, answer))
         self._leave()
         self._count(rendered)
         self._client.send(rendered)
-        self._client.settle(rendered)
+        self._client.account(rendered)
         return rendered
 
     def _count(self, sent: Rendered) -> None:
@@ -380,7 +382,7 @@ class Waiter:
     def _leave(self) -> None:
         self._is_over = True
         place = self._place
-        place.tail.wheel.drop(self, self._tick)
+        place.polls.wheel.drop(self, self._tick)
         self._give_back(place)
 
     def _give_back(self, place: Waiting) -> None:

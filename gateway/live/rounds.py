@@ -14,7 +14,7 @@ from gateway.telemetry.metrics import MetricsRecorder
 class Rounds:
     """The rounds of one topic.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_came_at", "_now", "_metrics", "_route")
+    __slots__ = ("_came_at", "_metrics", "_now", "_route")
 
     def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._metrics = metrics

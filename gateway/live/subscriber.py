@@ -62,6 +62,7 @@ class Subscriber:
 
     __slots__ = (
         "_context",
+        "_established_tick",
         "_has_missed",
         "_is_filling",
         "_is_over",
@@ -70,7 +71,6 @@ class Subscriber:
         "_large_sent",
         "_least_cursor",
         "_sent_at_beat",
-        "_settled_tick",
         "_tick",
         "_wire",
         "at",
@@ -95,13 +95,13 @@ class Subscriber:
         self._is_over = False
         self._sent_at_beat = topic.beats
         self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s))
-        self._settled_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
+        self._established_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
         """When the connection has lived long enough not to be taken for a failure."""
 
     @property
     def began(self) -> float:
         """When it came (monotonic seconds), to the tick."""
-        return self._settled_tick * TICK_S - SHORTEST_S
+        return self._established_tick * TICK_S - SHORTEST_S
 
     def left(self, _: object) -> None:
         """The client at the other end of this wire has gone."""
@@ -187,7 +187,7 @@ class Subscriber:
         elif has_changed or self._has_missed:
             self.pump()
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Nothing is put off: what comes next is written before the books are looked at."""
 
     def beat(self) -> None:
@@ -207,9 +207,9 @@ class Subscriber:
             return
         wheel = self._context.wheel
         wheel.drop(self, self._tick)
-        settled_s = self._settled_tick * TICK_S - self._context.clock.now()
+        established_s = self._established_tick * TICK_S - self._context.clock.now()
         left_s = self._tick * TICK_S - self._context.clock.now()
-        self._tick = wheel.add(self, max(0.0, min(max(settled_s, delay_s), within_s, left_s)))
+        self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 
     def due(self) -> None:
         """The connection has lived long enough."""

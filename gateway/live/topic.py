@@ -74,7 +74,7 @@ class LiveReader(Protocol):
     def gone(self) -> None:
         """Its client is no longer there."""
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Do the books on what was sent while the topic's readers were pumped."""
 
     def beat(self) -> None:
@@ -194,7 +194,7 @@ class Topic:
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
         """The cursor of shared answers, but for those to clients that showed as high a one."""
-        self.to_settle: list[tuple[LiveReader, object]] = []
+        self.to_account: list[tuple[LiveReader, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
         self._high_floor = 0
@@ -267,14 +267,14 @@ class Topic:
         finally:
             self.steps = {}
             self.is_pumping = False
-            self._settle()
+            self._account_all()
             self._rounds.handed(clients)
 
-    def _settle(self) -> None:
-        answered, self.to_settle = self.to_settle, []
+    def _account_all(self) -> None:
+        answered, self.to_account = self.to_account, []
         for reader, sent in answered:
             try:
-                reader.settle(sent)
+                reader.account(sent)
             except Exception:
                 _let_go(reader)
 

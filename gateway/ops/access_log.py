@@ -17,9 +17,9 @@
   readers have left, a stream fetched before anybody asks) has a line of its own, which is no request either: `is_final`
   is false and it has neither `status` nor `client`.
 
-`Lines` writes them.  What the remembered answers answers over and over is written from a piece made once, and a time, an id, a
-client and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds them
-together.
+`Lines` writes them.  What the remembered answers answers over and over is written from a piece made once, and a time,
+an id, a client and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds
+them together.
 """
 
 from __future__ import annotations
@@ -148,8 +148,9 @@ _PROCESS_BYTES: Final = 6
 
 
 Hit = tuple[Repeated, float, str | None, bytes]
-"""One more answer by the remembered answers: what it has in common with others, when (monotonic seconds), to whom, and the end
-of its line, which `Lines.ending` makes of the request.  A plain tuple: it is made on the hottest path there is."""
+"""One more answer by the remembered answers: what it has in common with others, when (monotonic seconds), to whom, and
+the end of its line, which `Lines.ending` makes of the request.  A plain tuple: it is made on the hottest path there
+is."""
 
 
 def cut(record: Record) -> None:

@@ -57,7 +57,8 @@ class DropCounter(Protocol):
 
 
 class LogWriter:
-    """A `gateway.telemetry.access_record.AccessLog` that is written to a sink.  Owner of the sink; `close` is owed after `start`."""
+    """A `gateway.telemetry.access_record.AccessLog` that is written to a sink.  Owner of the sink; `close` is owed
+    after `start`."""
 
     is_kept = True
 
@@ -114,7 +115,7 @@ class LogWriter:
     # -- the access log
 
     def record(self, record: Record) -> None:
-        record.settle()
+        record.finalize()
         if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
             cut(record)
             if self._ledger and record.mode in LIVE:
@@ -344,7 +345,7 @@ class _Live:
         """A line on how things stand: bytes are those since the line before."""
         record = self._record
         self._look(record)
-        record.settle(goes_on=not self._is_over)
+        record.finalize(goes_on=not self._is_over)
         line = replace(
             record,
             sent_bytes=record.sent_bytes - self._sent_bytes,

@@ -1,8 +1,8 @@
 """Counting, and the text of the counts for Prometheus.
 
-`Metrics` is the recorder of the request path (`gateway.telemetry.metrics.MetricsRecorder`) and a prometheus-client collector in
-one: the registry and the text formats are that library's, the numbers are plain ones (`figures`), the names and help
-texts stand in `families`.  What has a state is looked at when somebody asks (`state`), not counted.
+`Metrics` is the recorder of the request path (`gateway.telemetry.metrics.MetricsRecorder`) and a prometheus-client
+collector in one: the registry and the text formats are that library's, the numbers are plain ones (`figures`), the
+names and help texts stand in `families`.  What has a state is looked at when somebody asks (`state`), not counted.
 
 Traces are shown as exemplars of the duration buckets, where the OpenMetrics format is asked for; the plain format has
 no place for them.

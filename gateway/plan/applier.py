@@ -1,9 +1,9 @@
 """The plan in effect: what a running gateway makes of it, and undoes when another takes its place.
 
-Taking a plan is one step between two requests: the tape store is told whom to keep and who is to hold no bytes, a round of
-warming begins where the plan names other streams for it than the last one did, and those with a lifetime are looked at
-from time to time.  A plan changes what is kept and never what is answered: everything that it does is what an eviction,
-or a reader who came a little earlier, might have done.
+Taking a plan is one step between two requests: the tape store is told whom to keep and who is to hold no bytes, a round
+of warming begins where the plan names other streams for it than the last one did, and those with a lifetime are looked
+at from time to time.  A plan changes what is kept and never what is answered: everything that it does is what an
+eviction, or a reader who came a little earlier, might have done.
 
 Nothing of it is on the path of a request.  That a stream was idle is seen by its counters standing still.
 """

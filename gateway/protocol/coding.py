@@ -1,9 +1,9 @@
 """Content codings: what a client takes, and what is worth coding (RFC 9110 sections 8.4 and 12.5.3).
 
-`negotiate` turns Accept-Encoding into a `AcceptedCodings`: the one coding to give, all that may be given, and whether the bytes
-may go out as they are.  A client that says nothing gets plain bytes: the RFC would allow any coding, and those who do
-not ask are those who cannot undo one.  What cannot be read counts as refused, so that no coding is ever given to a
-client that did not ask for it; a coding named twice counts as it is liked least.
+`negotiate` turns Accept-Encoding into a `AcceptedCodings`: the one coding to give, all that may be given, and whether
+the bytes may go out as they are.  A client that says nothing gets plain bytes: the RFC would allow any coding, and
+those who do not ask are those who cannot undo one.  What cannot be read counts as refused, so that no coding is ever
+given to a client that did not ask for it; a coding named twice counts as it is liked least.
 
 It codes nothing and knows no bytes.
 """

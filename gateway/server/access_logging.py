@@ -1,8 +1,9 @@
 """The access log around the request handler, put in place only where an access log is kept.
 
-Each request has a record from its first moment on, which is the running one while the request handler answers, so that whoever
-knows something adds it (`gateway.telemetry.access_record`).  What the request and the response show by themselves is filled in here,
-and the record is handed over when the answer has ended; that of a live answer by whoever gives it.
+Each request has a record from its first moment on, which is the running one while the request handler answers, so that
+whoever knows something adds it (`gateway.telemetry.access_record`).  What the request and the response show by
+themselves is filled in here, and the record is handed over when the answer has ended; that of a live answer by whoever
+gives it.
 """
 
 from __future__ import annotations

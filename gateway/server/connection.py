@@ -1,8 +1,8 @@
 """One client's connection over HTTP/1.1: what comes is parsed, each request answered in its turn.
 
-A request whose bytes are remembered (`remembered`) is answered at once, without being parsed: those very bytes were parsed
-before.  Any other goes to the handler in a task of its own.  Live answers have no task: a reader of the stream writes
-to the connection (`gateway.server.live`).
+A request whose bytes are remembered (`remembered`) is answered at once, without being parsed: those very bytes were
+parsed before.  Any other goes to the handler in a task of its own.  Live answers have no task: a reader of the stream
+writes to the connection (`gateway.server.live`).
 
 Requests that come before the one in front of them is answered wait here, already parsed, and nothing more is read
 meanwhile.  A parser is held only from the first byte of a message to its last.

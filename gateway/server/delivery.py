@@ -25,7 +25,7 @@ class Aborted(ConnectionError):
 class Delivery:
     """Writes the answer to one request.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_now", "_metrics", "_request", "first_byte_at", "sent_bytes")
+    __slots__ = ("_metrics", "_now", "_request", "first_byte_at", "sent_bytes")
 
     def __init__(self, request: Request, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
         self._request = request

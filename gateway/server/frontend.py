@@ -1,8 +1,8 @@
 """The frontend: how requests come in, as one piece that a new configuration replaces between two of them.
 
-It makes the request handler, the connections and the ready answers.  `take` has all later requests go by another configuration:
-what is under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because
-what a request's bytes mean, and which of its lines are credentials, is the routes' to say.
+It makes the request handler, the connections and the ready answers.  `take` has all later requests go by another
+configuration: what is under way ends as it began, and no connection is touched.  Ready answers are begun anew with the
+routes, because what a request's bytes mean, and which of its lines are credentials, is the routes' to say.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
-has the answer delivered; it is the one place where errors become responses."""
+"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the
+engine and has the answer delivered; it is the one place where errors become responses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from multidict import CIMultiDict
 from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer, Shown
 from gateway.engine.core import Engine, route_for
+from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
-from gateway.engine.tail import TOO_LARGE, Subscription
+from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiting
 from gateway.errors import BadRequest, GatewayError, LoopDetected, NoRoute, VersionNotSupported
 from gateway.protocol.cache_status import Outcome, cache_status

@@ -100,9 +100,9 @@ class Handshake(asyncio.Protocol):
     """One connection that is not open yet.  Owner of its transport until then."""
 
     __slots__ = (
+        "_acceptor",
         "_came_bytes",
         "_data",
-        "_acceptor",
         "_expects_proxy",
         "_incoming",
         "_outgoing",

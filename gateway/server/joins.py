@@ -46,8 +46,8 @@ class Join:
 
 
 class Joins:
-    """Requests to what they ask for; the oldest go first.  `generation` counts the times at which all of it was forgotten:
-    what a request of an earlier one asked for was read with other routes."""
+    """Requests to what they ask for; the oldest go first.  `generation` counts the times at which all of it was
+    forgotten: what a request of an earlier one asked for was read with other routes."""
 
     def __init__(self) -> None:
         self._joins: dict[bytes, Join] = {}

@@ -1,7 +1,7 @@
 """Where clients are accepted: every listener of the configuration, opened together and closed together.
 
-A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Handshake`s.  What a
-listener shows over TLS is taken anew between two handshakes (`take`), by whoever has read it.
+A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Handshake`s.  What
+a listener shows over TLS is taken anew between two handshakes (`take`), by whoever has read it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from multidict import CIMultiDict
 
-from gateway.engine.tail import Subscription
+from gateway.engine.sse import Subscription
 from gateway.engine.waiter import Waiter, Waiting
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber

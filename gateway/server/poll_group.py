@@ -32,7 +32,7 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 class Rendering:
     """What all live answers of a process are made with."""
 
-    __slots__ = ("clock", "drain", "dress", "node", "metrics")
+    __slots__ = ("clock", "drain", "dress", "metrics", "node")
 
     def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, metrics: MetricsRecorder) -> None:
         self.node = node
@@ -131,7 +131,7 @@ class PollGroup:
         for channel in self._channels:
             channel.write_response(data, size)
 
-    def settle(self, rendered: Rendered) -> None:
+    def account(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connections go on."""
         answer = rendered.answer
         if self._note is not None:

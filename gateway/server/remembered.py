@@ -11,8 +11,8 @@ the line's end.
 
 An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
 trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.stale_marks`, and whatever changes what is known of an open stream's tail, for the answers that name it, by
-`Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+doubt by `Stream.stale_marks`, and whatever changes what is known of an open stream's tail, for the answers that name
+it, by `Stream.tail_turns`.  An answer whose bytes were read before such a `forget` is not remembered after it.
 
 What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
 kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.

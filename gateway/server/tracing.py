@@ -1,8 +1,8 @@
 """Tracing around the request handler, put in place only where a tracer is configured: without one neither exists.
 
-The request handler is wrapped in a span per request, which is the running one while the request handler answers.  A live answer goes on
-after that: where the request handler has parked the span, it ends with the answer.  Requests that are
-answered from ready bytes never reach the request handler: the frontend tells of them one by one.
+The request handler is wrapped in a span per request, which is the running one while the request handler answers.  A
+live answer goes on after that: where the request handler has parked the span, it ends with the answer.  Requests that
+are answered from ready bytes never reach the request handler: the frontend tells of them one by one.
 """
 
 from __future__ import annotations

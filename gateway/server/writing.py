@@ -77,7 +77,7 @@ class WritingConnection(TimedConnection, ABC):
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Write a whole answer; UpstreamBroken, with nothing written, for headers that must not be."""
-        self._settle(request)
+        self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
         elif body or request.method != "HEAD":
@@ -91,7 +91,7 @@ class WritingConnection(TimedConnection, ABC):
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes, None where that is not known yet."""
-        self._settle(request)
+        self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
         if status == 204:
@@ -111,7 +111,7 @@ class WritingConnection(TimedConnection, ABC):
         if self.transport is not None:
             self.transport.write(head)
 
-    def _settle(self, request: Request) -> None:
+    def _decide_keep_alive(self, request: Request) -> None:
         """Decide whether the connection is kept, before its client is told."""
         is_read = request.body is None or request.body.is_whole
         if not is_read or self._clients.is_leaving:

@@ -189,7 +189,8 @@ class TapeStore:
 
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
         """Keep the `reserved` when others are given up, the first of them rather than the last, while they take no more
-        than `share` of the budget; and have the `not_stored` hold no bytes.  From here on, in place of any wish before."""
+        than `share` of the budget; and have the `not_stored` hold no bytes.  From here on, in place of any wish
+        before."""
         self._reserve_share = share
         # All of them first: who was kept by the wish before is not to take the room of those who come before it now.
         self._let_go(self.pinned.prefer((), 0))

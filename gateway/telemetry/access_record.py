@@ -9,8 +9,8 @@ a shared fetch keeps its figures until a record settles it; what nobody has, suc
 fetch that went on after all who waited for it had been noted, is told as `unclaimed`.
 
 What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
-down by the context of the running task, and whoever knows something says so by the functions below; where no access log is
-kept, or a task works for nobody in particular, they say it to nobody.
+down by the context of the running task, and whoever knows something says so by the functions below; where no access log
+is kept, or a task works for nobody in particular, they say it to nobody.
 
 A connection answers the same hit over and over, faster than records could be filled in: what such answers have in
 common is noted once, as a `Repeated`, and each of them adds only when, to whom, and the request in the client's bytes.
@@ -145,19 +145,19 @@ class Record:
     is_parked: bool = False
     """Whether a live answer has taken the record over, and hands it to the access log."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
-    """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
-    is_settled: bool = False
-    """Whether it takes no more figures: what is still done on behalf of its request is nobody's."""
+    """The shared fetches it waited for, and whether it was the one to start each; `finalize` makes figures of them."""
+    is_accounted: bool = False
+    """Whether it takes no more figures: later work for its request is charged to no record."""
 
     def share(self, fetch: Fetch, *, leads: bool) -> None:
         """The request starts a shared fetch, or waits for one that others have started."""
-        if not self.is_settled and all(known is not fetch for known, _ in self.fetches):
+        if not self.is_accounted and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
             fetch.holders += 1
             fetch.is_led |= leads
             self.fetches += ((fetch, leads),)
 
-    def settle(self, *, goes_on: bool = False) -> None:
+    def finalize(self, *, goes_on: bool = False) -> None:
         """Take the figures of its fetches as they are now, and let go of them; of a request that goes on, only of those
         that are over."""
         for fetch, leads in self.fetches:
@@ -171,7 +171,7 @@ class Record:
             if fetch.is_over or not goes_on:
                 fetch.holders -= 1
         self.fetches = tuple(one for one in self.fetches if not one[0].is_over) if goes_on else ()
-        self.is_settled = not goes_on
+        self.is_accounted = not goes_on
 
 
 record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
@@ -208,7 +208,7 @@ def note_origin_request() -> bool:
     """A request is sent to the origin for the one that is being answered alone; False where none is, or not any
     more."""
     record = record_now.get()
-    if record is None or record.is_settled:
+    if record is None or record.is_accounted:
         return False
     record.origin_requests += 1
     return True
@@ -241,7 +241,8 @@ class Repeated:
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """What further requests that are given this one's answer have in common with it; None where no access log is kept."""
+    """What further requests that are given this one's answer have in common with it; None where no access log is
+    kept."""
     record = record_now.get()
     if record is None:
         return None
@@ -280,7 +281,8 @@ class AccessLog(Protocol):
         """Whether anybody will read it: where not, nothing need be filled in."""
 
     def record(self, record: Record) -> None:
-        """A request has ended, or goes on where the record is not final.  The record is the access log's from here on."""
+        """A request has ended, or goes on where the record is not final.  The record is the access log's from here
+        on."""
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.engine.answer import Answer
-from gateway.engine.tail import Subscription
+from gateway.engine.sse import Subscription
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data

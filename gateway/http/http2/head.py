@@ -36,7 +36,7 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 class Asked:
     """What a field list asks for.  One object may be what many requests ask for: nothing of it is changed."""
 
-    __slots__ = ("_headers", "_with_body", "_without_body", "is_malformed", "length", "method", "alias", "target")
+    __slots__ = ("_headers", "_with_body", "_without_body", "alias", "is_malformed", "length", "method", "target")
 
     def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False

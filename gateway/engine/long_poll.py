@@ -1,0 +1,233 @@
+"""Long-poll (section 5.7): an answer as soon as there is something after the offset, or the place at which to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.aio.tasks import Tasks
+from gateway.aio.wheel import Wheel
+from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.catchup import CatchUp
+from gateway.engine.incarnations import Incarnations
+from gateway.engine.live_read import TOO_LARGE, LiveReads
+from gateway.engine.read import Ended, Poll, Read, Uncacheable
+from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
+from gateway.engine.waiter import Client, Waiter, Waiting
+from gateway.live.topic import Topic
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.etag import matches
+from gateway.protocol.names import ACCEL_BUFFERING, STREAM_CURSOR
+from gateway.tape.stream import Edition, Stream
+from gateway.tape.tape import Reading
+from gateway.upstream.flight import Beyond, Head, OriginError, StreamHead
+
+
+class LongPoll:
+    """Answers long-polls.  Keeps no state of its own; it is also what all waiters of the process share.
+
+    `code_now` gives an answer its content coding.
+    """
+
+    def __init__(
+        self,
+        reads: LiveReads,
+        catch_up: CatchUp,
+        incarnations: Incarnations,
+        tasks: Tasks,
+        wheel: Wheel,
+        code_now: Callable[[Read, Answer], Answer],
+    ) -> None:
+        self.clock = reads.clock
+        self.tasks = tasks
+        self.wheel = wheel
+        self.code_now = code_now
+        self._reads = reads
+        self._catch_up = catch_up
+        self._incarnations = incarnations
+
+    async def answer(self, read: Read) -> Answer | Waiting:
+        """Answer with the bytes after the offset, or say where to wait; `close` is owed.  Raises Uncacheable or a
+        GatewayError."""
+        return await self._incarnations.run(read, lambda stream: self._on(read, stream))
+
+    def left(self, topic: Topic) -> None:
+        """A reader has left the topic."""
+        self._reads.left(topic)
+
+    async def _on(self, read: Read, stream: Stream) -> Answer | Waiting:
+        """Answer with the bytes after the offset, where there are any; else the place at which the client waits.
+
+        `Waiting.start` or `Waiting.close` is owed.  Raises Uncacheable, TailMovedBack when `stream` is not the origin's
+        from the start, or another GatewayError.
+        """
+        try:
+            start, head = await self._reads.begin(read, stream)
+            if isinstance(head, Beyond):
+                # Waiting there could be for ever: the reader is told where the tail is at once.
+                return self._polled(
+                    read,
+                    stream,
+                    Reading(end=head.tail),
+                    Outcome.MISS,
+                    stream.edition,
+                    is_current=head.up_to_date,
+                )
+            read = replace(read, start=start)
+            topic = self._reads.attach(read, stream)
+            is_waiting = False
+            try:
+                if (answer := self._poll_fetched(read, stream, head)) is not None:
+                    return answer
+                outcome = Outcome.HIT
+                while True:
+                    found = self.poll_now(read, stream, topic, outcome)
+                    if found is Poll.LOOK:
+                        found = await self.poll_looking(read, stream, topic, outcome)
+                        # What is there when it is tried again the look has brought.
+                        outcome = Outcome.MISS
+                    if isinstance(found, Answer):
+                        return found
+                    if found is Poll.WAIT:
+                        self._reads.live.follow(topic)
+                        is_waiting = True
+                        # Little is kept while it waits: the key and the source are the stream's and the topic's.
+                        return Waiting(self, replace(read, key=stream.key, source=topic.access.source), stream, topic)
+            finally:
+                if not is_waiting:
+                    self._reads.left(topic)
+        except Ended as ended:
+            return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+
+    def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
+        """The answer to a long-poll where it can be given at once.  Raises Ended."""
+        self._reads.check_ended(stream)
+        reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
+        if reading.size:
+            if not self._is_verified(stream, topic, reading.end):
+                return Poll.LOOK
+            is_current = self._is_tail(stream, topic, reading.end)
+            return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
+        if stream.tape.is_closed_at(reading.end):
+            return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
+        return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
+
+    def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
+        """The answer with what was fetched for this read, where that is all there is."""
+        if not isinstance(head, StreamHead) or not head.up_to_date or stream.ended is not None:
+            return None
+        reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
+        if not reading.size or reading.end != head.next_offset or not stream.holds_acknowledged(reading.end):
+            return None
+        return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=True)
+
+    async def poll_looking(
+        self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
+    ) -> Answer | Poll:
+        """Have fetched what stands in the way of an answer: LOOK when to try again, WAIT when that changed nothing."""
+        tape, edition = stream.tape, stream.edition
+        reading = tape.read(read.start, self._reads.max_reply_bytes)
+        if not reading.size:
+            return Poll.LOOK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
+        # Nobody vouches for the tail yet: one look says whether there is more, or that this is all.
+        head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
+        self._reads.check_ended(stream)
+        if isinstance(head, OriginError) and not self._reads.has_failed(head):
+            # Of a stream that has been refused nothing more is told.
+            raise Ended(head)
+        if self._reads.has_failed(head) and outcome is Outcome.HIT:
+            outcome = Outcome.STALE_IF_ERROR
+        # What was read before the look may have been evicted since; it is still true.
+        reading = max(reading, tape.read(read.start, self._reads.max_reply_bytes), key=lambda one: one.size)
+        is_current = isinstance(head, StreamHead) and head.up_to_date and head.next_offset == reading.end
+        if outcome is Outcome.HIT and is_current:
+            outcome = Outcome.REVALIDATED
+        is_current = is_current or topic.is_current(reading.end)
+        return self._polled(read, stream, reading, outcome, edition, is_current=is_current)
+
+    def _is_tail(self, stream: Stream, topic: Topic, end: str) -> bool:
+        """Whether `end` may be called the tail without asking the origin."""
+        return topic.is_current(end) or stream.tail_until(end) > self.clock.now()
+
+    def _is_verified(self, stream: Stream, topic: Topic, end: str) -> bool:
+        """Whether it is known if `end` is the tail: it may be called that, or there is more."""
+        tape = stream.tape
+        is_over = tape.is_closed_at(end) or tape.knows_after(end) or tape.is_short(end)
+        return is_over or self._is_tail(stream, topic, end)
+
+    def _polled(
+        self, read: Read, stream: Stream, reading: Reading, outcome: Outcome, edition: Edition, *, is_current: bool
+    ) -> Answer:
+        end = reading.end
+        is_closed = stream.tape.is_closed_at(end)
+        cursor = self._reads.cursor(read, stream)
+        headers = stream_headers(
+            read,
+            stream,
+            end=end,
+            up_to_date=is_closed or is_current,
+            is_closed=is_closed,
+            outcome=outcome,
+            cursor=cursor,
+            edition=edition,
+        )
+        if matches(read.if_none_match, headers["ETag"]):
+            return Answer(304, not_modified(headers), outcome)
+        parts = Parts()
+        parts.add_pieces(reading.pieces, reading.copied)
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, edition))
+
+    def wait(self, place: Waiting, client: Client) -> Waiter:
+        """A waiter, to be started."""
+        waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
+        if self._reads.drain.is_set:
+            waiter.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
+        return waiter
+
+    async def past_tape(self, read: Read, stream: Stream) -> Answer:
+        """The answer to a long-poll whose bytes are not on the tape; Uncacheable when they are too many to hold."""
+        answer = await self._catch_up.answer(read, stream)
+        try:
+            if answer.parts is None or answer.status != 200:
+                return answer
+            body: list[bytes] = []
+            async for piece in answer.parts.stream(answer.is_json):
+                body.append(piece)
+                if sum(map(len, body)) > self._reads.max_reply_bytes:
+                    raise Uncacheable(TOO_LARGE)
+            answer.headers[STREAM_CURSOR] = self._reads.cursor(read, stream)
+            answer.headers[ACCEL_BUFFERING] = "no"
+            return Answer(answer.status, answer.headers, answer.outcome, body=b"".join(body))
+        finally:
+            answer.close()
+
+    def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
+        """The 204 of a wait that is over, where the follower can vouch for it."""
+        at = stream.tape.resolve(read.start)
+        if not topic.is_current(at):
+            return None
+        cursor = self._reads.cursor(read, stream)
+        return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
+
+    async def nothing_new(self, read: Read, stream: Stream) -> Answer:
+        """The time is up and nobody can vouch for the tail: look."""
+        cursor = self._reads.cursor(read, stream)
+        at = stream.tape.resolve(read.start)
+        head = await self._reads.fetches.fresh_head(stream, at, read.route, read.source)
+        self._reads.expect_stream(head)
+        self._reads.check_ended(stream)
+        reading = stream.tape.read(at, self._reads.max_reply_bytes)
+        if reading.size:
+            assert isinstance(head, StreamHead)
+            is_current = head.up_to_date and head.next_offset == reading.end
+            return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=is_current)
+        assert isinstance(head, StreamHead)
+        if head.next_offset != at:
+            raise Uncacheable(TOO_LARGE)
+        return timed_out(read, stream, at, head.is_closed, cursor, Outcome.MISS)
+
+    def wait_at_once(self, read: Read, stream: Stream) -> Waiting | None:
+        """The place at which the client of a long-poll waits, or is answered from the tape, where that is known without
+        the origin; else None, and nothing has happened.  `Waiting.start` or `Waiting.close` is owed."""
+        topic = self._reads.join(read, stream)
+        return Waiting(self, read, stream, topic) if topic is not None else None
