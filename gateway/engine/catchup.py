@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.aio.clock import Clock
-from gateway.engine.answer import Answer, Named, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
@@ -340,7 +340,7 @@ class _Attempt:
         if (tail := await self._known_tail()) is not None:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            self._let_repeat(answer, Shown(stream, tail, tail, self._edition), is_tail=not is_closed)
+            self._let_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -391,7 +391,7 @@ class _Attempt:
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
-        shown = Shown(stream, read.start, self._at, self._edition)
+        shown = BodyRun(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, shown=shown)
@@ -401,7 +401,7 @@ class _Attempt:
             self._let_repeat(answer, shown, is_tail=is_tail)
         return answer
 
-    def _let_repeat(self, answer: Answer, shown: Shown, *, is_tail: bool) -> None:
+    def _let_repeat(self, answer: Answer, shown: BodyRun, *, is_tail: bool) -> None:
         """The answer may be given again, and where it names the tail of an open stream, until that may have moved."""
         answer.stream, answer.shown = self._stream, shown
-        answer.tail = Named(shown.end, self._stream.tail_turns) if is_tail else None
+        answer.tail = NamedTail(shown.end, self._stream.tail_turns) if is_tail else None

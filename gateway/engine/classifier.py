@@ -51,7 +51,7 @@ _PERSONAL = frozenset({400, 401, 403, 407, 431})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TapeFacts:
     """What was known when a request was sent: only that may be held against its answer, since the tape moves on."""
 
     tail: str | None
@@ -65,7 +65,7 @@ class Known:
     acks: int
 
     @classmethod
-    def of(cls, stream: Stream, start: str) -> Known:
+    def of(cls, stream: Stream, start: str) -> TapeFacts:
         """What is known now of what is asked after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
@@ -90,7 +90,7 @@ class ReplyClassifier:
         self._on_stale = on_stale
 
     async def head(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: Known
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: TapeFacts
     ) -> Head:
         """What a reply is to those who share it, before its body is read; what it says of the stream is recorded.
 
@@ -162,7 +162,7 @@ class ReplyClassifier:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def apply(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
+    def apply(self, stream: Stream, flight: Flight, head: Head, known: TapeFacts) -> None:
         """What an answer without bytes does to the stream."""
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):

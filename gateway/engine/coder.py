@@ -31,7 +31,7 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from gateway.aio.clock import Clock, wait_until
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import coding_named, of_coding
@@ -88,7 +88,7 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
 class _Job(NamedTuple):
     """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
 
-    shown: Shown
+    shown: BodyRun
     coding: Coding
 
 
@@ -200,7 +200,7 @@ class Coder:
         _in_coding(answer, wanted, kept.data)
         return None
 
-    def ready(self, shown: Shown, coding: Coding) -> bytes | None:
+    def ready(self, shown: BodyRun, coding: Coding) -> bytes | None:
         """The bytes of a run in a coding, where they have been made."""
         kept = self._find(_Job(shown, coding))
         return kept.data if kept is not None else None

@@ -38,7 +38,7 @@ from gateway.tape.stream import Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.client import Client
+from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
@@ -72,7 +72,7 @@ class Engine:
         self.drain = Drain()
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
-        self.client = Client(limits.upstream_connections, tracer, self.origins)
+        self.client = OriginClient(limits.upstream_connections, tracer, self.origins)
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)

@@ -20,7 +20,7 @@ from functools import partial
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
 from gateway.engine.absences import Absences
-from gateway.engine.classifier import NO_HEAD, Known, ReplyClassifier, is_outdated, is_overtaken
+from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.protocol.freshness import freshness_from_headers
@@ -229,7 +229,7 @@ class FetchTable:
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
         flight.incarnation, flight.write_turn = stream.tape.incarnation, stream.write_turn
-        known = Known.of(stream, flight.start)
+        known = TapeFacts.of(stream, flight.start)
         name = route.config.name
         try:
             async with await self._upstream.send(
@@ -284,7 +284,7 @@ class FetchTable:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _is_another(self, stream: Stream, flight: Flight, known: Known) -> None:
+    def _is_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
         """The flight has brought a part of another stream than the one that is remembered."""
         if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # What is remembered has got its name since the flight was sent, and may be the later one.

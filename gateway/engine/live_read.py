@@ -13,7 +13,7 @@ import random
 from gateway.aio.clock import Clock
 from gateway.engine.classifier import is_outdated
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.read import Drain, Ended, Read, Uncacheable
+from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.topic import OriginAccess, Terms, Topic
@@ -72,7 +72,7 @@ class LiveReads:
         ):
             refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
             if isinstance(refusal, OriginError) and not is_outdated(stream, stale):
-                raise Ended(refusal)
+                raise StreamEnded(refusal)
             self.check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
@@ -138,7 +138,7 @@ class LiveReads:
             case StreamHead():
                 return head
             case OriginError():
-                raise Ended(head)
+                raise StreamEnded(head)
             case NotShareable():
                 raise Uncacheable(head)
             case Beyond() | None:
@@ -192,7 +192,7 @@ class LiveReads:
             # Whether that concerns the reader depends on when it came.
             raise TailMovedBack
         if stream.ended is not None:
-            raise Ended(OriginError.of_ended(stream.ended.status))
+            raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     def cursor(self, read: Read, stream: Stream) -> str:
         """The cursor for a reader: one for all who wait together, so that they come back with one request."""

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
-from gateway.engine.read import Ended, Poll, Read, Uncacheable
+from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
-from gateway.engine.waiter import Client, Waiter, Waiting
+from gateway.engine.waiter import PollClient, Waiter, Waiting
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
@@ -96,7 +96,7 @@ class LongPoll:
             finally:
                 if not is_waiting:
                     self._reads.left(topic)
-        except Ended as ended:
+        except StreamEnded as ended:
             return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
@@ -134,7 +134,7 @@ class LongPoll:
         self._reads.check_ended(stream)
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
             # Of a stream that has been refused nothing more is told.
-            raise Ended(head)
+            raise StreamEnded(head)
         if self._reads.has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # What was read before the look may have been evicted since; it is still true.
@@ -175,9 +175,11 @@ class LongPoll:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, edition))
+        return Answer(
+            200, headers, outcome, parts, stream.tape.is_json, shown=BodyRun(stream, read.start, end, edition)
+        )
 
-    def wait(self, place: Waiting, client: Client) -> Waiter:
+    def wait(self, place: Waiting, client: PollClient) -> Waiter:
         """A waiter, to be started."""
         waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:

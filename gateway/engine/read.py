@@ -61,7 +61,7 @@ class Drain:
         self.within_s = within_s
 
 
-class Ended(Exception):
+class StreamEnded(Exception):
     """The stream ended under its reader."""
 
     def __init__(self, refusal: OriginError) -> None:

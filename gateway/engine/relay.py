@@ -38,7 +38,7 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class RelayedRequest:
     """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
 
     `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
@@ -59,7 +59,7 @@ class Passed:
     """Whether the client failed to send the whole body."""
 
 
-class Relayed:
+class RelayExchange:
     """One request on its way, and an `Asker` of the origin's."""
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Relayed:
         "turn",
     )
 
-    def __init__(self, relay: Relay, passed: Passed, asker: Asker, own: Stream | None, asked_at: float) -> None:
+    def __init__(self, relay: Relay, passed: RelayedRequest, asker: Asker, own: Stream | None, asked_at: float) -> None:
         self._relay = relay
         self._asker = asker
         self._asked_at = asked_at
@@ -142,10 +142,10 @@ class Relay:
         self._live = live
         self._clock = clock
         self.metrics = metrics
-        self._writes: dict[Group, set[Relayed]] = {}
+        self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
-    def ask(self, passed: Passed, asker: Asker) -> Relayed:
+    def ask(self, passed: RelayedRequest, asker: Asker) -> RelayExchange:
         """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
         route = passed.route
         url = route.upstream_base(passed.path)
@@ -156,14 +156,14 @@ class Relay:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         own = self._store.find(passed.own) if passed.own is not None else None
-        relayed = Relayed(self, passed, asker, own, self._clock.now())
+        relayed = RelayExchange(self, passed, asker, own, self._clock.now())
         if passed.mode in WRITES:
             self._writes.setdefault(passed.group, set()).add(relayed)
             self._absences.write_begins(passed.group)
         relayed.begin(self._upstream, url, bounds)
         return relayed
 
-    def answered(self, relayed: Relayed, reply: Reply, asked_at: float) -> None:
+    def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
         """The head of the answer is here: record what it says."""
         passed = relayed.passed
         self.metrics.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
@@ -176,7 +176,7 @@ class Relay:
         elif passed.mode is Mode.HEAD:
             self._lost(relayed, reply.status)
 
-    def failed(self, relayed: Relayed, error: GatewayError) -> None:
+    def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
         """There is no answer."""
         passed = relayed.passed
         is_cut_short = passed.is_cut_short()
@@ -189,7 +189,7 @@ class Relay:
                 self._mark_stale(passed)
             self._forget(relayed)
 
-    def _forget(self, relayed: Relayed) -> None:
+    def _forget(self, relayed: RelayExchange) -> None:
         group = relayed.passed.group
         writes = self._writes[group]
         writes.discard(relayed)
@@ -197,7 +197,7 @@ class Relay:
             del self._writes[group]
         self._absences.write_ends(group)
 
-    def _record(self, passed: Passed, reply: Reply, write: Relayed) -> None:
+    def _record(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if write.is_overtaken:
             # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
             self._distrust(passed)
@@ -218,13 +218,13 @@ class Relay:
         elif passed.mode is Mode.APPEND:
             self._lost(write, reply.status)
 
-    def _end_group(self, passed: Passed, why: End) -> None:
+    def _end_group(self, passed: RelayedRequest, why: End) -> None:
         for write in self._writes[passed.group]:
             write.is_overtaken = True
         for stream in self._store.purge(passed.group, why):
             self._live.end(stream, why)
 
-    def _lost(self, sent: Relayed, status: int) -> None:
+    def _lost(self, sent: RelayExchange, status: int) -> None:
         """The origin told this client that there is no such stream; others may still see it."""
         if sent.own is None or status not in (404, 410):
             return
@@ -235,7 +235,7 @@ class Relay:
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
-    def _begin(self, passed: Passed, reply: Reply) -> None:
+    def _begin(self, passed: RelayedRequest, reply: Reply) -> None:
         """A stream was created here: what a HEAD would tell is known already."""
         if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
@@ -246,7 +246,7 @@ class Relay:
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
-    def _acknowledge(self, passed: Passed, reply: Reply, write: Relayed) -> None:
+    def _acknowledge(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         for stream in self._store.group(passed.group):
             stream.contacted(self._clock.now())
@@ -271,7 +271,7 @@ class Relay:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
-    def _mark_stale(self, passed: Passed) -> None:
+    def _mark_stale(self, passed: RelayedRequest) -> None:
         """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
@@ -281,7 +281,7 @@ class Relay:
                 self._live.revalidate(stream)
             stream.mark_stale()
 
-    def _distrust(self, passed: Passed) -> None:
+    def _distrust(self, passed: RelayedRequest) -> None:
         """Believe nothing of what is held."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:

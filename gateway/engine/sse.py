@@ -9,7 +9,7 @@ from gateway.aio.wheel import Wheel
 from gateway.engine.answer import Answer
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
-from gateway.engine.read import Ended, Read, Uncacheable
+from gateway.engine.read import Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import refusal_answer
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber, Wire
@@ -39,7 +39,7 @@ class Sse:
         async def subscribe(stream: Stream) -> Subscription | Answer:
             try:
                 return await self._on(read, stream)
-            except Ended as ended:
+            except StreamEnded as ended:
                 return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
         return await self._incarnations.run(read, subscribe)
@@ -100,7 +100,7 @@ class Sse:
         has_changed: bool | None = None
         try:
             has_changed = await subscriber.topic.access.fill(subscriber.at)
-        except (Ended, Uncacheable, GatewayError):
+        except (StreamEnded, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass
         finally:

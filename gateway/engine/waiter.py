@@ -16,7 +16,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.engine.answer import Answer
-from gateway.engine.read import Ended, Poll, Read, Uncacheable
+from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, refusal_answer
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.live.topic import Topic
@@ -41,7 +41,7 @@ class Rendered(NamedTuple):
         return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
-class Client(Protocol):
+class PollClient(Protocol):
     """The client of a long-poll, or several that wait for the same answer, as far as a waiter sees them."""
 
     @property
@@ -57,7 +57,7 @@ class Client(Protocol):
     def account(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connection go on."""
 
-    def apart(self) -> Iterable[Client]:
+    def apart(self) -> Iterable[PollClient]:
         """All of several clients but one, each by itself from here on; `waits` is owed to each."""
 
     def waits(self, waiter: Waiter) -> None:
@@ -75,7 +75,7 @@ class Polls(Protocol):
     wheel: Wheel
     code_now: Callable[[Read, Answer], Answer]
 
-    def wait(self, place: Waiting, client: Client) -> Waiter:
+    def wait(self, place: Waiting, client: PollClient) -> Waiter:
         """A waiter, to be started."""
 
     def left(self, topic: Topic) -> None:
@@ -109,7 +109,7 @@ class Waiting:
     stream: Stream
     topic: Topic
 
-    def start(self, client: Client) -> Waiter:
+    def start(self, client: PollClient) -> Waiter:
         """A waiter for `client`, not yet started."""
         return self.polls.wait(self, client)
 
@@ -136,7 +136,7 @@ class Waiter:
         "clients",
     )
 
-    def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
+    def __init__(self, place: Waiting, client: PollClient, patience_s: float) -> None:
         polls, read = place.polls, place.read
         self._place = place
         self._client = client
@@ -224,7 +224,7 @@ class Waiter:
             return
         try:
             found = place.polls.poll_now(place.read, place.stream, topic, outcome)
-        except Ended as ended:
+        except StreamEnded as ended:
             found = refusal_answer(place.read.route, ended.refusal, Outcome.FOLLOWED)
         except TailMovedBack:
             self._ask(self._begin_anew())
@@ -301,7 +301,7 @@ class Waiter:
                 found = await question
             except TailMovedBack:
                 found = await self._begin_anew()
-        except Ended as ended:
+        except StreamEnded as ended:
             found = refusal_answer(route, ended.refusal, Outcome.FOLLOWED)
         except Uncacheable:
             found = await self._past_tape()

@@ -72,7 +72,7 @@ _BULK_BYTES = 1 << 13
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
-class Ended(Exception):
+class FollowingEnded(Exception):
     """The origin says that the stream is no more."""
 
     def __init__(self, why: End) -> None:
@@ -131,7 +131,7 @@ class Follower:
             began, came_from, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
             try:
                 await (self._by_sse() if self._speaks_sse and not was_bulk else self._by_long_poll())
-            except Ended as ended:
+            except FollowingEnded as ended:
                 return ended.why
             except TailMovedBack:
                 return End.RECREATED
@@ -344,7 +344,7 @@ class Follower:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
-            raise Ended(self._stream.ended)
+            raise FollowingEnded(self._stream.ended)
         tape.check(at, end, has_bytes=bool(pieces))
         if tape.is_json and len(pieces) > 1:
             pieces = [b",".join(pieces)]
@@ -380,7 +380,7 @@ class Follower:
         if status == 400 and at == self._stream.tape.tail:
             await self._topic.access.look(at)
             if self._stream.ended is not None:
-                raise Ended(self._stream.ended)
+                raise FollowingEnded(self._stream.ended)
 
     def _refused(self, status: int) -> None:
         """Raise what a status that is no success means to a follower."""
@@ -388,9 +388,9 @@ class Follower:
             # A write that was acknowledged since it asked found the stream there: it asks again.
             raise UpstreamUnavailable
         if status == 404:
-            raise Ended(End.DELETED)
+            raise FollowingEnded(End.DELETED)
         if status == 410:
-            raise Ended(End.GONE)
+            raise FollowingEnded(End.GONE)
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
         self._topic.is_refused = 400 <= status < 500

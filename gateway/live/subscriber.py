@@ -34,7 +34,7 @@ class Wire(Protocol):
         """The response has ended, in order or in the middle.  Called once."""
 
 
-class Drain(Protocol):
+class DrainState(Protocol):
     """Whether the gateway is leaving."""
 
     is_set: bool
@@ -47,7 +47,7 @@ class LiveContext(Protocol):
     wheel: Wheel
 
     @property
-    def drain(self) -> Drain:
+    def drain(self) -> DrainState:
         """Whether the gateway is leaving."""
 
     def fill(self, subscriber: Subscriber) -> None:

@@ -31,7 +31,7 @@ Handler = Callable[[Request], Work | None]
 """Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """One open connection."""
 
     @property
@@ -82,7 +82,7 @@ class Clients:
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
-        self._open: set[Client] = set()
+        self._open: set[ClientConnection] = set()
         self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
@@ -95,7 +95,7 @@ class Clients:
         """A connection has been accepted; `admit` is owed."""
         self._coming += 1
 
-    def admit(self, client: Client) -> bool:
+    def admit(self, client: ClientConnection) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
         if self.is_leaving or len(self._open) >= self.limits.max_connections:
@@ -104,12 +104,12 @@ class Clients:
         self._open.add(client)
         return True
 
-    def replace(self, client: Client, successor: Client) -> None:
+    def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
         """The connection goes on as another protocol's."""
         self._open.discard(client)
         self._open.add(successor)
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientConnection) -> None:
         """The connection has ended, and so has what was answered on it."""
         self._open.discard(client)
         if not self._open:

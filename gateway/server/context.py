@@ -26,7 +26,7 @@ from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """What a request asks for."""
 
     route: Route
@@ -66,7 +66,7 @@ class RequestContext:
         return self.route.config.name if self.route is not None else NO_ROUTE
 
 
-class Teller:
+class ResponseRecorder:
     """What all answers have in common, and what is told of them."""
 
     def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer, Shown
+from gateway.engine.answer import Answer, BodyRun
 from gateway.errors import GatewayError
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
@@ -74,7 +74,7 @@ class Delivery:
         headers: CIMultiDict[str],
         length: int | None,
         body: AsyncIterator[bytes],
-        shown: Shown | None = None,
+        shown: BodyRun | None = None,
     ) -> Answered:
         """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
         channel = self._request.channel

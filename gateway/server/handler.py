@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from multidict import CIMultiDict
 
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.answer import Answer, Shown
+from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine, route_for
 from gateway.engine.live_read import TOO_LARGE
 from gateway.engine.read import Read, Uncacheable
@@ -26,7 +26,7 @@ from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.clients import Work
-from gateway.server.context import Asked, RequestContext, Teller
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.joins import Join, Joins
@@ -64,9 +64,9 @@ class RequestHandler:
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
         self._metrics = metrics
         self._joins = joins
-        self._teller = teller = Teller(node, metrics, now)
-        self._relays = Relays(teller, engine, access_log, config.limits)
-        self._live = LiveAnswers(Rendering(node, teller.dress, engine.clock, engine.drain, metrics), access_log)
+        self._recorder = recorder = ResponseRecorder(node, metrics, now)
+        self._relays = Relays(recorder, engine, access_log, config.limits)
+        self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
 
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None where the answer is live, and ends by itself."""
@@ -85,7 +85,7 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live:
-                self._teller.tell(context)
+                self._recorder.tell(context)
 
     def begin(self, request: Request) -> Work | None:
         """Answer a request, as far as nothing has to be waited for: what is left to be done, which returns as
@@ -95,12 +95,12 @@ class RequestHandler:
             found = self._begin(context)
         except Exception:
             context.outcome = Outcome.FAILED
-            self._teller.tell(context)
+            self._recorder.tell(context)
             raise
         if found is None:
             return None
         if isinstance(found, Answered):
-            self._teller.tell(context)
+            self._recorder.tell(context)
             request.channel.answered(request)
             return None
         return self._rest(context, found)
@@ -116,13 +116,13 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live and not context.is_relayed:
-                self._teller.tell(context)
+                self._recorder.tell(context)
 
     async def _finish(self, context: RequestContext, rest: Work) -> Answered | None:
         try:
             return await rest
         except GatewayError as error:
-            return self._teller.refuse(context, error)
+            return self._recorder.refuse(context, error)
 
     def _context(self, request: Request) -> RequestContext:
         now = self._engine.clock.now
@@ -150,11 +150,11 @@ class RequestHandler:
             self._relays.begin(context, asked)
             return None
         except BadTarget as error:
-            return self._teller.refuse(context, BadRequest(str(error)))
+            return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
-            return self._teller.refuse(context, error)
+            return self._recorder.refuse(context, error)
 
-    def _understand(self, context: RequestContext) -> Asked:
+    def _understand(self, context: RequestContext) -> ParsedRequest:
         """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
         request = context.request
         if request.version not in request.channel.versions:
@@ -187,7 +187,7 @@ class RequestHandler:
                 accepted=shown.accepted,
                 is_live=mode in _LIVE,
             )
-        return Asked(route, target, key, shares, facts, read)
+        return ParsedRequest(route, target, key, shares, facts, read)
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section says."""
@@ -213,7 +213,7 @@ class RequestHandler:
 
     # -- reads
 
-    async def _shared(self, context: RequestContext, asked: Asked, read: Read) -> Answered | None:
+    async def _shared(self, context: RequestContext, asked: ParsedRequest, read: Read) -> Answered | None:
         """Answer as one of many, or relay the request where it has to go to the origin by itself."""
         if context.mode is Mode.HEAD:
             answer = await self._engine.head(read)
@@ -302,7 +302,7 @@ class RequestHandler:
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
         context.outcome = answer.outcome
-        self._teller.finish(context, answer.headers)
+        self._recorder.finish(context, answer.headers)
         if answer.stream is not None and answer.shown is not None:
             self._teach(context, read, answer, answer.shown)
         try:
@@ -312,7 +312,7 @@ class RequestHandler:
         context.saved_bytes = answer.saved_bytes
         return answered
 
-    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: Shown) -> None:
+    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: BodyRun) -> None:
         """Have a plain hit remembered, so that the next such request need not come here."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:

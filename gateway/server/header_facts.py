@@ -21,7 +21,7 @@ _MOST_SENDERS: Final = 8
 """Of one section, whose headers for the origin are kept."""
 
 
-class Shown(NamedTuple):
+class SharingFacts(NamedTuple):
     """What it shows to a route."""
 
     has_credentials: bool
@@ -50,7 +50,7 @@ class HeaderFacts:
     def __init__(self, headers: CIMultiDict[str], node: str) -> None:
         self._headers = headers
         self._node = node
-        self._shown: dict[Route, Shown] = {}
+        self._shown: dict[Route, SharingFacts] = {}
         self._forwarded: dict[tuple[str | None, bool, str, str, bool], FixedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
@@ -64,13 +64,13 @@ class HeaderFacts:
             self.is_looping = True
         self.if_none_match = _joined(headers, "If-None-Match")
 
-    def shown(self, route: Route) -> Shown:
+    def shown(self, route: Route) -> SharingFacts:
         """What it shows to a route."""
         shown = self._shown.get(route)
         if shown is None:
             headers = self._headers
             credentials = route.credentials(headers)
-            shown = self._shown[route] = Shown(
+            shown = self._shown[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),

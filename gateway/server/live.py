@@ -19,7 +19,7 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.head import response_head
-from gateway.server.joins import Join, Memo
+from gateway.server.joins import Join, RememberedRequest
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, note_parked
@@ -62,7 +62,7 @@ class LiveAnswers:
             except GatewayError:
                 subscription.close()
                 raise
-            join.memo = Memo(stream.headers, stream.content_type, second, head)
+            join.memo = RememberedRequest(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
         def look(into: Record) -> None:

@@ -43,7 +43,7 @@ class Rendering:
 
 
 class PollGroup:
-    """The clients of one waiter: a `gateway.engine.waiter.Client`."""
+    """The clients of one waiter: a `gateway.engine.waiter.PollClient`."""
 
     __slots__ = ("_channels", "_keeps", "_note", "_origin", "_rendering", "_route", "_waiter", "answer", "shape")
 

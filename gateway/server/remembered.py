@@ -28,7 +28,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
-from gateway.engine.answer import Named, Shown
+from gateway.engine.answer import BodyRun, NamedTail
 from gateway.http.http2.blocks import block_of
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -120,9 +120,9 @@ class RememberedAnswer:
 
     def __init__(
         self,
-        shown: Shown,
+        shown: BodyRun,
         trust_s: float,
-        tail: Named | None,
+        tail: NamedTail | None,
         mode: Mode,
         outcome: Outcome,
         status: int,

@@ -13,7 +13,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
 from gateway.server.head import CONTINUE, response_head
-from gateway.server.request import Giver, Note, Request
+from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NO_ROUTE
 
@@ -48,7 +48,7 @@ class WritingConnection(TimedConnection, ABC):
         self._is_chunked = True
         self._keeps = True
         """Whether the connection is kept after the live answer."""
-        self._live: Giver | None = None
+        self._live: LiveAnswer | None = None
         """Who gives the live answer; below, what is noted of one over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
@@ -156,14 +156,14 @@ class WritingConnection(TimedConnection, ABC):
             else:
                 room.set_exception(error)
 
-    def hand_over(self, giver: Giver) -> None:
-        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+    def hand_over(self, answering: LiveAnswer) -> None:
+        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
         self.phase = Phase.GIVEN
-        self._live = giver
+        self._live = answering
 
     # -- live answers
 
-    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
         self.phase = Phase.LIVE
         self._live = live
@@ -181,7 +181,7 @@ class WritingConnection(TimedConnection, ABC):
             self._resume()
 
     def follow(
-        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)

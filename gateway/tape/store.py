@@ -35,7 +35,7 @@ _NOBODYS = StreamKey(Group("", ""), "", Partition(""))
 
 
 @dataclass(slots=True)
-class Holding:
+class RouteUsage:
     """What the streams of one route take: tapes, blocks, and bytes of the budget."""
 
     tapes: int = 0
@@ -69,7 +69,7 @@ class TapeStore:
         """Streams that are not to hold bytes, by the keys of those who show no credentials."""
         self.unlaid_bytes = 0
         """Bytes that were not laid for that."""
-        self.holdings: dict[str, Holding] = {}
+        self.holdings: dict[str, RouteUsage] = {}
         """What is held, by route."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped or may no longer be shared, for whoever keeps something made of
@@ -334,7 +334,7 @@ class TapeStore:
         """Take note of what has come to the stream's route, or gone."""
         holding = self.holdings.get(stream.key.route)
         if holding is None:
-            holding = self.holdings[stream.key.route] = Holding()
+            holding = self.holdings[stream.key.route] = RouteUsage()
         holding.tapes += tapes
         holding.blocks += blocks
         holding.cost += cost

@@ -94,7 +94,7 @@ class OriginState:
         return self.state is State.CLOSED and not self.is_ejected
 
 
-class Keeper(Protocol):
+class ConnectionKeeper(Protocol):
     """Keeps a stream's live requests at one origin."""
 
     def leads_to(self, origin: Origin) -> bool:
@@ -263,7 +263,7 @@ class Sent:
         self.is_live = is_live
         self.has_ended = False
         """Whether it was ended here, so that its failure is nobody's."""
-        self.keeper: Keeper | None = None
+        self.keeper: ConnectionKeeper | None = None
         """Where it sticks, if it is live."""
         self.on_end: Callable[[], None] | None = None
         """Ends the request or its answer."""

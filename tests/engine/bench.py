@@ -14,7 +14,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.read import Read
-from gateway.engine.relay import Passed
+from gateway.engine.relay import RelayedRequest
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
@@ -75,7 +75,7 @@ class EngineBench:
         async def chunks() -> Any:
             yield body
 
-        passed = Passed(
+        passed = RelayedRequest(
             self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
             chunks() if body is not None else None,
         )  # fmt: skip

@@ -33,7 +33,7 @@ _FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection"
 _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
-class Asked:
+class Http2Request:
     """What a field list asks for.  One object may be what many requests ask for: nothing of it is changed."""
 
     __slots__ = ("_headers", "_with_body", "_without_body", "alias", "is_malformed", "length", "method", "target")

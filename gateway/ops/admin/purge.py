@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 
@@ -74,7 +74,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`POST /api/purge`."""
     engine = subject.engine
 
-    async def purge(asked: Asked[Nothing, PurgeBody]) -> Purged:
+    async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> Purged:
         body = asked.body
         act = engine.purge.revalidate if body.soft else engine.purge.drop
 

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import BadRequest
 from gateway.http.http2.blocks import block_of, status_block
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.head import VERSION, Asked
+from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.protocol.cache_status import Outcome
@@ -28,7 +28,7 @@ from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
 from gateway.server.remembered import RememberedAnswer
-from gateway.server.request import Giver, Note, Request
+from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NO_ROUTE
 
@@ -98,7 +98,7 @@ class StreamChannel:
 
     versions = frozenset({VERSION})
 
-    def __init__(self, connection: Home, stream: Stream, asked: Asked) -> None:
+    def __init__(self, connection: Home, stream: Stream, asked: Http2Request) -> None:
         self._connection = connection
         self.stream = stream
         self._asked = asked
@@ -115,7 +115,7 @@ class StreamChannel:
         """What the client had left to be sent when that was looked at last."""
         self._is_bodiless = False
         """Whether the answer has no body whatever its head says (RFC 9110 section 6.4.1)."""
-        self._live: Giver | None = None
+        self._live: LiveAnswer | None = None
         """Who gives the answer, where that is told of room and of the client's end; below, what is noted over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
@@ -381,13 +381,13 @@ class StreamChannel:
         if alias is not None and remembered is not None:
             remembered.remember(alias, answer, credential_headers)
 
-    def hand_over(self, giver: Giver) -> None:
-        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
-        self._live = giver
+    def hand_over(self, answering: LiveAnswer) -> None:
+        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
+        self._live = answering
 
     # -- live answers
 
-    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
         self._live = live
         self.live_bytes = 0
@@ -398,7 +398,7 @@ class StreamChannel:
         self._connection.check(self)
 
     def follow(
-        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.protocol.mode import Mode
-from tests.scenarios import test_noted
+from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, bounded, eventually
-from tests.scenarios.test_noted import TRACE, TRACEPARENT, noted
+from tests.scenarios.test_access_log import TRACE, TRACEPARENT, noted
 
-log = test_noted.log
-settings = test_noted.settings
+log = test_access_log.log
+settings = test_access_log.settings
 
 
 async def of_mode(edge: Edge, log: Path, count: int, mode: Mode) -> dict[str, Any]:

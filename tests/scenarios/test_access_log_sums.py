@@ -15,13 +15,13 @@ from gateway.origin.app import RunningOrigin
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import Place
 from tests.ops.log_reading import lines_of
-from tests.scenarios import test_noted
+from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_noted_lives import confirmed
+from tests.scenarios.test_access_log_of_lives import confirmed
 from tests.scenarios.wire import Dropped
 
-log = test_noted.log
-settings = test_noted.settings
+log = test_access_log.log
+settings = test_access_log.settings
 
 
 def counted(edge: Edge) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine import coder as module
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.coder import CODERS, INLINE_BYTES, PATIENCE_S, Coder
 from gateway.engine.read import Read
 from gateway.engine.route import Route
@@ -84,7 +84,7 @@ class Bench:
         parts = Parts()
         parts.add_pieces((body[1:500], body[500:-1]))
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
-        shown = Shown(stream, "-1", end, stream.edition)
+        shown = BodyRun(stream, "-1", end, stream.edition)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, shown=shown)
 
     async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:
@@ -165,14 +165,14 @@ async def test_those_who_ask_for_the_same_share_one_coding() -> None:
 async def test_what_is_there_is_given_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    shown = Shown(stream, "-1", "9", stream.edition)
+    shown = BodyRun(stream, "-1", "9", stream.edition)
     assert bench.coder.ready(shown, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
     data = bench.coder.ready(shown, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
     assert bench.coder.ready(shown, Coding.GZIP) is None
-    assert bench.coder.ready(Shown(stream, "-1", "8", stream.edition), Coding.BR) is None
+    assert bench.coder.ready(BodyRun(stream, "-1", "8", stream.edition), Coding.BR) is None
 
 
 async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
@@ -392,7 +392,7 @@ async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
         assert bench.store.lent == bench.coder.cost
-    assert bench.coder.ready(Shown(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
+    assert bench.coder.ready(BodyRun(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
     assert bench.evicted
     assert hot not in bench.evicted
 

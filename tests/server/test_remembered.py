@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
@@ -18,7 +18,7 @@ from gateway.tape.store import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.telemetry.metrics import NoMetrics
-from tests.engine.test_coding import Bench
+from tests.engine.test_coder import Bench
 
 NAMES = st.sampled_from(["a", "b"])
 OFFSETS = st.sampled_from(["-1", "00000001", "00000003"])
@@ -53,11 +53,11 @@ class Kept:
         self.store.store(stream, start, end, pieces, self.bench.clock.now())
         stream.tape.reached(end)
 
-    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, Shown]:
+    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, BodyRun]:
         reading = stream.tape.read(start, limit)
-        return reading, Shown(stream, start, reading.end, stream.edition)
+        return reading, BodyRun(stream, start, reading.end, stream.edition)
 
-    def remember(self, request: bytes, reading: Reading, shown: Shown) -> None:
+    def remember(self, request: bytes, reading: Reading, shown: BodyRun) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
         pieces, copied = reading.pieces, reading.copied
         self.answers.remember(
@@ -86,7 +86,7 @@ class WhatIsLent(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kept = Kept(300_000)
-        self.read_before: list[tuple[bytes, Reading, Shown]] = []
+        self.read_before: list[tuple[bytes, Reading, BodyRun]] = []
 
     @initialize()
     def begin(self) -> None:
@@ -128,7 +128,7 @@ class WhatIsLent(RuleBasedStateMachine):
         parts = Parts()
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
-        shown = Shown(stream, start, "9", stream.edition)
+        shown = BodyRun(stream, start, "9", stream.edition)
         answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 

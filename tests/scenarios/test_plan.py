@@ -18,7 +18,7 @@ from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
 from tests.plans import MIB, PlanFile, entry
 from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_noted_lives import confirmed
+from tests.scenarios.test_access_log_of_lives import confirmed
 from tests.scenarios.wire import Answer
 
 

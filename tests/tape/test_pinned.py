@@ -16,7 +16,7 @@ from gateway.tape.pinned import PinnedTapes
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
-from tests.tape.test_library import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
+from tests.tape.test_store import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
 
 KEYS = [key("a"), key("a", "p"), key("b")]
 
