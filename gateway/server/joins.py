@@ -22,7 +22,7 @@ _COST: Final = 1_000
 
 
 @dataclass(slots=True)
-class RememberedRequest:
+class SseHead:
     """The head of an SSE response, and what it was made of: the same again within the second."""
 
     headers: CIMultiDict[str]
@@ -42,7 +42,7 @@ class Join:
     """Its Origin header, which shapes what an answer says of CORS."""
     group: PollGroup | None = None
     """Those who have sent the same and wait."""
-    memo: RememberedRequest | None = None
+    sse_head: SseHead | None = None
 
 
 class Joins:

@@ -19,7 +19,7 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.head import response_head
-from gateway.server.joins import Join, RememberedRequest
+from gateway.server.joins import Join, SseHead
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, note_parked
@@ -48,21 +48,21 @@ class LiveAnswers:
     ) -> None:
         """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
-        memo = join.memo
+        sse_head = join.sse_head
         if (
-            memo is not None
-            and memo.second == second
-            and memo.headers is stream.headers
-            and memo.content_type == stream.content_type
+            sse_head is not None
+            and sse_head.second == second
+            and sse_head.headers is stream.headers
+            and sse_head.content_type == stream.content_type
         ):
-            head = memo.head
+            head = sse_head.head
         else:
             try:
                 head = self._sse_head(subscription, join.origin, keeps=keeps, is_chunked=is_chunked)
             except GatewayError:
                 subscription.close()
                 raise
-            join.memo = RememberedRequest(stream.headers, stream.content_type, second, head)
+            join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
         def look(into: Record) -> None:

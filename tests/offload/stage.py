@@ -72,7 +72,7 @@ class Figure:
 class Stage:
     """One case's origin, gateway, writer and crowd."""
 
-    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client, author: OriginClient) -> None:
+    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client, author: Client) -> None:
         self.origin = origin
         self.gateway = gateway
         self.counters = origin.origin.counters
@@ -233,7 +233,7 @@ async def stage(
     settings = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 2.0, **gateway_settings}
     config = GatewayConfig.for_origin(origin.url, **settings)
     gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
-    writer, author = await Client.open(origin.url, Tally()), await OriginClient.open(gateway.gateway_url, Tally())
+    writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())
     # The writer's connection has been accepted by the time it has an answer; it is not the gateway's.
     await writer.send("HEAD", "/")
     origin.origin.counters.reset()

@@ -17,7 +17,7 @@ from gateway.protocol.mode import Mode
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
 from tests.server.conftest import BOUND_S, Pair, ask, start_pair, stop_pair
-from tests.server.test_door import create_closed, get, hits, write
+from tests.server.test_remembered_requests import create_closed, get, hits, write
 
 TEXT = {"Content-Type": "text/plain"}
 

@@ -17,7 +17,7 @@ from gateway.server.deadlines import Phase
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.failures import NotConnected
 from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
-from tests.server.test_door import create_closed, get, hits, write
+from tests.server.test_remembered_requests import create_closed, get, hits, write
 
 
 def clients_of(gateway: RunningGateway) -> list[Connection]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
 from tests.server.conftest import Pair, close, connect, start_pair, stop_pair
-from tests.server.test_door import create_closed
+from tests.server.test_remembered_requests import create_closed
 
 TARGETS = [
     "/s?offset=-1",
