@@ -1,4 +1,4 @@
-"""`python -m reference_pages` writes the generated parts of the reference pages.
+"""`python -m reference_pages` writes the generated parts of the reference pages, and the picture of the layers.
 
 `--check` only names the pages that are not as they would be written.
 """
@@ -15,6 +15,7 @@ from reference_pages.access_log import access_log
 from reference_pages.admin_api import admin_api
 from reference_pages.commands import commands
 from reference_pages.configuration import configuration
+from reference_pages.layers import layers
 from reference_pages.metrics import metrics
 from reference_pages.part import with_part
 from reference_pages.pipeline_tables import pipeline_tables
@@ -29,6 +30,7 @@ PARTS: Final[Mapping[str, tuple[str, Callable[[], str]]]] = {
     "pipeline-tables.md": ("tables", pipeline_tables),
 }
 """By page: the name of its generated part, and the function that makes it."""
+PICTURE: Final = FOLDER.parent / "layers.svg"
 
 
 def wanted(page: str) -> str:
@@ -38,8 +40,9 @@ def wanted(page: str) -> str:
 
 
 def drifted() -> list[str]:
-    """Names of the pages that are not as they would be written."""
-    return [page for page in PARTS if (FOLDER / page).read_text(encoding="utf-8") != wanted(page)]
+    """Names of the files that are not as they would be written."""
+    wrong = [page for page in PARTS if (FOLDER / page).read_text(encoding="utf-8") != wanted(page)]
+    return wrong if PICTURE.read_text(encoding="utf-8") == layers() else [*wrong, PICTURE.name]
 
 
 def main() -> int:
@@ -53,6 +56,7 @@ def main() -> int:
         return int(bool(wrong))
     for page in PARTS:
         (FOLDER / page).write_text(wanted(page), encoding="utf-8")
+    PICTURE.write_text(layers(), encoding="utf-8")
     return 0
 
 

@@ -11,8 +11,9 @@ import pytest
 from gateway.commands.dev_lines import lines_to_paste
 from loadtest.bench.readme import tables
 from loadtest.plan_demo.result import table
-from reference_pages.__main__ import FOLDER, PARTS, drifted, wanted
+from reference_pages.__main__ import FOLDER, PARTS, PICTURE, drifted, wanted
 from reference_pages.configuration import configuration
+from reference_pages.layers import layers
 from reference_pages.part import NoSuchPart, with_part
 from tests.offload import readme as offload
 
@@ -87,6 +88,10 @@ def test_the_pages_show_what_the_experiment_showed(page: str) -> None:
 
 
 # -- the architecture --------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_of_the_layers_is_the_contract_that_is_held() -> None:
+    assert PICTURE.read_text() == layers(), "run make reference"
 
 
 def test_the_architecture_names_files_that_exist_and_every_package() -> None:
