@@ -42,9 +42,9 @@ def layers() -> str:
     rows = list(_rows())
     height = 2 * _MARGIN + len(rows) * (_HEIGHT + _GAP) - _GAP
     width = _WIDTH + 2 * _MARGIN
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' font-family="{_FONT}" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{_FONT}" font-size="14">',
         "  <title>The modules of gateway in layers: each imports only from layers below its own</title>",
         f'  <rect width="{width}" height="{height}" rx="10" fill="#fbfbf9"/>',
     ]
@@ -64,9 +64,8 @@ def _boxes(row: Sequence[str], y: int) -> Iterator[str]:
     width = (_WIDTH - _GAP * (len(row) - 1)) / len(row)
     for number, name in enumerate(row):
         x = _MARGIN + number * (width + _GAP)
-        yield (
-            f'  <rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{_HEIGHT}" rx="6" fill="#e6eef6" stroke="#8aa0b8"/>'
-        )
+        size = f'width="{width:.0f}" height="{_HEIGHT}" rx="6"'
+        yield f'  <rect x="{x:.0f}" y="{y}" {size} fill="#e6eef6" stroke="#8aa0b8"/>'
         purpose = _PURPOSES.get(name, "") if len(row) <= _MOST_EXPLAINED else ""
         said = f'<tspan dx="10" fill="#5a6b85" font-size="12">{purpose}</tspan>' if purpose else ""
         yield (
