@@ -94,7 +94,7 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
-	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find gateway grafana loadtest pyspark_durable_streams reference_pages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
