@@ -26,7 +26,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards check lint types layers format lock clean node
+.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,12 @@ pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and af
 dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana
 
+reference: $(INSTALLED) ## write the generated parts of docs/reference anew, from the code
+	@$(BIN)/python -m reference_pages
+
+docs: $(INSTALLED) ## build the site of docs/ into build/site; a warning fails it
+	@$(BIN)/zensical build --strict --clean
+
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
 lint: $(INSTALLED) ## ruff, rules and format
@@ -88,9 +94,9 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
-	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway grafana loadtest pyspark_durable_streams tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest pyspark_durable_streams reference_pages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
