@@ -89,6 +89,8 @@ async def test_on_a_terminal_streams_are_a_table(streams: dict[str, str], admin:
     ("what", "said", "left"),
     [
         (["/a/one"], "purged 1 stream", ["/a/two", "/b/three"]),
+        (["a/one"], "purged 1 stream", ["/a/two", "/b/three"]),
+        (["--prefix", "a/"], "purged 2 streams", ["/b/three"]),
         (["--prefix", "/a/"], "purged 2 streams", ["/b/three"]),
         (["--key", "nobody"], "purged 0 streams", ["/a/one", "/a/two", "/b/three"]),
         (["--prefix", "/", "--soft"], "doubted 3 streams", ["/a/one", "/a/two", "/b/three"]),
@@ -273,6 +275,7 @@ async def test_a_port_that_is_not_there_is_one_line(command: list[str], url: str
     [
         (["purge"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
         (["purge", "/s", "--key", "k"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
+        (["purge", "http://a/s"], "Invalid value for 'PATH': expected a path such as /demo, got 'http://a/s'"),
         (["top", "--by", "mood"], "Invalid value for '--by'"),
         (["top", "--admin", "ftp://x"], "Invalid value for '--admin': expected an http:// or https:// URL"),
         (["streams", "--limit", "0"], "Invalid value for '--limit'"),
