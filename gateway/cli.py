@@ -77,6 +77,7 @@ app = typer.Typer(
     name=PROGRAM,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _Listen = Annotated[
@@ -113,7 +114,7 @@ def _exit_status() -> int:
     try:
         status = app(prog_name=PROGRAM, standalone_mode=False)
     except (TyperException, ConfigError) as error:
-        _complain(error.format_message() if isinstance(error, TyperException) else str(error))
+        _complain(_with_hint(error) if isinstance(error, TyperException) else str(error))
         return MISUSED
     except (FailedToRunError, CommandFailed, PipelineFailed) as error:
         _complain(str(error))
@@ -122,6 +123,17 @@ def _exit_status() -> int:
         _complain("stopped at once, without draining")
         return FAILED
     return status if isinstance(status, int) else 0
+
+
+def _with_hint(error: TyperException) -> str:
+    """What is wrong with the command line, and where something is missing or unknown, which help to ask for."""
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is None or not text.startswith(("Missing", "No such")):
+        return text
+    dot = "" if text.endswith((".", "?")) else "."
+    try_dev = f"'{PROGRAM} dev' runs a gateway to try; " if context.parent is None and "command" in text else ""
+    return f"{text}{dot} {try_dev}'{context.command_path} --help' tells more."
 
 
 def _print_version(asked: bool) -> None:

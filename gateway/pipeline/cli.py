@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 pipeline = typer.Typer(
     name="pipeline",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="What the access log tells of the traffic, on Spark: tables, miss-ratio curve, plan, report.",
 )

@@ -253,10 +253,11 @@ async def test_a_reload_says_what_changed_and_refuses_what_is_bad(
 async def test_the_token_comes_from_the_environment(durable_origin: RunningOrigin) -> None:
     async with serving(durable_origin, **{TOKEN: "sesame"}) as (_, _, admin):
         assert (await finished("streams", "--admin", admin, environ={TOKEN: "sesame"}))[0] == 0
-        wanted = f"durable-gateway: the admin port wants its token: set {TOKEN}\n"
-        for environ in ({}, {TOKEN: "wrong"}):
+        missing = f"durable-gateway: the admin port wants its token: set {TOKEN}\n"
+        wrong = f"durable-gateway: the admin port does not accept the token in {TOKEN}\n"
+        for environ, said in (({}, missing), ({TOKEN: "wrong"}, wrong)):
             for command in (["streams"], ["purge", "/s"]):
-                assert await finished(*command, "--admin", admin, environ=environ) == (1, "", wanted)
+                assert await finished(*command, "--admin", admin, environ=environ) == (1, "", said)
 
 
 @pytest.mark.parametrize("command", [["streams"], ["top"], ["purge", "/s"], ["drain"], ["reload"]])
