@@ -1,4 +1,4 @@
-"""The command line: `dev`, `serve`, `origin` and `check` here, the clients of `gateway/commands/`, and the pipeline.
+"""The command line: `dev`, `serve` and `origin` here, the commands of `gateway/commands/`, and the pipeline.
 
 Each command here turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for
 every port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 import uvloop
-from rich.console import Console
-from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
 from gateway.clock import SystemClock
 from gateway.commands.append import append
 from gateway.commands.bench import bench
+from gateway.commands.check import check
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
@@ -43,10 +42,8 @@ from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
 from gateway.config import GatewayConfig, ServerConfig
-from gateway.config_credentials import load_credentials
-from gateway.config_file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config_file import ENV_PREFIX, ConfigError, Flag, load_config
 from gateway.config_listener import Place
-from gateway.config_tls import load_tls
 from gateway.config_values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
 from gateway.pipeline.errors import PipelineFailed
@@ -242,20 +239,7 @@ def origin(
     _run(_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 
 
-@app.command()
-def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
-    """Validate a configuration, and the plan that it names; print each value in effect and where it came from."""
-    loaded = load_config(config, environ=os.environ)
-    load_plan(loaded.config)
-    load_credentials(loaded.config, os.environ)
-    load_tls(loaded.config)
-    from gateway.server.listeners import load_certificates
-
-    load_certificates(loaded.config.every_listener, ())
-    _print_settings(loaded)
-
-
-for _command in (tail, append, bench, top, streams, purge, drain, reload):
+for _command in (check, tail, append, bench, top, streams, purge, drain, reload):
     app.command()(_command)
 app.add_typer(pipeline)
 
@@ -440,11 +424,3 @@ def _complain(text: str) -> None:
 def _ready(name: str, url: str) -> None:
     """Say that a port accepts, at once even into a pipe: whoever started us waits for this line."""
     print(f"READY {name} {url}", flush=True)  # noqa: T201
-
-
-def _print_settings(loaded: LoadedConfig) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in loaded.settings()]
-    width = max(len(line) for line, _ in lines)
-    for line, source in lines:
-        console.print(Text(f"{line:<{width}}  # {source}", "dim" if source == "default" else ""))

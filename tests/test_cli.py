@@ -193,7 +193,7 @@ def test_a_variable_of_the_environment_is_refused_like_a_flag(start: Start) -> N
 
 
 def test_check_prints_every_value_and_its_source(start: Start) -> None:
-    command = start("check", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
+    command = start("check", "--all", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
     status, out, err = command.finished()
     assert (status, err) == (0, "")
     said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
