@@ -27,7 +27,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards check lint types layers format lock clean node
+.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,14 @@ pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and af
 
 dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana
+
+man: $(INSTALLED) ## write docs/durable-gateway.1 anew, from the same commands as --help
+	@$(BIN)/python -m tests.man_page
+
+package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with twine
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/twine check --strict dist/*
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 

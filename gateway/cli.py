@@ -72,7 +72,6 @@ class FailedToRunError(Exception):
 
 app = typer.Typer(
     name=PROGRAM,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
