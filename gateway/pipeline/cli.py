@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 pipeline = typer.Typer(
     name="pipeline",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="What the access log tells of the traffic, on Spark: tables, miss-ratio curve, plan, report.",
 )
 """The commands, for whoever puts a command line together."""

@@ -80,9 +80,10 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         refused: Refused | None = None
+        is_endpoint = request.match_info.http_exception is None
         try:
             guard.check(request, is_open=is_open(request.path), is_verbose=_VERBOSE in request.query)
-            if request.match_info.http_exception is None:
+            if is_endpoint:
                 guard.check_change(request)
             response = await handler(request)
         except Refused as error:
@@ -96,7 +97,7 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
             _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
             refused = Refused(500, "internal error")
         path = request.rel_url.raw_path
-        is_change = request.method not in ("GET", "HEAD") and path not in _QUESTIONS
+        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in _QUESTIONS
         if refused is not None:
             if is_change or refused.status in (401, 403):
                 audit.refused(request.method, path, request.remote, refused)
