@@ -14,6 +14,7 @@ from tests.commands.runs import finished
 from tests.commands.warm import ROOT
 
 OPTIONS = {
+    "check": ["CONFIG", "--all", "--quiet", "--json", "--probe"],
     "tail": ["URL", "--from", "--sse", "--long-poll", "--offsets", "--header"],
     "append": ["URL", "--json", "--lines", "--binary", "--create", "--close", "--retry-for", "--header"],
     "bench": ["URL", "--seconds", "--connections", "--subscribers", "--json", "--header"],
