@@ -28,14 +28,14 @@ class ListenerFigures:
     def families(self) -> Iterator[Metric]:
         """The series as they stand."""
         yield counter(
-            "gateway_tls_handshake_failures",
+            "durable_gateway_tls_handshake_failures",
             "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes "
             "connections that were dropped for their PROXY header before.",
             ("listener", "reason"),
             self.handshake_failures.items(),
         )
         yield counter(
-            "gateway_certificate_failures",
+            "durable_gateway_certificate_failures",
             "Certificates in files that could not be used when they were taken anew, so that older ones stay in use. "
             "Excludes those that a configuration names for the first time: it is refused as a whole.",
             ("listener",),
@@ -46,7 +46,7 @@ class ListenerFigures:
         for listener, name, at in self.expiries():
             soonest[listener, name] = min(at, soonest.get((listener, name), at))
         yield gauge(
-            "gateway_certificate_expiry_timestamp_seconds",
+            "durable_gateway_certificate_expiry_timestamp_seconds",
             "When a certificate in use expires, in Unix seconds, by its first host name. "
             "Excludes those of its authorities.",
             ("listener", "name"),

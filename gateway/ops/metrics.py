@@ -288,49 +288,51 @@ class Metrics(Collector):
     def _own(self) -> Iterator[Metric]:
         """What has no route."""
         yield counter(
-            "gateway_downstream_bytes",
+            "durable_gateway_downstream_bytes",
             "Body bytes handed to clients' connections as they went, whether or not they were read. Excludes headers.",
             (),
             [((), self.downstream_count.value)],
         )
         yield counter(
-            "gateway_slow_consumers",
+            "durable_gateway_slow_consumers",
             "Clients that did not keep up: moved, back to reading the tape at their own pace, or closed after that. "
             "Excludes those that went away by themselves.",
             ("action",),
             [(("closed" if is_closed else "moved",), count.value) for is_closed, count in self.slow_consumers.items()],
         )
         yield counter(
-            "gateway_evictions",
+            "durable_gateway_evictions",
             "Tapes dropped to stay within the byte budget, and blocks of the one tape that is larger than all of it. "
             "Excludes those dropped because their stream was deleted, expired or was purged.",
             ("route",),
             [((route,), figures.evictions.value) for route, figures in self.routes.items()],
         )
         yield counter(
-            "gateway_log_drops",
+            "durable_gateway_log_drops",
             "Records of the access log given up: because its queue was full, because the sink refused them for good, "
             "or unwritten when the gateway left. Excludes what a sink took and lost.",
             (),
             [((), self.log_drop_count.value)],
         )
         yield histogram(
-            "gateway_event_loop_delay_seconds",
+            "durable_gateway_event_loop_delay_seconds",
             "How much later than asked the event loop called a timer, ten times a second. Excludes time in threads.",
             (),
             [((), self.loop_delays)],
         )
         yield gauge(
-            "gateway_cache_bytes",
+            "durable_gateway_cache_bytes",
             "Stream bytes on tapes and compressed ones made of them. Excludes indexes, buffers, bodies in flight.",
             (),
             [((), self.cache_bytes)],
         )
         yield gauge(
-            "gateway_cache_limit_bytes",
-            "The byte budget that gateway_cache_bytes is kept within.",
+            "durable_gateway_cache_limit_bytes",
+            "The byte budget that durable_gateway_cache_bytes is kept within.",
             (),
             [((), self.cache_limit_bytes)],
         )
         for name, most in self.limits.items():
-            yield gauge(f"gateway_{name}_limit", f"The most that gateway_{name} may be.", (), [((), most)])
+            yield gauge(
+                f"durable_gateway_{name}_limit", f"The most that durable_gateway_{name} may be.", (), [((), most)]
+            )

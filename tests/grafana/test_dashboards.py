@@ -60,7 +60,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     text, _ = metrics.exposition()
     existing = {figure.name for figure in figures(text.decode(), "a")}
     # What has a child only where something is: connections to origins.
-    existing |= {f"gateway_upstream_connection{more}" for more in ("s", "_oldest_seconds", "_mean_seconds")}
+    existing |= {f"durable_gateway_upstream_connection{more}" for more in ("s", "_oldest_seconds", "_mean_seconds")}
     for asked in (*panel_queries(), *alert_queries()):
         assert names(asked.query) - existing == set(), asked.where
 

@@ -138,7 +138,7 @@ def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
 
 
 def failures(gateway: RunningGateway) -> dict[str, int]:
-    return {why: int(n) for (why,), n in figures(gateway, "gateway_tls_handshake_failures_total").items()}
+    return {why: int(n) for (why,), n in figures(gateway, "durable_gateway_tls_handshake_failures_total").items()}
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -373,7 +373,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
     context = authority.client()
     reader, writer = await live(gateway, context)
     before = await serial(gateway, context)
-    (expiry,) = figures(gateway, "gateway_certificate_expiry_timestamp_seconds").values()
+    (expiry,) = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds").values()
 
     authority.issue("edge.test", days=9)
     if by == "reload":
@@ -389,7 +389,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
             while not await looked():
                 pass
     assert await serial(gateway, context) != before
-    assert figures(gateway, "gateway_certificate_expiry_timestamp_seconds") == {
+    assert figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds") == {
         ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
     }
     await append(gateway, context, b"!more!")
@@ -415,14 +415,14 @@ async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
             authority.issue("edge.test", file="new")
             (pair.certificate.parent / "new.crt").replace(pair.certificate)
     authority.issue("other.test", days=9)
-    expiries = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    expiries = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     await gateway.reload()
     assert await serial(gateway, context) == before
-    assert figures(gateway, "gateway_certificate_failures_total") == {(): 1}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
     lines = [record.getMessage() for record in caplog.records if record.name == "gateway.listeners"]
     assert len(lines) == 1
     assert "listener[0].tls.certificates[0]" in lines[0]
-    now = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    now = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     assert now["edge.test",] == expiries["edge.test",]
     assert now["other.test",] > expiries["other.test",]
     # And mended it is taken.
@@ -447,7 +447,7 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
         while await serial(gateway, context) == before:
             bench.clock.advance(LOOK_S)
             await asyncio.sleep(0.005)
-    assert figures(gateway, "gateway_certificate_failures_total") == {}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {}
 
 
 async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
