@@ -109,7 +109,7 @@ class RunningGateway:
     @property
     def connections(self) -> int:
         """Client connections open now."""
-        return sum(map(len, self._entrance.every_clients))
+        return self._entrance.connections()
 
     def sample(self) -> Sample:
         """The counters as they stand."""
@@ -281,7 +281,7 @@ async def start_gateway(
     gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
-        look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
+        look_at, engine, entrance.connections, lambda: Unsent(*entrance.unsent()), lambda: gateway.is_ready
     )
     application = admin_application(gateway, guard, partitions)
     places = (lambda: gateway.gateway_url, lambda: entrance.listeners.inside_url)

@@ -83,6 +83,8 @@ class Clients:
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[Client] = set()
+        self.counted: Callable[[], int] = self.__len__
+        """Open connections that share the bound `max_connections`; those of other listeners are among them."""
         self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
@@ -98,7 +100,7 @@ class Clients:
     def admit(self, client: Client) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
-        if self.is_leaving or len(self._open) >= self.limits.max_connections:
+        if self.is_leaving or self.counted() >= self.limits.max_connections:
             self._emptied.fire()
             return False
         self._open.add(client)

@@ -344,6 +344,22 @@ async def test_openings_count_as_connections_and_are_let_go(bench: Bench, author
     await close(first)
 
 
+@pytest.mark.parametrize("full", [0, 1])
+async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: int) -> None:
+    gateway = await bench.start(
+        {"address": "127.0.0.1:0", "redirect_to_https": True}, {"address": "127.0.0.1:0"}, max_connections=1
+    )
+    reader, writer = await open_to(gateway, index=full)
+    await eventually(lambda: gateway.connections == 1)
+    assert await raw(gateway, REQUEST, index=1 - full) == b""
+    assert gateway.connections == 1
+    # The one that is in is answered, and makes room when it goes.
+    status = (await answered(reader, writer)).status
+    assert status == (200 if full else 308)
+    await eventually(lambda: gateway.connections == 0)
+    assert (await answered(*await open_to(gateway, index=1 - full))).status == (308 if full else 200)
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 
 
@@ -429,6 +445,44 @@ async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
     authority.issue("edge.test")
     await gateway.reload()
     assert await serial(gateway, context) != before
+
+
+async def is_let_in(gateway: RunningGateway, context: ssl.SSLContext) -> bool:
+    """Whether a client with this certificate is answered.  Over TLS 1.3 it learns of a refusal when it reads."""
+    try:
+        return (await answered(*await open_to(gateway, context))).status == 200
+    except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+        return False
+
+
+@pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
+async def test_a_pair_that_stays_as_it_was_goes_by_the_new_authorities(
+    bench: Bench, authority: Authority, tmp_path: Path, spoil: str
+) -> None:
+    """A pair that cannot be read is no reason to go on letting in clients of an authority that is trusted no more."""
+    (tmp_path / "new").mkdir()
+    successor = Authority(tmp_path / "new", "successor")
+    pair = authority.issue("edge.test")
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    gateway = await bench.start(tls(pair, client_ca=str(trusted), client_certificates="required"))
+    old, new = (authority.client(by.issue("client")) for by in (authority, successor))
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (True, False)
+    match spoil:
+        case "cut":
+            pair.certificate.write_bytes(pair.certificate.read_bytes()[:200])
+        case "gone":
+            pair.key.unlink()
+        case _:
+            authority.issue("edge.test", file="another").certificate.replace(pair.certificate)
+    trusted.write_bytes(successor.file.read_bytes())
+    await gateway.reload()
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
+    # Authorities that cannot be read change nothing.
+    trusted.write_bytes(b"")
+    await gateway.reload()
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
 
 
 async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, tmp_path: Path) -> None:
