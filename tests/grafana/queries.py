@@ -110,7 +110,7 @@ def sums(query: str) -> list[Sum]:
 
 def names(query: str) -> set[str]:
     """The series that a query reads."""
-    return set(re.findall(r"\b(?:gateway|process)_[a-z_]+", query))
+    return set(re.findall(r"\b(?:durable_gateway|process)_[a-z_]+", query))
 
 
 def evaluate(one: Sum, own: Iterable[Figure]) -> Series:
