@@ -131,7 +131,7 @@ def _variables() -> tuple[Any, ...]:
     return (
         builders.DatasourceVariable("datasource").label("Data source").type("prometheus"),
         _choice("instance", "Gateway", "label_values(durable_gateway_build_info, instance)"),
-        _choice("route", "Route", "label_values(durable_gateway_tapes, route)"),
+        _choice("route", "Route", "label_values(durable_gateway_requests_total, route)"),
     )
 
 

@@ -23,6 +23,7 @@ from gateway import __version__
 from gateway.metrics_seam import NO_ROUTE
 from gateway.ops.families import (
     build_family,
+    by_route,
     client_families,
     coding_families,
     counter,
@@ -305,7 +306,7 @@ class Metrics(Collector):
             "Tapes dropped to stay within the byte budget, and blocks of the one tape that is larger than all of it. "
             "Excludes those dropped because their stream was deleted, expired or was purged.",
             ("route",),
-            [((route,), figures.evictions.value) for route, figures in self.routes.items()],
+            by_route(self.routes, lambda figures: figures.evictions.value),
         )
         yield counter(
             "durable_gateway_log_drops",
