@@ -277,6 +277,7 @@ async def start_gateway(
     entrance.show(load_certificates(config.every_listener, entrance.listeners.alpn))
     clients = entrance.clients
     metrics.before_collect = clients.count
+    metrics.http2 = clients.http2
     metrics.listeners.expiries = entrance.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
     metrics.plan = gateway.plan_figures.look

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.http.http2.counts import SessionCounts
 from gateway.metrics_seam import NO_ROUTE
 from gateway.ops.families import (
     build_family,
@@ -33,6 +34,7 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.http2_families import http2_families
 from gateway.ops.listener_figures import ListenerFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
@@ -106,6 +108,8 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Looks at the gateway."""
         self.listeners = ListenerFigures()
+        self.http2 = SessionCounts()
+        """Counts of clients' HTTP/2 sessions; whoever has the sessions puts its own here."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Looks at the cache plan in effect."""
         if registry is None:
@@ -273,6 +277,7 @@ class Metrics(Collector):
         yield from state_families(state, self.routes)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
+        yield from http2_families(self.http2)
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield build_family(self._version)

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from gateway.clock import Clock, SystemClock
 from gateway.config import LimitsConfig
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.metrics_seam import Recorder
@@ -85,6 +86,8 @@ class Clients:
         self._open: set[Client] = set()
         self.counted: Callable[[], int] = self.__len__
         """Open connections that share the bound `max_connections`; those of other listeners are among them."""
+        self.http2 = SessionCounts()
+        """Of those among them that speak HTTP/2."""
         self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""

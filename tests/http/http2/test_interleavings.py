@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import Begun, Ended, Part
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
@@ -41,7 +42,7 @@ class Exchange:
 
     def __init__(self, windows: int) -> None:
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        self.session = Session(128)
+        self.session = Session(128, SessionCounts())
         self.client.initiate_connection()
         self.up = self.down = b""
         self.streams: dict[int, Stream] = {}
