@@ -169,6 +169,15 @@ class RunningGateway:
         """
         if self._load is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
+        try:
+            change = await self._take_anew()
+        except Exception:
+            self.metrics.operations.reload(is_taken=False)
+            raise
+        self.metrics.operations.reload(is_taken=True)
+        return change
+
+    async def _take_anew(self) -> Change:
         async with self._reloading:
             wanted, plan, credentials, tls, certificates = await self._reader.read()
             change = config_change(self.config, wanted)

@@ -36,6 +36,7 @@ from gateway.ops.families import (
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
 from gateway.ops.http2_families import http2_families
 from gateway.ops.listener_figures import ListenerFigures
+from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
@@ -108,6 +109,7 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Looks at the gateway."""
         self.listeners = ListenerFigures()
+        self.operations = OperationFigures()
         self.http2 = SessionCounts()
         """Counts of clients' HTTP/2 sessions; whoever has the sessions puts its own here."""
         self.plan: Callable[[], PlanState | None] = lambda: None
@@ -278,6 +280,7 @@ class Metrics(Collector):
         yield from origin_families(state.origins)
         yield from self.listeners.families()
         yield from http2_families(self.http2)
+        yield from self.operations.families()
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield build_family(self._version)
