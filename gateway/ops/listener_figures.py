@@ -1,9 +1,13 @@
-"""What is counted at listeners, and the series of it."""
+"""What is counted at listeners, and the series of it.
+
+A listener's counters begin at 0 when it opens with TLS, with every reason for which a handshake can fail: alerts divide
+the rates of failures by those of all handshakes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -14,10 +18,20 @@ class ListenerFigures:
     """Counts by listener, which is named by its address in the configuration."""
 
     def __init__(self) -> None:
+        self.handshakes: Counter[str] = Counter()
         self.handshake_failures: Counter[tuple[str, str]] = Counter()
         self.kept: Counter[str] = Counter()
         self.expiries: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()
         """Looks at what is shown: listener, the certificate's first name, and the Unix second when it expires."""
+
+    def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
+        self.handshakes[listener] += 0
+        self.kept[listener] += 0
+        for reason in reasons:
+            self.handshake_failures[listener, reason] += 0
+
+    def handshake(self, listener: str) -> None:
+        self.handshakes[listener] += 1
 
     def handshake_failure(self, listener: str, reason: str) -> None:
         self.handshake_failures[listener, reason] += 1
@@ -27,6 +41,12 @@ class ListenerFigures:
 
     def families(self) -> Iterator[Metric]:
         """The series as they stand."""
+        yield counter(
+            "durable_gateway_tls_handshakes",
+            "TLS handshakes with clients that were completed, resumed sessions included. Excludes those that failed.",
+            ("listener",),
+            (((listener,), n) for listener, n in self.handshakes.items()),
+        )
         yield counter(
             "durable_gateway_tls_handshake_failures",
             "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes "

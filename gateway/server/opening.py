@@ -93,6 +93,8 @@ class Door:
     """Whether every connection begins with a PROXY header."""
     context: Callable[[], ssl.SSLContext] | None
     """The certificates now; None where there is no TLS."""
+    on_handshake: Callable[[], None]
+    """Called when a handshake is completed."""
     on_failure: Callable[[HandshakeFailure], None]
 
 
@@ -287,6 +289,7 @@ class Opening(asyncio.Protocol):
             if rest:
                 protocol.data_received(rest)
             return
+        door.on_handshake()
         secure = TlsTransport(transport, tls, self._incoming, self._outgoing, protocol)
         secure.connect()
         if rest:

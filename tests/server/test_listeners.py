@@ -138,7 +138,8 @@ def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
 
 
 def failures(gateway: RunningGateway) -> dict[str, int]:
-    return {why: int(n) for (why,), n in figures(gateway, "durable_gateway_tls_handshake_failures_total").items()}
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total").items()
+    return {why: int(n) for (why,), n in counted if n}
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -160,6 +161,19 @@ async def test_a_stream_is_read_over_tls(bench: Bench, authority: Authority, ver
         assert (response.status, response.body) == (200, b"hello")
     assert gateway.gateway_url.startswith("https://127.0.0.1:")
     assert failures(gateway) == {}
+
+
+async def test_handshakes_are_counted_from_the_start_on(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"})
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 0}
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total")
+    assert set(counted.values()) == {0}
+    assert ("refused",) in counted
+    assert (await answered(*await open_to(gateway, authority.client()))).status == 200
+    assert (await answered(*await open_to(gateway, index=1))).status == 200
+    await raw(gateway, REQUEST)
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 1}
+    assert failures(gateway) == {"plain_http": 1}
 
 
 async def test_several_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
@@ -501,7 +515,7 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
         while await serial(gateway, context) == before:
             bench.clock.advance(LOOK_S)
             await asyncio.sleep(0.005)
-    assert figures(gateway, "durable_gateway_certificate_failures_total") == {}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
 async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
