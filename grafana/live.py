@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantiles, rate, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, quantiles, rate, total
 
 _LIVE: Final = 'mode=~"longpoll|sse"'
 
@@ -77,6 +77,13 @@ LIVE: Final = Board(
                     "From the arrival of an event until the last reader of its stream was handed it.",
                     "s",
                     quantiles("durable_gateway_delivery_delay_seconds"),
+                ),
+                Panel(
+                    "Delays of deliveries",
+                    "How many rounds over the readers of a stream took how long.",
+                    "s",
+                    buckets("durable_gateway_delivery_delay_seconds"),
+                    "heat",
                 ),
                 Panel(
                     "Bytes to clients",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantiles, rate, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, quantiles, rate, total
 
 ORIGIN: Final = Board(
     "origin",
@@ -100,6 +100,13 @@ ORIGIN: Final = Board(
                     "The same for PUT, POST and DELETE, their bodies included.",
                     "s",
                     quantiles("durable_gateway_upstream_first_byte_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                ),
+                Panel(
+                    "First bytes of catch-up reads",
+                    "How many took how long.",
+                    "s",
+                    buckets("durable_gateway_upstream_first_byte_seconds", f'{ROUTE},mode="catchup"'),
+                    "heat",
                 ),
                 Panel(
                     "Lost live requests",

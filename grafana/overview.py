@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantile, quantiles, rate, share, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, quantile, quantiles, rate, share, total
 from grafana.spared import BYTES_SPARED, BYTES_TEXT, REQUESTS_SPARED, REQUESTS_TEXT, SPARED
 
 _ERRORS: Final = 'outcome=~"refused|failed"'
@@ -198,6 +198,27 @@ OVERVIEW: Final = Board(
                     "PUT, POST and DELETE are the origin's to answer: this is its time and the network's.",
                     "s",
                     quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                ),
+                Panel(
+                    "First bytes of catch-up reads",
+                    "How many took how long: two bands are two kinds of reads, such as hits and misses.",
+                    "s",
+                    buckets("durable_gateway_first_byte_seconds", f'{ROUTE},mode="catchup"'),
+                    "heat",
+                ),
+                Panel(
+                    "Durations of catch-up reads",
+                    "How many took how long. Repeated hits are in the lowest bucket.",
+                    "s",
+                    buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
+                    "heat",
+                ),
+                Panel(
+                    "Durations of writes",
+                    "How many took how long.",
+                    "s",
+                    buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                    "heat",
                 ),
                 Panel(
                     "Event loop's delay",

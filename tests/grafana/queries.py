@@ -22,10 +22,10 @@ WINDOW = "1m"
 
 _SUM = re.compile(
     r"(?P<how>sum|max|min|count)(?: by \((?P<by>[^)]*)\))? "
-    r"\((?:(?:rate|increase|delta)\()?(?P<name>[a-z_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
+    r"\((?:(?:rate|increase|delta)\()?(?P<name>[a-z0-9_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
 )
 _MATCHER = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
-_SELECTION = re.compile(r"\b((?:durable_gateway|process)_[a-z_]+)(?:\{([^}]*)\})?")
+_SELECTION = re.compile(r"\b((?:durable_gateway|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 
 Series = dict[tuple[tuple[str, str], ...], float]
 """Values by labels, sorted by name; labels that are empty are none."""
@@ -87,6 +87,15 @@ def panel_queries() -> list[Asked]:
             query = target["expr"].replace("$instance", ".*").replace("$route", ".*")
             asked.append(Asked(f"{name}: {panel['title']}", query.replace("$__rate_interval", WINDOW)))
     return asked
+
+
+def annotation_queries() -> list[Asked]:
+    """What every dashboard marks its moments by."""
+    return [
+        Asked(f"{path.stem}: {mark['name']}", mark["expr"].replace("$instance", ".*"))
+        for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+        for mark in json.loads(path.read_text())["annotations"]["list"]
+    ]
 
 
 def alerts() -> list[dict[str, Any]]:

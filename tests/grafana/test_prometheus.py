@@ -16,6 +16,7 @@ from gateway.app import RunningGateway, start_gateway
 from gateway.config import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
+from tests.certificates import Authority
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
 from tests.grafana.prometheus import Prometheus, running_prometheus
 from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
@@ -28,6 +29,7 @@ RESTLESS = ("process_", "durable_gateway_event_loop_delay", "durable_gateway_ups
 
 MOVED = {
     "durable_gateway_cache_bytes",
+    "durable_gateway_certificate_expiry_timestamp_seconds",
     "durable_gateway_compression_input_bytes_total",
     "durable_gateway_compression_output_bytes_total",
     "durable_gateway_compressions_total",
@@ -58,6 +60,8 @@ MOVED = {
     "durable_gateway_tape_blocks",
     "durable_gateway_tape_bytes",
     "durable_gateway_tapes",
+    "durable_gateway_tls_handshake_failures_total",
+    "durable_gateway_tls_handshakes_total",
     "durable_gateway_upstream_bytes_total",
     "durable_gateway_upstream_connection_mean_seconds",
     "durable_gateway_upstream_connection_oldest_seconds",
@@ -94,17 +98,19 @@ class Stage(NamedTuple):
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     origin = await start_origin()
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost", days=90)
     plan = PlanFile(tmp_path / "plan.json")
     write_plan(plan)
     config = GatewayConfig.for_origin(
         origin.url,
         file=str(plan.path),
         warm_s=10.0,
-        listen="127.0.0.1:0",
         admin="127.0.0.1:0",
         cache_bytes=400_000,
         live_linger_s=0.0,
         shutdown_timeout_s=1.0,
+        listeners=[{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": {"certificates": [pair.as_config()]}}],
     )
     connector = TCPConnector(limit=0)
     async with ClientSession(timeout=ClientTimeout(total=BOUND_S), connector=connector) as session:
@@ -116,6 +122,10 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
             # Rates begin with the second sample: the zeros are to be seen first.
             await prometheus.scrapes(2)
             await ask_everything(session, gateway.gateway_url, origin.origin.faults)
+            secure = int(gateway.listeners.urls[-1].rpartition(":")[2])
+            assert await send(session, "GET", f"http://127.0.0.1:{secure}/closed?offset=-1") == 400
+            async with session.get(f"https://localhost:{secure}/closed?offset=-1", ssl=authority.client()) as reply:
+                assert reply.status == 200
             async with live_readers(session, gateway.gateway_url):
                 own, at = await at_rest(session, gateway, prometheus)
                 yield Stage(gateway, origin, past_it, prometheus, own, at)
