@@ -87,6 +87,7 @@ async def test_live_readers_are_counted_while_they_are_there(bench: Bench, origi
     assert told["is_followed"]
     assert [reader["mode"] for reader in told["live_readers"]] == ["sse", "sse"]
     assert {reader["at"] for reader in told["live_readers"]} == {told["tail"]}
+    assert [reader["clients"] for reader in told["live_readers"]] == [1, 1]
     overview = await bench.get("/api/overview")
     assert overview["subscribers"] == {"longpoll": 0, "sse": 2}
     assert overview["followed_streams"] == 1
