@@ -287,6 +287,7 @@ async def start_gateway(
     clients = entrance.clients
     metrics.before_collect = clients.count
     metrics.http2 = clients.http2
+    metrics.listeners.refused = entrance.refused
     metrics.listeners.expiries = entrance.listeners.expiries
     gateway = RunningGateway(config, engine, metrics, entrance, load, Planned(engine, rng), log, environ, shown_files)
     metrics.plan = gateway.plan_figures.look

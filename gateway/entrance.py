@@ -17,7 +17,7 @@ from gateway.metrics_seam import Recorder
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
-from gateway.server.clients import AsyncHandler, Clients, Handler, Work
+from gateway.server.clients import AsyncHandler, Clients, Handler, Refusal, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.front import Front
 from gateway.server.http2.connection import Http2Connection
@@ -78,6 +78,10 @@ class Entrance:
     def connections(self) -> int:
         """Client connections that are open now, at whichever listener."""
         return sum(map(len, self.every_clients))
+
+    def refused(self) -> dict[str, int]:
+        """Connections that were refused, by why."""
+        return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in Refusal}
 
     def unsent(self) -> tuple[int, int]:
         """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""

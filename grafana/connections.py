@@ -16,13 +16,19 @@ CONNECTIONS: Final = Board(
             (
                 Panel(
                     "Open",
-                    "Client connections by gateway, and the most that each takes. Beyond it clients are refused.",
+                    "Client connections by gateway, and the most that each takes.",
                     "short",
                     (
                         Query(total("durable_gateway_connections", "instance", GATEWAY), "{{instance}}"),
                         Query(f"max (durable_gateway_connections_limit{{{GATEWAY}}})", "most"),
                     ),
-                    width=12,
+                ),
+                Panel(
+                    "Refused",
+                    "limit: max_connections are open. leaving: the gateway drains. proxy: a PROXY header is missing, "
+                    "malformed or not trusted.",
+                    "ops",
+                    (Query(rate("durable_gateway_connections_refused_total", "reason", GATEWAY), "{{reason}}"),),
                 ),
                 Panel(
                     "Over HTTP/2",
@@ -32,7 +38,6 @@ CONNECTIONS: Final = Board(
                         Query(total("durable_gateway_http2_connections", matching=GATEWAY), "connections"),
                         Query(total("durable_gateway_http2_streams", matching=GATEWAY), "requests"),
                     ),
-                    width=12,
                 ),
             ),
         ),

@@ -7,7 +7,7 @@ the rates of failures by those of all handshakes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -23,6 +23,8 @@ class ListenerFigures:
         self.kept: Counter[str] = Counter()
         self.expiries: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()
         """Looks at what is shown: listener, the certificate's first name, and the Unix second when it expires."""
+        self.refused: Callable[[], Mapping[str, int]] = dict
+        """Looks at the connections that were refused, by reason."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         self.handshakes[listener] += 0
@@ -41,6 +43,13 @@ class ListenerFigures:
 
     def families(self) -> Iterator[Metric]:
         """The series as they stand."""
+        yield counter(
+            "durable_gateway_connections_refused",
+            "Client connections closed unanswered: limit beyond max_connections, leaving in a drain, proxy for a PROXY "
+            "header that is missing, malformed or not trusted. Excludes failed TLS handshakes.",
+            ("reason",),
+            (((reason,), n) for reason, n in self.refused().items()),
+        )
         yield counter(
             "durable_gateway_tls_handshakes",
             "TLS handshakes with clients that were completed, resumed sessions included. Excludes those that failed.",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from gateway.clock import Clock, SystemClock
@@ -30,6 +32,17 @@ AsyncHandler = Callable[[Request], Work]
 """Answers a request."""
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
+
+
+class Refusal(StrEnum):
+    """Why a connection that was accepted is closed before anything is read, or without an answer."""
+
+    LIMIT = "limit"
+    """`max_connections` are open."""
+    LEAVING = "leaving"
+    """The gateway drains."""
+    PROXY = "proxy"
+    """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
 
 class Client(Protocol):
@@ -86,6 +99,8 @@ class Clients:
         self._open: set[Client] = set()
         self.counted: Callable[[], int] = self.__len__
         """Open connections that share the bound `max_connections`; those of other listeners are among them."""
+        self.refused: Counter[Refusal] = Counter()
+        """Connections that were refused."""
         self.http2 = SessionCounts()
         """Of those among them that speak HTTP/2."""
         self.known = KnownFields()
@@ -103,7 +118,9 @@ class Clients:
     def admit(self, client: Client) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
-        if self.is_leaving or self.counted() >= self.limits.max_connections:
+        is_full = self.counted() >= self.limits.max_connections
+        if self.is_leaving or is_full:
+            self.refused[Refusal.LEAVING if self.is_leaving else Refusal.LIMIT] += 1
             self._emptied.fire()
             return False
         self._open.add(client)

@@ -15,7 +15,7 @@ from typing import Final, Protocol, cast
 
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, Refusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 from gateway.wheel import NEVER
 
@@ -147,6 +147,8 @@ class Opening(asyncio.Protocol):
             self._door.on_failure(HandshakeFailure.TIMEOUT)
             # It has been counted.
             self._ssl = None
+        elif self._expects_proxy:
+            self._door.clients.refused[Refusal.PROXY] += 1
         self.drop()
 
     # -- asyncio's side
@@ -159,6 +161,7 @@ class Opening(asyncio.Protocol):
             return
         if door.expects_proxy:
             if door.proxies is not None and not door.proxies.trusts(peer_of(transport)):
+                door.clients.refused[Refusal.PROXY] += 1
                 transport.abort()
                 return
             self._watch(door.clients.limits.client_header_timeout_s)
@@ -216,6 +219,7 @@ class Opening(asyncio.Protocol):
         try:
             header = read_proxy_header(self._data)
         except BadProxyHeader:
+            self._door.clients.refused[Refusal.PROXY] += 1
             self._transport.abort()
             return None
         if header is None:

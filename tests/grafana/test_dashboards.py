@@ -20,6 +20,7 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.plan_state import PlanState
 from gateway.ops.spared import READ_MODES
 from gateway.ops.state import State
+from gateway.server.clients import Refusal
 from gateway.server.opening import HandshakeFailure
 from gateway.upstream.connections import Connections
 from gateway.upstream.pool import Origins
@@ -71,6 +72,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
     metrics.plan = lambda: state
     metrics.listeners.speaks_tls(":443", [reason.value for reason in HandshakeFailure])
+    metrics.listeners.refused = lambda: dict.fromkeys(Refusal, 0)
     metrics.listeners.expiries = lambda: [(":443", "edge.test", 1e9)]
     origins = Origins(ManualClock(), Random(1), lambda line: None)
     origins.take([RouteConfig(origin="http://a")], OriginsConfig(), {})

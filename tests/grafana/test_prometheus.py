@@ -19,7 +19,16 @@ from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
 from tests.certificates import Authority
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
 from tests.grafana.prometheus import Prometheus, running_prometheus
-from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
+from tests.grafana.queries import (
+    Figure,
+    alert_queries,
+    alerts,
+    annotation_queries,
+    evaluate,
+    figures,
+    panel_queries,
+    sums,
+)
 from tests.plans import PlanFile
 
 BOUND_S = 60.0
@@ -199,6 +208,11 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
         parts = [evaluate(one, stage.own) for one in sums(asked.query)]
         if all(part and any(part.values()) for part in parts):
             assert any(value > 0 and math.isfinite(value) for value in found.values()), (asked, found)
+
+    # What marks a moment is understood, and the start is one.
+    marks = {asked.where: await stage.prometheus.query(asked.query, stage.at) for asked in annotation_queries()}
+    (started_ms,) = marks["overview: Starts"].values()
+    assert 0 < started_ms / 1000 <= stage.at
 
     # Every alert is evaluated, has figures to go by, and is silent.
     groups = (await stage.prometheus.get("rules"))["groups"]

@@ -367,6 +367,8 @@ async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: 
     await eventually(lambda: gateway.connections == 1)
     assert await raw(gateway, REQUEST, index=1 - full) == b""
     assert gateway.connections == 1
+    refused = figures(gateway, "durable_gateway_connections_refused_total")
+    assert refused == {("limit",): 1, ("leaving",): 0, ("proxy",): 0}
     # The one that is in is answered, and makes room when it goes.
     status = (await answered(reader, writer)).status
     assert status == (200 if full else 308)
@@ -608,6 +610,7 @@ async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, client_header_timeout_s=0.1)
     assert await raw(gateway, sent) == b""
     assert gateway.connections == 0
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == 1
 
 
 @pytest.mark.parametrize(("trusted", "is_let_in"), [(["127.0.0.0/8"], True), (["10.0.0.0/8", "unix"], False)])
@@ -616,6 +619,7 @@ async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, truste
     close_it = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     said = await raw(gateway, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + close_it)
     assert said.startswith(b"HTTP/1.1 200 ") is is_let_in
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == (0 if is_let_in else 1)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
