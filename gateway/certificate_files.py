@@ -88,7 +88,8 @@ class Pem:
         return cls(*found)
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Have a context show the pair.  ssl.SSLError where the two do not belong together."""
+        """Have a context show the pair.  ssl.SSLError where the two do not belong together, OSError where the system
+        has no room for them."""
         with ExitStack() as stack:
             certificate = stack.enter_context(_as_file(self.certificate))
             key = stack.enter_context(_as_file(self.key)) if self.key else None

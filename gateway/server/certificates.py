@@ -79,8 +79,8 @@ def _shown_again(old: Shown, config: ListenerTlsConfig, where: str, alpn: Sequen
         return old
     try:
         old.pem.load_into(context)
-    except ssl.SSLError:
-        # The files changed between OpenSSL's reading and this program's.
+    except OSError:
+        # Most of the time an SSLError: the files changed between OpenSSL's reading and this program's.
         raise ConfigError(f"{where}: {old.config.certificate}: cannot be shown with other authorities") from None
     return replace(old, context=context)
 
