@@ -75,7 +75,7 @@ class RunningGateway:
         """The configuration in effect."""
         self.engine = engine
         self.metrics = metrics
-        self.journal: AccessLog = log or NO_ACCESS_LOG
+        self.access_log: AccessLog = log or NO_ACCESS_LOG
         """Where requests are noted."""
         self._log = log
         self.routes = frontend.routes

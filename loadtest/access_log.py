@@ -26,7 +26,7 @@ from gateway.ops.partition_ids import PartitionIds
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import Journal, Record, Repeated, Unkept
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 _ROUNDS = 7
 _RECORDS = 20_000
@@ -90,12 +90,12 @@ def _making(items: list[Record | Hit]) -> float:
     return _best(work, len(items))
 
 
-def _noting(journal: Journal, requests: list[bytes]) -> float:
+def _noting(access_log: Journal, requests: list[bytes]) -> float:
     """What a hit pays at the front door."""
     hit, now = Repeated(_record()), time.monotonic()
 
     def work() -> None:
-        repeat = journal.repeat
+        repeat = access_log.repeat
         for request in requests:
             repeat(hit, now, "192.0.2.17", request)
 
@@ -104,7 +104,7 @@ def _noting(journal: Journal, requests: list[bytes]) -> float:
 
 async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
     """Nanoseconds a hit of the loop's thread, all told, and the loop's longest turn meanwhile in ms."""
-    clock, counts = SystemClock(), Silent()
+    clock, counts = SystemClock(), NoMetrics()
     sink = FileSink(folder / "access.log", clock, rotate_bytes=0, rotate_s=0, keep_files=0)
     log = LogWriter(
         sink,
@@ -145,7 +145,7 @@ async def _noting_kept(requests: list[bytes]) -> float:
             sink,
             _lines(),
             clock,
-            Silent(),
+            NoMetrics(),
             queue_records=2 * _ROUNDS * len(requests) + 2,
             queue_bytes=1 << 30,
             batch_bytes=1 << 30,

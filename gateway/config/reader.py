@@ -52,7 +52,7 @@ class ConfigReader(Generic[T]):
         def tell(config: T | None, error: Exception | None) -> None:
             # After the loop's end there is nobody to tell.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(_settle, reading, config, error)
+                loop.call_soon_threadsafe(_resolve, reading, config, error)
 
         def read() -> None:
             try:
@@ -66,7 +66,7 @@ class ConfigReader(Generic[T]):
         return reading
 
 
-def _settle(reading: asyncio.Future[Any], config: object, error: Exception | None) -> None:
+def _resolve(reading: asyncio.Future[Any], config: object, error: Exception | None) -> None:
     if error is not None:
         reading.set_exception(error)
     else:

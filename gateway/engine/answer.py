@@ -18,7 +18,7 @@ from gateway.tape.stream import Edition, Stream
 from gateway.upstream.flight import Flight, FlightReader
 
 
-class Shown(NamedTuple):
+class BodyRun(NamedTuple):
     """The run of a stream that a body shows, from one offset to another: it never changes."""
 
     stream: Stream
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
         return self.edition == self.stream.edition
 
 
-class Named(NamedTuple):
+class NamedTail(NamedTuple):
     """The tail of an open stream, as an answer names it."""
 
     at: str
@@ -107,7 +107,7 @@ class Parts:
             pieces.extend(part.pieces)
         return [b"[", *pieces, b"]"] if is_json else pieces
 
-    def settled(self, is_json: bool) -> list[bytes] | None:
+    def complete_body(self, is_json: bool) -> list[bytes] | None:
         """The whole body where its last byte has arrived, be it on the tape or by a flight, else None."""
         row: list[Sequence[bytes]] = []
         for part in self._row:
@@ -177,11 +177,11 @@ class Answer:
     stored: bool = False
     stream: Stream | None = None
     """The stream whose tape alone gave this answer: it may be given again for as long as that lasts."""
-    tail: Named | None = None
+    tail: NamedTail | None = None
     """The tail that it names, where it may be given again: for as long as that is known to be the tail."""
     saved_bytes: int = 0
     """How many more its body had before it was coded."""
-    shown: Shown | None = None
+    shown: BodyRun | None = None
     """What the body shows, or a 304 leaves out, where it is a run of a stream."""
 
     def whole(self) -> bytes:

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.aio.clock import Clock
-from gateway.engine.answer import Answer, Named, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import matches
 from gateway.protocol.offsets import NOW, START, is_before
@@ -42,7 +42,7 @@ class CatchUp:
     def __init__(
         self,
         fetches: FetchTable,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         max_reply_bytes: int,
         follow: Callable[[Read, Stream], None],
@@ -80,7 +80,7 @@ class _Attempt:
     def __init__(
         self,
         fetches: FetchTable,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         limit: int,
         follow: Callable[[Read, Stream], None],
@@ -230,7 +230,7 @@ class _Attempt:
         answer = await self._until_brought(topic, head.next_offset, Outcome.REVALIDATED)
         if answer is None:
             # It does not bring what is there: a live request that has stalled is begun anew.
-            self._live.doubt(stream)
+            self._live.revalidate(stream)
         return answer
 
     async def _until_brought(self, topic: Topic, tail: str, outcome: Outcome) -> Answer | None:
@@ -340,7 +340,7 @@ class _Attempt:
         if (tail := await self._known_tail()) is not None:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            self._let_repeat(answer, Shown(stream, tail, tail, self._edition), is_tail=not is_closed)
+            self._let_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -391,7 +391,7 @@ class _Attempt:
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
-        shown = Shown(stream, read.start, self._at, self._edition)
+        shown = BodyRun(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
             answer = Answer(304, not_modified(headers), outcome, shown=shown)
@@ -401,7 +401,7 @@ class _Attempt:
             self._let_repeat(answer, shown, is_tail=is_tail)
         return answer
 
-    def _let_repeat(self, answer: Answer, shown: Shown, *, is_tail: bool) -> None:
+    def _let_repeat(self, answer: Answer, shown: BodyRun, *, is_tail: bool) -> None:
         """The answer may be given again, and where it names the tail of an open stream, until that may have moved."""
         answer.stream, answer.shown = self._stream, shown
-        answer.tail = Named(shown.end, self._stream.tail_turns) if is_tail else None
+        answer.tail = NamedTail(shown.end, self._stream.tail_turns) if is_tail else None

@@ -56,7 +56,7 @@ _PERSONAL = frozenset({400, 401, 403, 407, 431})
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TapeFacts:
     """What was known when a request was sent: only that may be held against its answer, since the tape moves on."""
 
     tail: str | None
@@ -70,7 +70,7 @@ class Known:
     acks: int
 
     @classmethod
-    def of(cls, stream: Stream, start: str) -> Known:
+    def of(cls, stream: Stream, start: str) -> TapeFacts:
         """What is known now of what is asked after `start`."""
         tape, has_seen = stream.tape, stream.tape.has_seen(start)
         is_token = start not in (METADATA, NOW, START)
@@ -84,18 +84,18 @@ class ReplyClassifier:
 
     def __init__(
         self,
-        library: TapeStore,
-        recorder: MetricsRecorder,
+        store: TapeStore,
+        metrics: MetricsRecorder,
         on_end: Callable[[Stream, End], None],
-        on_doubt: Callable[[Stream], None],
+        on_stale: Callable[[Stream], None],
     ) -> None:
-        self._store = library
-        self._recorder = recorder
+        self._store = store
+        self._metrics = metrics
         self._on_end = on_end
-        self._on_doubt = on_doubt
+        self._on_stale = on_stale
 
     async def head(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: Known
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: TapeFacts
     ) -> Head:
         """What a reply is to those who share it, before its body is read; what it says of the stream is recorded.
 
@@ -108,7 +108,7 @@ class ReplyClassifier:
                 return NotShareable("no HEAD")
             refusal = await _refusal(reply, route, source)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._recorder.upstream_bytes(len(refusal.body), mode, route.config.name)
+            self._metrics.upstream_bytes(len(refusal.body), mode, route.config.name)
             flight.fetched += len(refusal.body)
             return refusal
         if reply.status == 304:
@@ -171,13 +171,13 @@ class ReplyClassifier:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def settle(self, stream: Stream, flight: Flight, head: Head, known: Known) -> None:
+    def apply(self, stream: Stream, flight: Flight, head: Head, known: TapeFacts) -> None:
         """What an answer without bytes does to the stream."""
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
                 # The write that was acknowledged since found the stream there: the next look tells what is true now.
                 stream.doubts += 1
-                self._on_doubt(stream)
+                self._on_stale(stream)
             case OriginError(status=404):
                 if self._store.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)

@@ -31,7 +31,7 @@ import zstandard
 from zlib_ng import zlib_ng
 
 from gateway.aio.clock import Clock, wait_until
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
 from gateway.protocol.coding import Coding, is_compressible
 from gateway.protocol.etag import coding_named, of_coding
@@ -88,7 +88,7 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
 class _Job(NamedTuple):
     """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
 
-    shown: Shown
+    shown: BodyRun
     coding: Coding
 
 
@@ -114,16 +114,16 @@ class Coder:
 
     def __init__(
         self,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         *,
         min_bytes: int,
         keep_bytes: int,
     ) -> None:
-        self._store = library
+        self._store = store
         self._clock = clock
-        self._recorder = recorder
+        self._metrics = metrics
         self._min_bytes = min_bytes
         self._most_bytes = keep_bytes
         self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
@@ -173,11 +173,11 @@ class Coder:
             return None
         if answer.status == 304:
             _vary(answer)
-            named = coding_named(read.if_none_match, answer.headers["ETag"], read.wish)
+            named = coding_named(read.if_none_match, answer.headers["ETag"], read.accepted)
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
             return None
-        shown, parts, coding = answer.shown, answer.parts, read.wish.best
+        shown, parts, coding = answer.shown, answer.parts, read.accepted.best
         if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
             return None
         _vary(answer)
@@ -186,11 +186,11 @@ class Coder:
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
             return None
-        pieces = parts.settled(answer.is_json)
+        pieces = parts.complete_body(answer.is_json)
         if pieces is None:
             return None
         size = sum(map(len, pieces))
-        if size < self._min_bytes and read.wish.takes_identity:
+        if size < self._min_bytes and read.accepted.takes_identity:
             return None
         wanted = _Wanted(_Job(shown, coding), pieces, size)
         kept = self._find(wanted.job)
@@ -200,7 +200,7 @@ class Coder:
         _in_coding(answer, wanted, kept.data)
         return None
 
-    def ready(self, shown: Shown, coding: Coding) -> bytes | None:
+    def ready(self, shown: BodyRun, coding: Coding) -> bytes | None:
         """The bytes of a run in a coding, where they have been made."""
         kept = self._find(_Job(shown, coding))
         return kept.data if kept is not None else None
@@ -275,7 +275,7 @@ class Coder:
         if stream.ended is not None:
             return
         if data is not None:
-            self._recorder.coded(job.coding, size, len(data))
+            self._metrics.coded(job.coding, size, len(data))
         cost = ENTRY_COST + (len(data) if data is not None else 0)
         if self._drop(stream, (start, job.coding)):
             self.on_evict(stream)

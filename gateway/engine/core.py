@@ -19,14 +19,14 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.coder import Coder
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.purge import Purge
-from gateway.engine.read import Drain, Ended, Read, Uncacheable
+from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.relay import Relay
 from gateway.engine.response_heads import refusal_answer
 from gateway.engine.route import Route
 from gateway.engine.tail import Subscription, Tail
 from gateway.engine.waiter import Waiting
 from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.etag import without_codings
 from gateway.tape.eviction import POLICIES
@@ -35,7 +35,7 @@ from gateway.tape.stream import End, Stream
 from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
-from gateway.upstream.client import Client
+from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
@@ -60,10 +60,10 @@ class Engine:
         self,
         config: GatewayConfig,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         rng: random.Random,
         tracer: Tracer = NO_TRACER,
-        journal: AccessLog = NO_ACCESS_LOG,
+        access_log: AccessLog = NO_ACCESS_LOG,
         credentials: Credentials | None = None,
         upstream: Upstream | None = None,
         tls: Mapping[str, OriginTls] | None = None,
@@ -74,44 +74,46 @@ class Engine:
         self.drain = Drain()
         self.tracer = tracer
         self.origins = Origins(clock, rng, _log.warning)
-        self.client = Client(limits.upstream_connections, tracer, self.origins)
+        self.client = OriginClient(limits.upstream_connections, tracer, self.origins)
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
         self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
         """To be started where files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
-        self.library = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", recorder)
+        self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
         self.coder = Coder(
-            self.library,
+            self.store,
             clock,
-            recorder,
+            metrics,
             min_bytes=limits.compress_min_bytes,
             keep_bytes=limits.compress_cache_bytes,
         )
-        self.library.on_forget = self._forget
+        self.store.on_forget = self._forget
         self.coder.on_evict = lambda stream: self.on_forget(stream)
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, for whoever remembers answers made of them."""
-        self.live = Live(upstream, self.library, clock, self.tasks, recorder, rng, limits.followed_streams, journal)
+        self.live = LiveTopics(
+            upstream, self.store, clock, self.tasks, metrics, rng, limits.followed_streams, access_log
+        )
         self.absences = Absences(clock.now)
         self.fetches = FetchTable(
             upstream,
-            self.library,
+            self.store,
             clock,
             self.tasks,
-            recorder,
+            metrics,
             rng,
             limits.max_flight_bytes,
             self.live.end,
-            self.live.doubt,
+            self.live.revalidate,
             self.live.looked,
             self.absences,
             tracer,
-            journal,
+            access_log,
         )
-        self.relay = Relay(upstream, self.library, self.live, self.absences, clock, recorder)
-        self.purge = Purge(self.library, self.live)
+        self.relay = Relay(upstream, self.store, self.live, self.absences, clock, metrics)
+        self.purge = Purge(self.store, self.live)
         self._catch_up = CatchUp(self.fetches, self.live, clock, limits.max_reply_bytes, self._follow)
         self._tail = Tail(
             self.fetches,
@@ -138,7 +140,7 @@ class Engine:
     def knows(self, read: Read) -> bool:
         """Whether anything is in memory by which a HEAD may be answered, or refused."""
         return (
-            self.library.find(read.key) is not None
+            self.store.find(read.key) is not None
             or self.absences.find(read.key, METADATA, read.source.headers) is not None
             or not self.absences.may_ask(read.route)
         )
@@ -147,7 +149,7 @@ class Engine:
         """Answer a HEAD from memory; None where it has to be relayed.  Raises a GatewayError."""
         if (refusal := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
             return refusal_answer(read.route, refusal, Outcome.HIT)
-        stream = self.library.find(read.key)
+        stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
             if stream is None and not self.absences.may_ask(read.route):
@@ -163,7 +165,7 @@ class Engine:
             # It is another stream by now, or none, or not for sharing.
             return None
         finally:
-            self.library.release(stream)
+            self.store.release(stream)
 
     def _follow(self, read: Read, stream: Stream) -> None:
         """The stream's tail is asked for too often for each read to cost the origin a request."""
@@ -195,7 +197,7 @@ class Engine:
 
     def _followed(self, read: Read) -> Stream | None:
         """The read's stream, where live readers share it and nothing is known to stand against one more."""
-        stream = self.library.find(read.key)
+        stream = self.store.find(read.key)
         if (
             stream is None
             or not stream.has_topic
@@ -227,7 +229,7 @@ class Engine:
         async def subscribe(stream: Stream) -> Subscription | Answer:
             try:
                 return await self._tail.open_sse(read, stream)
-            except Ended as ended:
+            except StreamEnded as ended:
                 return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
         return await self._on_stream(read, subscribe)
@@ -253,28 +255,28 @@ class Engine:
                 if error.why.is_lasting:
                     read.route.unshared.add(read.key, read.shape, error.why.reason)
                     # Nor may it be shared by those who remember answers, and are asked before the route is.
-                    self.library.call_back(stream)
+                    self.store.call_back(stream)
                 raise
             finally:
-                self.library.release(stream)
+                self.store.release(stream)
         raise UpstreamBroken("Stream changes faster than it can be read")
 
     def _open(self, read: Read) -> Stream:
         """The read's stream, begun anew where its life may be over: only the origin knows what is there now.  Raises
         TooManyAbsent."""
         now = self.clock.now()
-        known = self.library.find(read.key)
+        known = self.store.find(read.key)
         if known is not None and known.has_expired(now, self.clock.wall()):
             # A sliding TTL may have been renewed by others, and another stream may be where one has ended.
             self.live.drop(known, End.EXPIRED)
         elif known is None and not self.absences.may_ask(read.route):
             raise TooManyAbsent
-        return self.library.open(read.key, now)
+        return self.store.open(read.key, now)
 
     def touch(self, stream: Stream) -> None:
         """The stream was answered from by somebody who remembers answers."""
         stream.used_at = self.clock.now()
-        self.library.touch(stream)
+        self.store.touch(stream)
         self.coder.touch(stream)
 
     def _forget(self, stream: Stream) -> None:
@@ -311,7 +313,7 @@ def _without_codings(read: Read) -> Read:
     """The read as of one who knows of no codings, which are the coder's."""
     if read.if_none_match is None:
         return read
-    return replace(read, if_none_match=without_codings(read.if_none_match, read.wish))
+    return replace(read, if_none_match=without_codings(read.if_none_match, read.accepted))
 
 
 def route_for(routes: Sequence[Route], host: str, path: str) -> Route | None:

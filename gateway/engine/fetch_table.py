@@ -20,7 +20,7 @@ from functools import partial
 from gateway.aio.clock import Clock, pause
 from gateway.aio.tasks import Tasks
 from gateway.engine.absences import Absences
-from gateway.engine.classifier import NO_HEAD, Known, ReplyClassifier, is_outdated, is_overtaken
+from gateway.engine.classifier import NO_HEAD, ReplyClassifier, TapeFacts, is_outdated, is_overtaken
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError, TailMovedBack, UpstreamBroken, UpstreamUnavailable
 from gateway.protocol.freshness import freshness_from_headers
@@ -48,35 +48,35 @@ class FetchTable:
     def __init__(
         self,
         upstream: Upstream,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
         tasks: Tasks,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         rng: random.Random,
         max_flight_bytes: int,
         on_end: Callable[[Stream, End], None],
-        on_doubt: Callable[[Stream], None],
+        on_stale: Callable[[Stream], None],
         on_tail: Callable[[Stream, str, float], None],
         absences: Absences,
         tracer: Tracer = NO_TRACER,
-        journal: AccessLog = NO_ACCESS_LOG,
+        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._upstream = upstream
-        self._store = library
+        self._store = store
         self._clock = clock
         self._tasks = tasks
-        self._recorder = recorder
+        self._metrics = metrics
         self._rng = rng
         self._max_flight_bytes = max_flight_bytes
         self._on_end = on_end
-        self._on_doubt = on_doubt
+        self._on_stale = on_stale
         """Told that a stream may be another one, or none, so that its live request shows it no more."""
         self._on_tail = on_tail
         """Told where the origin says that a stream's tail is, and when it was asked."""
         self._absences = absences
         self._tracer = tracer
-        self._access_log = journal
-        self._judge = ReplyClassifier(library, recorder, on_end, on_doubt)
+        self._access_log = access_log
+        self._classifier = ReplyClassifier(store, metrics, on_end, on_stale)
         self._pending: dict[tuple[Stream, str], Flight] = {}
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class FetchTable:
     def join(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Flight, bool]:
         """A flight that has not been sent yet, and whether it was launched now.
 
-        Where one has been sent and is not over, the caller should have waited for it (`settle`); this launches its
+        Where one has been sent and is not over, the caller should have waited for it (`join_earlier`); this launches its
         replacement.
         """
         flight = self.pending(stream, start)
@@ -111,7 +111,7 @@ class FetchTable:
             return flight, False
         flight = Flight(start, self.keep_bytes)
         flight.incarnation = stream.tape.incarnation
-        flight.is_passing = self._store.is_shunned(stream)
+        flight.is_passing = self._store.is_not_stored(stream)
         flight.span = self._tracer.flight(_KINDS.get(start, "bytes"))
         note_fetch(flight, leads=True)
         self._pending[stream, start] = flight
@@ -150,7 +150,7 @@ class FetchTable:
                 return flight.head
         return flight.head
 
-    async def settle(self, stream: Stream, start: str, route: Route) -> Flight | None:
+    async def join_earlier(self, stream: Stream, start: str, route: Route) -> Flight | None:
         """Wait for a flight that was sent for what lies after `start` before the caller came; the flight, if any.
 
         What it brought may be used; that there is no more than this it cannot tell the caller.
@@ -185,7 +185,7 @@ class FetchTable:
                 return as_seen_by(found, source.headers), size
 
     async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
-        stale = await self.settle(stream, start, route)
+        stale = await self.join_earlier(stream, start, route)
         if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
             return refusal, stale
         if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
@@ -217,7 +217,7 @@ class FetchTable:
                 flight.fail(error)
                 return
             route.retries.retry()
-            self._recorder.retry(route.config.name)
+            self._metrics.retry(route.config.name)
             await pause(self._clock, self._rng.uniform(*_RETRY_DELAY_S))
 
     async def _attempt(
@@ -229,7 +229,7 @@ class FetchTable:
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
         flight.incarnation, flight.write_turn = stream.tape.incarnation, stream.write_turn
-        known = Known.of(stream, flight.start)
+        known = TapeFacts.of(stream, flight.start)
         name = route.config.name
         try:
             async with await self._upstream.send(
@@ -239,10 +239,10 @@ class FetchTable:
                 source.bounds,
                 on_sent=lambda: self._sent(flight, mode, name),
             ) as reply:
-                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
+                self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._judge.head(stream, flight, route, source, reply, known)
+                head = await self._classifier.head(stream, flight, route, source, reply, known)
                 is_current = not is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, OriginError) and head.status == 400 and known.is_origins_own
                 if is_token_refused and is_current and await self._is_welcome(flight, source, name):
@@ -256,7 +256,7 @@ class FetchTable:
                     self._absences.add(stream.key, place, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._judge.settle(stream, flight, head, known)
+                        self._classifier.join_earlier(stream, flight, head, known)
                     flight.announce(head)
                     return None
                 if is_current and stream.acks == known.acks:
@@ -282,15 +282,15 @@ class FetchTable:
         except CircuitOpen as error:
             return error
         except GatewayError as error:
-            self._recorder.upstream_failure(mode, type(error).__name__, name)
+            self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _is_another(self, stream: Stream, flight: Flight, known: Known) -> None:
+    def _is_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
         """The flight has brought a part of another stream than the one that is remembered."""
         if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # What is remembered has got its name since the flight was sent, and may be the later one.
             stream.doubts += 1
-            self._on_doubt(stream)
+            self._on_stale(stream)
         elif self._store.drop(stream, End.RECREATED):
             self._on_end(stream, End.RECREATED)
 
@@ -309,7 +309,7 @@ class FetchTable:
 
     def _sent(self, flight: Flight, mode: Mode, route: str) -> None:
         """A request is being sent to an origin."""
-        self._recorder.upstream_request(mode, route)
+        self._metrics.upstream_request(mode, route)
         flight.requests += 1
 
     async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
@@ -324,7 +324,7 @@ class FetchTable:
                 source.bounds,
                 on_sent=partial(self._sent, flight, mode, route),
             ) as reply:
-                self._recorder.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
+                self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, route)
                 if method == "GET" or reply.status not in NO_HEAD:
                     return reply.status in (200, 404, 410)
         return False
@@ -336,7 +336,7 @@ class FetchTable:
         flight.announce(head, reply.content_length, is_verbatim=not is_json)
         try:
             async for chunk in reply.chunks():
-                self._recorder.upstream_bytes(len(chunk), Mode.CATCHUP, route)
+                self._metrics.upstream_bytes(len(chunk), Mode.CATCHUP, route)
                 flight.fetched += len(chunk)
                 inner = chunk if unwrapper is None else unwrapper.feed(chunk)
                 if inner:
@@ -356,7 +356,7 @@ class FetchTable:
                 # For those who ride on it, and nobody else.
                 self._store.pass_over(flight.size)
             else:
-                self._store.lay(stream, start, end, flight.kept, self._clock.now())
+                self._store.store(stream, start, end, flight.kept, self._clock.now())
         flight.land()
 
 

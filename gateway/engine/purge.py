@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 
@@ -18,8 +18,8 @@ from gateway.tape.stream import End, Stream
 class Purge:
     """Purges streams of one library.  Keeps no state of its own."""
 
-    def __init__(self, library: TapeStore, live: Live) -> None:
-        self._store = library
+    def __init__(self, store: TapeStore, live: LiveTopics) -> None:
+        self._store = store
         self._live = live
 
     def drop(self, stream: Stream) -> bool:
@@ -28,15 +28,15 @@ class Purge:
             return False
         if self._live.find(stream) is not None:
             self._store.forget_bytes(stream)
-            return self.doubt(stream)
+            return self.revalidate(stream)
         return self._store.drop(stream, End.PURGED)
 
-    def doubt(self, stream: Stream) -> bool:
+    def revalidate(self, stream: Stream) -> bool:
         """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
         if stream.ended is not None:
             return False
         stream.doubts += 1
-        self._live.doubt(stream)
+        self._live.revalidate(stream)
         return True
 
     def drop_others(self, shares: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from gateway.engine.hit_for_miss import Shape
 from gateway.engine.route import Route
-from gateway.protocol.coding import PLAIN, Wish
+from gateway.protocol.coding import PLAIN, AcceptedCodings
 from gateway.tape.stream import StreamKey
 from gateway.upstream.flight import NotShareable, OriginError
 from gateway.upstream.source import Source
@@ -26,7 +26,7 @@ class Read:
     if_none_match: str | None = None
     is_private: bool = False
     """Whether the reader showed credentials, so that caches beyond this one must keep the answer to themselves."""
-    wish: Wish = PLAIN
+    accepted: AcceptedCodings = PLAIN
     """The content codings that the reader takes."""
     is_live: bool = False
 
@@ -61,7 +61,7 @@ class Drain:
         self.within_s = within_s
 
 
-class Ended(Exception):
+class StreamEnded(Exception):
     """The stream ended under its reader."""
 
     def __init__(self, refusal: OriginError) -> None:

@@ -16,7 +16,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.route import Route
 from gateway.errors import CircuitOpen, GatewayError
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.forwarding import storable_headers
 from gateway.protocol.freshness import lifetime_from_headers
 from gateway.protocol.mode import Mode
@@ -39,7 +39,7 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class RelayedRequest:
     """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
 
     `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
@@ -60,7 +60,7 @@ class Passed:
     """Whether the client failed to send the whole body."""
 
 
-class Relayed:
+class RelayExchange:
     """One request on its way, and an `Asker` of the origin's."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Relayed:
         "turn",
     )
 
-    def __init__(self, relay: Relay, passed: Passed, asker: Asker, own: Stream | None, asked_at: float) -> None:
+    def __init__(self, relay: Relay, passed: RelayedRequest, asker: Asker, own: Stream | None, asked_at: float) -> None:
         self._relay = relay
         self._asker = asker
         self._asked_at = asked_at
@@ -107,7 +107,7 @@ class Relayed:
     # -- from the origin
 
     def sent(self) -> None:
-        self._relay.recorder.upstream_request(self.passed.mode, self.passed.route.config.name)
+        self._relay.metrics.upstream_request(self.passed.mode, self.passed.route.config.name)
         self._asker.sent()
 
     def answered(self, reply: Reply) -> None:
@@ -131,22 +131,22 @@ class Relay:
     def __init__(
         self,
         upstream: Upstream,
-        library: TapeStore,
-        live: Live,
+        store: TapeStore,
+        live: LiveTopics,
         absences: Absences,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
     ) -> None:
         self._absences = absences
         self._upstream = upstream
-        self._store = library
+        self._store = store
         self._live = live
         self._clock = clock
-        self.recorder = recorder
-        self._writes: dict[Group, set[Relayed]] = {}
+        self.metrics = metrics
+        self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
-    def ask(self, passed: Passed, asker: Asker) -> Relayed:
+    def ask(self, passed: RelayedRequest, asker: Asker) -> RelayExchange:
         """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
         route = passed.route
         url = route.upstream_base(passed.path)
@@ -157,40 +157,40 @@ class Relay:
             # An origin may be silent on an SSE connection for as long as nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         own = self._store.find(passed.own) if passed.own is not None else None
-        relayed = Relayed(self, passed, asker, own, self._clock.now())
+        relayed = RelayExchange(self, passed, asker, own, self._clock.now())
         if passed.mode in WRITES:
             self._writes.setdefault(passed.group, set()).add(relayed)
             self._absences.write_begins(passed.group)
         relayed.begin(self._upstream, url, bounds)
         return relayed
 
-    def answered(self, relayed: Relayed, reply: Reply, asked_at: float) -> None:
+    def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
         """The head of the answer is here: record what it says."""
         passed = relayed.passed
-        self.recorder.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
+        self.metrics.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
         if passed.mode in WRITES:
             if reply.status < 500:
                 self._record(passed, reply, relayed)
             elif not passed.is_cut_short():
-                self._suspect(passed)
+                self._mark_stale(passed)
             self._forget(relayed)
         elif passed.mode is Mode.HEAD:
             self._lost(relayed, reply.status)
 
-    def failed(self, relayed: Relayed, error: GatewayError) -> None:
+    def failed(self, relayed: RelayExchange, error: GatewayError) -> None:
         """There is no answer."""
         passed = relayed.passed
         is_cut_short = passed.is_cut_short()
         if not is_cut_short and not isinstance(error, CircuitOpen):
-            self.recorder.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
+            self.metrics.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
         if passed.mode in WRITES:
             # What the origin never had cannot have changed anything there, nor can a body that the client itself did
             # not finish: the origin never had a complete request.
             if not error.is_unsent and not is_cut_short:
-                self._suspect(passed)
+                self._mark_stale(passed)
             self._forget(relayed)
 
-    def _forget(self, relayed: Relayed) -> None:
+    def _forget(self, relayed: RelayExchange) -> None:
         group = relayed.passed.group
         writes = self._writes[group]
         writes.discard(relayed)
@@ -198,10 +198,10 @@ class Relay:
             del self._writes[group]
         self._absences.write_ends(group)
 
-    def _record(self, passed: Passed, reply: Reply, write: Relayed) -> None:
+    def _record(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if write.is_overtaken:
             # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
-            self._doubt(passed)
+            self._distrust(passed)
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
@@ -219,24 +219,24 @@ class Relay:
         elif passed.mode is Mode.APPEND:
             self._lost(write, reply.status)
 
-    def _end_group(self, passed: Passed, why: End) -> None:
+    def _end_group(self, passed: RelayedRequest, why: End) -> None:
         for write in self._writes[passed.group]:
             write.is_overtaken = True
         for stream in self._store.purge(passed.group, why):
             self._live.end(stream, why)
 
-    def _lost(self, sent: Relayed, status: int) -> None:
+    def _lost(self, sent: RelayExchange, status: int) -> None:
         """The origin told this client that there is no such stream; others may still see it."""
         if sent.own is None or status not in (404, 410):
             return
         if sent.own.write_turn != sent.turn:
             # A write that was acknowledged since found it there: the next request tells what is true now.
             sent.own.doubts += 1
-            self._live.doubt(sent.own)
+            self._live.revalidate(sent.own)
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
-    def _begin(self, passed: Passed, reply: Reply) -> None:
+    def _begin(self, passed: RelayedRequest, reply: Reply) -> None:
         """A stream was created here: what a HEAD would tell is known already."""
         if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
@@ -247,7 +247,7 @@ class Relay:
         self._store.tag(stream, surrogate_keys(reply.headers))
         self._reached(stream, reply)
 
-    def _acknowledge(self, passed: Passed, reply: Reply, write: Relayed) -> None:
+    def _acknowledge(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         tail, is_closed = _offset(reply), is_true(reply.headers.get(STREAM_CLOSED))
         for stream in self._store.group(passed.group):
             stream.contacted_at = self._clock.now()
@@ -272,17 +272,17 @@ class Relay:
             return
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
-    def _suspect(self, passed: Passed) -> None:
+    def _mark_stale(self, passed: RelayedRequest) -> None:
         """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 if stream.is_doubted:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
                     self._store.forget_bytes(stream)
-                self._live.doubt(stream)
+                self._live.revalidate(stream)
             stream.doubts += 1
 
-    def _doubt(self, passed: Passed) -> None:
+    def _distrust(self, passed: RelayedRequest) -> None:
         """Believe nothing of what is held."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:

@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import Wheel
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.catchup import CatchUp
 from gateway.engine.classifier import is_outdated
 from gateway.engine.fetch_table import FetchTable
-from gateway.engine.read import Drain, Ended, Poll, Read, Uncacheable
+from gateway.engine.read import Drain, Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
 from gateway.engine.route import Route
 from gateway.engine.waiter import Client, Waiter, Waiting
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import OriginAccess, Terms, Topic
-from gateway.live.topics import Live
+from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.etag import matches
@@ -56,7 +56,7 @@ class Tail:
         self,
         fetches: FetchTable,
         catch_up: CatchUp,
-        live: Live,
+        live: LiveTopics,
         clock: Clock,
         tasks: Tasks,
         rng: random.Random,
@@ -92,10 +92,13 @@ class Tail:
         if place == METADATA and self._fetches.pending(stream, START) is not None:
             # Another's fetch tells what there is to know as well; where the tail is now is the follower's to say.
             place = START
-        if stream.content_type is None and (stale := await self._fetches.settle(stream, place, read.route)) is not None:
+        if (
+            stream.content_type is None
+            and (stale := await self._fetches.join_earlier(stream, place, read.route)) is not None
+        ):
             refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
             if isinstance(refusal, OriginError) and not is_outdated(stream, stale):
-                raise Ended(refusal)
+                raise StreamEnded(refusal)
             self._check_ended(stream)
         if stream.content_type is None:
             # The first of its readers: what it asks for is fetched, and tells of the rest.
@@ -125,7 +128,7 @@ class Tail:
             return self._expect_stream(head or await fresh(stream, NOW, read.route, read.source)).next_offset, None
         if start != START and head is None and not tape.has_seen(start):
             # Bytes are wanted, not news of the tail: another's fetch of them will do.
-            await self._fetches.settle(stream, start, read.route)
+            await self._fetches.join_earlier(stream, start, read.route)
             self._check_ended(stream)
         if start != START and not tape.has_seen(start):
             # An offset that the origin has not named here is shown to it: it may be behind, ahead, or none at all.
@@ -161,7 +164,7 @@ class Tail:
             case StreamHead():
                 return head
             case OriginError():
-                raise Ended(head)
+                raise StreamEnded(head)
             case NotShareable():
                 raise Uncacheable(head)
             case Beyond() | None:
@@ -201,7 +204,7 @@ class Tail:
         if not topic.is_missing(at):
             return False
         # Bytes are wanted, not news of the tail, which the follower brings: another's fetch of them will do.
-        stale = await self._fetches.settle(stream, at, route)
+        stale = await self._fetches.join_earlier(stream, at, route)
         if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
@@ -215,7 +218,7 @@ class Tail:
             # Whether that concerns the reader depends on when it came.
             raise TailMovedBack
         if stream.ended is not None:
-            raise Ended(OriginError.of_ended(stream.ended.status))
+            raise StreamEnded(OriginError.of_ended(stream.ended.status))
 
     # -- long-poll (section 5.7)
 
@@ -256,11 +259,11 @@ class Tail:
                         self._live.follow(topic)
                         is_waiting = True
                         # Little is kept while it waits: the key and the source are the stream's and the topic's.
-                        return Waiting(self, replace(read, key=stream.key, source=topic.ways.source), stream, topic)
+                        return Waiting(self, replace(read, key=stream.key, source=topic.access.source), stream, topic)
             finally:
                 if not is_waiting:
                     self.left(topic)
-        except Ended as ended:
+        except StreamEnded as ended:
             return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
@@ -268,7 +271,7 @@ class Tail:
         self._check_ended(stream)
         reading = stream.tape.read(read.start, self._max_reply_bytes)
         if reading.size:
-            if not self._is_settled(stream, topic, reading.end):
+            if not self._is_verified(stream, topic, reading.end):
                 return Poll.LOOK
             is_current = self._is_tail(stream, topic, reading.end)
             return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
@@ -298,7 +301,7 @@ class Tail:
         self._check_ended(stream)
         if isinstance(head, OriginError) and not self._has_failed(head):
             # Of a stream that has been refused nothing more is told.
-            raise Ended(head)
+            raise StreamEnded(head)
         if self._has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # What was read before the look may have been evicted since; it is still true.
@@ -313,7 +316,7 @@ class Tail:
         """Whether `end` may be called the tail without asking the origin."""
         return topic.is_current(end) or stream.tail_until(end) > self.clock.now()
 
-    def _is_settled(self, stream: Stream, topic: Topic, end: str) -> bool:
+    def _is_verified(self, stream: Stream, topic: Topic, end: str) -> bool:
         """Whether it is known if `end` is the tail: it may be called that, or there is more."""
         tape = stream.tape
         is_over = tape.is_closed_at(end) or tape.knows_after(end) or tape.is_short(end)
@@ -339,7 +342,9 @@ class Tail:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
-        return Answer(200, headers, outcome, parts, stream.tape.is_json, shown=Shown(stream, read.start, end, edition))
+        return Answer(
+            200, headers, outcome, parts, stream.tape.is_json, shown=BodyRun(stream, read.start, end, edition)
+        )
 
     def _cursor(self, read: Read, stream: Stream) -> str:
         """The cursor for a reader: one for all who wait together, so that they come back with one request."""
@@ -482,8 +487,8 @@ class Tail:
     async def _fill_for(self, subscriber: Subscriber) -> None:
         has_changed: bool | None = None
         try:
-            has_changed = await subscriber.topic.ways.fill(subscriber.at)
-        except (Ended, Uncacheable, GatewayError):
+            has_changed = await subscriber.topic.access.fill(subscriber.at)
+        except (StreamEnded, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass
         finally:

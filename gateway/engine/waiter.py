@@ -16,7 +16,7 @@ from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
 from gateway.aio.wheel import TICK_S, Wheel
 from gateway.engine.answer import Answer
-from gateway.engine.read import Ended, Poll, Read, Uncacheable
+from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
 from gateway.engine.response_heads import failure_answer, refusal_answer
 from gateway.errors import GatewayError, TailMovedBack, UpstreamUnavailable
 from gateway.live.topic import Topic
@@ -41,7 +41,7 @@ class Rendered(NamedTuple):
         return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
-class Client(Protocol):
+class PollClient(Protocol):
     """The client of a long-poll, or several that wait for the same answer, as far as a waiter sees them."""
 
     @property
@@ -54,10 +54,10 @@ class Client(Protocol):
     def send(self, rendered: Rendered) -> None:
         """Write it."""
 
-    def settle(self, rendered: Rendered) -> None:
+    def account(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connection go on."""
 
-    def apart(self) -> Iterable[Client]:
+    def apart(self) -> Iterable[PollClient]:
         """All of several clients but one, each by itself from here on; `waits` is owed to each."""
 
     def waits(self, waiter: Waiter) -> None:
@@ -76,7 +76,7 @@ class Asking(Protocol):
     again: Callable[[Read], Awaitable[Answer | Waiting]]
     code_now: Callable[[Read, Answer], Answer]
 
-    def wait(self, place: Waiting, client: Client) -> Waiter:
+    def wait(self, place: Waiting, client: PollClient) -> Waiter:
         """A waiter, to be started."""
 
     def left(self, topic: Topic) -> None:
@@ -107,7 +107,7 @@ class Waiting:
     stream: Stream
     topic: Topic
 
-    def start(self, client: Client) -> Waiter:
+    def start(self, client: PollClient) -> Waiter:
         """A waiter for `client`, not yet started."""
         return self.tail.wait(self, client)
 
@@ -134,11 +134,11 @@ class Waiter:
         "clients",
     )
 
-    def __init__(self, place: Waiting, client: Client, patience_s: float) -> None:
+    def __init__(self, place: Waiting, client: PollClient, patience_s: float) -> None:
         tail, read = place.tail, place.read
         self._place = place
         self._client = client
-        self._kind = (read.start, read.wish, client.shape) if read.if_none_match is None else None
+        self._kind = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
         """What shapes its answer, but for the cursor; None where that is an answer of its own."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = place.topic.is_confirmed
@@ -216,13 +216,13 @@ class Waiter:
             self._is_over = True
             self._client.send(shared)
             if topic.is_pumping:
-                topic.to_settle.append((self, shared))
+                topic.to_account.append((self, shared))
             else:
-                self.settle(shared)
+                self.account(shared)
             return
         try:
             found = place.tail.poll_now(place.read, place.stream, topic, outcome)
-        except Ended as ended:
+        except StreamEnded as ended:
             found = refusal_answer(place.read.route, ended.refusal, Outcome.FOLLOWED)
         except TailMovedBack:
             self._ask(self._begin_anew())
@@ -239,12 +239,12 @@ class Waiter:
         """Whether an answer that was made for others may be this client's: no cursor goes back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Leave, after what was sent."""
         assert isinstance(sent, Rendered)
         self._leave()
         self._count(sent)
-        self._client.settle(sent)
+        self._client.account(sent)
 
     def beat(self) -> None:
         """A long-poll has no body yet to show a sign of life in."""
@@ -299,7 +299,7 @@ class Waiter:
                 found = await question
             except TailMovedBack:
                 found = await self._begin_anew()
-        except Ended as ended:
+        except StreamEnded as ended:
             found = refusal_answer(route, ended.refusal, Outcome.FOLLOWED)
         except Uncacheable:
             found = await self._past_tape()
@@ -368,7 +368,7 @@ class Waiter:
         self._leave()
         self._count(rendered)
         self._client.send(rendered)
-        self._client.settle(rendered)
+        self._client.account(rendered)
         return rendered
 
     def _count(self, sent: Rendered) -> None:

@@ -72,7 +72,7 @@ _BULK_BYTES = 1 << 13
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
-class Ended(Exception):
+class FollowingEnded(Exception):
     """The origin says that the stream is no more."""
 
     def __init__(self, why: End) -> None:
@@ -87,22 +87,22 @@ class Follower:
         self,
         topic: Topic,
         upstream: Upstream,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         rng: random.Random,
-        journal: AccessLog = NO_ACCESS_LOG,
+        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._topic = topic
         self._stream = topic.stream
         self._route = topic.stream.key.route
         self._upstream = upstream
-        self._store = library
+        self._store = store
         self._clock = clock
-        self._recorder = recorder
+        self._metrics = metrics
         self._rng = rng
-        self._access_log = journal
-        self._asked = Place.of(self._route, topic.ways.source.target, topic.stream.key.partition)
+        self._access_log = access_log
+        self._asked = Place.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
         """How the origin was asked last."""
         self._acks = 0
@@ -131,21 +131,21 @@ class Follower:
             began, came_from, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
             try:
                 await (self._by_sse() if self._speaks_sse and not was_bulk else self._by_long_poll())
-            except Ended as ended:
+            except FollowingEnded as ended:
                 return ended.why
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
                 trouble = error
                 if error is not self._counted and not isinstance(error, UpstreamUnavailable):
-                    self._recorder.upstream_failure(self._mode, type(error).__name__, self._route)
+                    self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
                 self._topic.lost(self._clock.now(), trouble)
             if self._is_closed_here() or self._topic.foreign is not None:
                 return None
-            self._recorder.reconnect(self._route, is_planned=trouble is None)
+            self._metrics.reconnect(self._route, is_planned=trouble is None)
             if trouble is None and self._is_bulk is not was_bulk:
                 continue  # changing over from one mode to the other is no failure
             # A connection that brought something or lived for a while was a good one, however it ended.
@@ -154,7 +154,7 @@ class Follower:
             if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
                 failures += 1
                 if not isinstance(trouble, CircuitOpen):
-                    self._recorder.retry(self._route)
+                    self._metrics.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
             if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
@@ -172,7 +172,7 @@ class Follower:
         """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
         ends_at = self._clock.now() + self._topic.terms.lifetime_s
         self._acks = self._stream.acks
-        head = await self._topic.ways.look(self._place)
+        head = await self._topic.access.look(self._place)
         if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
@@ -187,7 +187,7 @@ class Follower:
             at = self._topic.position
             assert at is not None
             asked_at = self._clock.now()
-            async with await self._ask(at, LIVE_LONG_POLL, self._topic.ways.source.live_bounds) as reply:
+            async with await self._ask(at, LIVE_LONG_POLL, self._topic.access.source.live_bounds) as reply:
                 is_empty = await self._take_poll(at, reply)
             if self._is_bulk and (is_empty or self._clock.now() >= ends_at):
                 self._is_bulk = False
@@ -229,7 +229,7 @@ class Follower:
     async def _by_sse(self) -> None:
         """One SSE connection, from the tail until its lifetime is over."""
         lifetime_s = self._topic.terms.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
-        bounds = replace(self._topic.ways.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
+        bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
         at = self._place
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
@@ -265,7 +265,7 @@ class Follower:
     async def _learn_lifetime(self) -> None:
         """Ask for the metadata, which say how long the stream lives and which one it is."""
         self._acks = self._stream.acks
-        head = await self._topic.ways.look(None)
+        head = await self._topic.access.look(None)
         if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
@@ -314,7 +314,7 @@ class Follower:
     # -- both
 
     async def _ask(self, at: str, live: str, bounds: Bounds) -> Reply:
-        source = self._topic.ways.source
+        source = self._topic.access.source
         self._mode = Mode.SSE if live == LIVE_SSE else Mode.LONGPOLL
         self._acks = self._stream.acks
         cursor = next_cursor(self._clock.wall(), self._cursor, self._rng) if self._cursor else None
@@ -326,29 +326,29 @@ class Follower:
         reply = await self._upstream.send(
             "GET", source.url(at, live, cursor), headers, bounds, is_live=True, on_sent=self._sent
         )
-        self._recorder.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
+        self._metrics.upstream_head(self._mode, reply.status, self._clock.now() - asked_at, self._route)
         return reply
 
     def _sent(self) -> None:
         """A live request is being sent to an origin; one that an open breaker refused is no contact."""
         self._stream.contacted_at = self._clock.now()
-        self._recorder.upstream_request(self._mode, self._route)
+        self._metrics.upstream_request(self._mode, self._route)
         self._access_log.unclaimed(self._asked, self._mode, requests=1)
 
     def _came(self, size: int, mode: Mode) -> None:
         """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""
-        self._recorder.upstream_bytes(size, mode, self._route)
+        self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._asked, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Lay what came from `at` on the tape and move the topic; where it stands now."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
-            raise Ended(self._stream.ended)
+            raise FollowingEnded(self._stream.ended)
         tape.check(at, end, has_bytes=bool(pieces))
         if tape.is_json and len(pieces) > 1:
             pieces = [b",".join(pieces)]
-        self._store.lay(self._stream, at, end, pieces, self._clock.now())
+        self._store.store(self._stream, at, end, pieces, self._clock.now())
         tape.reached(end, is_closed=control.is_closed)
         self._topic.moved(end, self._clock.now(), is_confirmed=control.up_to_date or control.is_closed)
         return end
@@ -378,9 +378,9 @@ class Follower:
         """Where the origin refuses an offset that it has named itself, look what it makes of that: the look ends the
         stream if it is another one by now."""
         if status == 400 and at == self._stream.tape.tail:
-            await self._topic.ways.look(at)
+            await self._topic.access.look(at)
             if self._stream.ended is not None:
-                raise Ended(self._stream.ended)
+                raise FollowingEnded(self._stream.ended)
 
     def _refused(self, status: int) -> None:
         """Raise what a status that is no success means to a follower."""
@@ -388,9 +388,9 @@ class Follower:
             # A write that was acknowledged since it asked found the stream there: it asks again.
             raise UpstreamUnavailable
         if status == 404:
-            raise Ended(End.DELETED)
+            raise FollowingEnded(End.DELETED)
         if status == 410:
-            raise Ended(End.GONE)
+            raise FollowingEnded(End.GONE)
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
         self._topic.is_refused = 400 <= status < 500

@@ -14,10 +14,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 class Rounds:
     """The rounds of one topic.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_came_at", "_now", "_recorder", "_route")
+    __slots__ = ("_came_at", "_metrics", "_now", "_route")
 
-    def __init__(self, recorder: MetricsRecorder, now: Callable[[], float], route: str) -> None:
-        self._recorder = recorder
+    def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
+        self._metrics = metrics
         self._now = now
         self._route = route
         self._came_at: float | None = None
@@ -31,4 +31,4 @@ class Rounds:
         """So many readers have been handed what had come, if anything had."""
         came_at, self._came_at = self._came_at, None
         if came_at is not None and readers:
-            self._recorder.delivered(readers, self._now() - came_at, self._route)
+            self._metrics.delivered(readers, self._now() - came_at, self._route)

@@ -34,7 +34,7 @@ class Wire(Protocol):
         """The response has ended, in order or in the middle.  Called once."""
 
 
-class Drain(Protocol):
+class DrainState(Protocol):
     """Whether the gateway is leaving."""
 
     is_set: bool
@@ -47,7 +47,7 @@ class LiveContext(Protocol):
     wheel: Wheel
 
     @property
-    def drain(self) -> Drain:
+    def drain(self) -> DrainState:
         """Whether the gateway is leaving."""
 
     def fill(self, subscriber: Subscriber) -> None:
@@ -61,7 +61,7 @@ class Subscriber:
     """One SSE client at its place in the stream."""
 
     __slots__ = (
-        "_desk",
+        "_context",
         "_has_missed",
         "_is_filling",
         "_is_over",
@@ -78,14 +78,14 @@ class Subscriber:
     )
 
     def __init__(
-        self, topic: Topic, at: str, least_cursor: int, wire: Wire, desk: LiveContext, lifetime_s: float
+        self, topic: Topic, at: str, least_cursor: int, wire: Wire, context: LiveContext, lifetime_s: float
     ) -> None:
         self.topic = topic
         self.at = at
         self._is_told = False
         self._least_cursor = least_cursor
         self._wire = wire
-        self._desk = desk
+        self._context = context
         self._large: Large | None = None
         """An event of which only `_large_sent` bytes have been written."""
         self._large_sent = 0
@@ -94,14 +94,14 @@ class Subscriber:
         """Whether the topic has changed while bytes were being fetched."""
         self._is_over = False
         self._sent_at_beat = topic.beats
-        self._tick = desk.wheel.add(self, max(SHORTEST_S, lifetime_s))
-        self._settled_tick = int((desk.clock.now() + SHORTEST_S) / TICK_S) + 1
+        self._tick = context.wheel.add(self, max(SHORTEST_S, lifetime_s))
+        self._established_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
         """When the connection has lived long enough not to be taken for a failure."""
 
     @property
     def began(self) -> float:
         """When it came (monotonic seconds), to the tick."""
-        return self._settled_tick * TICK_S - SHORTEST_S
+        return self._established_tick * TICK_S - SHORTEST_S
 
     def left(self, _: object) -> None:
         """The client at the other end of this wire has gone."""
@@ -154,7 +154,7 @@ class Subscriber:
             elif step.needs_fill:
                 self._is_filling = True
                 self._has_missed = False
-                self._desk.fill(self)
+                self._context.fill(self)
                 return
             else:
                 return
@@ -187,7 +187,7 @@ class Subscriber:
         elif has_changed or self._has_missed:
             self.pump()
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Nothing is put off: what comes next is written before the books are looked at."""
 
     def beat(self) -> None:
@@ -205,19 +205,19 @@ class Subscriber:
         is better than cut off."""
         if self._is_over:
             return
-        wheel = self._desk.wheel
+        wheel = self._context.wheel
         wheel.drop(self, self._tick)
-        settled_s = self._settled_tick * TICK_S - self._desk.clock.now()
-        left_s = self._tick * TICK_S - self._desk.clock.now()
-        self._tick = wheel.add(self, max(0.0, min(max(settled_s, delay_s), within_s, left_s)))
+        established_s = self._established_tick * TICK_S - self._context.clock.now()
+        left_s = self._tick * TICK_S - self._context.clock.now()
+        self._tick = wheel.add(self, max(0.0, min(max(established_s, delay_s), within_s, left_s)))
 
     def due(self) -> None:
         """The connection has lived long enough."""
         if self._large is not None:
             # Nothing is to end in the middle of an event; who does not take it is its connection's concern.
-            self._tick = self._desk.wheel.add(self, SHORTEST_S)
+            self._tick = self._context.wheel.add(self, SHORTEST_S)
         else:
-            self._finish(CloseReason.DRAINED if self._desk.drain.is_set else CloseReason.LIFETIME)
+            self._finish(CloseReason.DRAINED if self._context.drain.is_set else CloseReason.LIFETIME)
 
     def gone(self) -> None:
         """The client is no longer there."""
@@ -226,7 +226,7 @@ class Subscriber:
     def _finish(self, reason: CloseReason) -> None:
         if not self._is_over:
             self._is_over = True
-            self._desk.wheel.drop(self, self._tick)
+            self._context.wheel.drop(self, self._tick)
             self.topic.readers_now.discard(self)
-            self._desk.left(self.topic)
+            self._context.left(self.topic)
             self._wire.over(reason, in_order=reason is not CloseReason.LEFT and self._large is None)

@@ -74,7 +74,7 @@ class LiveReader(Protocol):
     def gone(self) -> None:
         """Its client is no longer there."""
 
-    def settle(self, sent: object) -> None:
+    def account(self, sent: object) -> None:
         """Do the books on what was sent while the topic's readers were pumped."""
 
     def beat(self) -> None:
@@ -156,11 +156,11 @@ class Topic:
     """Live state of one stream.  Owner: the `Live` registry; the follower moves it."""
 
     def __init__(
-        self, stream: Stream, ways: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
+        self, stream: Stream, access: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
     ) -> None:
         self.stream = stream
         self._rounds = rounds
-        self.ways = ways
+        self.access = access
         self.terms = terms
         self._wall = wall
         self.is_refused = False
@@ -168,7 +168,7 @@ class Topic:
         self.foreign: NotShareable | None = None
         """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
-        self.doubted_at = -math.inf
+        self.revalidated_at = -math.inf
         """When the live request was last begun anew for a write of unknown outcome."""
         self.position: str | None = None
         self.is_confirmed = False
@@ -194,7 +194,7 @@ class Topic:
         self._answers_of: tuple[object, ...] = ()
         self.answers_cursor = 0
         """The cursor of shared answers, but for those to clients that showed as high a one."""
-        self.to_settle: list[tuple[LiveReader, object]] = []
+        self.to_account: list[tuple[LiveReader, object]] = []
         """Those who were answered while readers were pumped: everybody is answered before any books are done."""
         self._cursor_floor = 0
         self._high_floor = 0
@@ -270,14 +270,14 @@ class Topic:
         finally:
             self.steps = {}
             self.is_pumping = False
-            self._settle()
+            self._account_all()
             self._rounds.handed(clients)
 
-    def _settle(self) -> None:
-        answered, self.to_settle = self.to_settle, []
+    def _account_all(self) -> None:
+        answered, self.to_account = self.to_account, []
         for reader, sent in answered:
             try:
-                reader.settle(sent)
+                reader.account(sent)
             except Exception:
                 _let_go(reader)
 

@@ -36,33 +36,33 @@ _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind an acknowledged write that readers wait for."""
 
 
-class Live:
+class LiveTopics:
     """The topics.  Owner of the table; starts and stops followers."""
 
     def __init__(
         self,
         upstream: Upstream,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
         tasks: Tasks,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         rng: random.Random,
         most: int,
-        journal: AccessLog = NO_ACCESS_LOG,
+        access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._most = most
-        self._access_log = journal
+        self._access_log = access_log
         self._upstream = upstream
-        self._store = library
+        self._store = store
         self._clock = clock
         self._tasks = tasks
-        self._recorder = recorder
+        self._metrics = metrics
         self._rng = rng
         self._topics: dict[Stream, Topic] = {}
         self._runs: dict[Topic, asyncio.Task[None]] = {}
         self._lingers: dict[Topic, Timer] = {}
         self._expiries: dict[Topic, Timer] = {}
-        self._doubts: dict[Topic, Timer] = {}
+        self._revalidations: dict[Topic, Timer] = {}
         self._beats: dict[Topic, Timer] = {}
         self._stalls: dict[Topic, Timer] = {}
         self._coolings: dict[Topic, Timer] = {}
@@ -85,12 +85,12 @@ class Live:
         topic = self._topics.get(stream)
         return topic if topic is not None and topic.is_confirmed and self._is_at(topic, at) else None
 
-    def attach(self, stream: Stream, ways: OriginAccess, terms: Terms) -> Topic:
+    def attach(self, stream: Stream, access: OriginAccess, terms: Terms) -> Topic:
         """Join the stream's topic, begun now where there is none.  `detach` is owed; `follow` has it followed."""
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(
-                stream, ways, terms, self._clock.wall, Rounds(self._recorder, self._clock.now, stream.key.route)
+                stream, access, terms, self._clock.wall, Rounds(self._metrics, self._clock.now, stream.key.route)
             )
             stream.pins += 1
             stream.has_topic = True
@@ -98,7 +98,7 @@ class Live:
             self._beat_in(topic, terms.heartbeat_s / BEATS)
         if topic.is_refused:
             # Where credentials are shared, the first reader's may have been revoked; those that are good are kept.
-            topic.ways, topic.is_refused = ways, False
+            topic.access, topic.is_refused = access, False
         topic.readers += 1
         if (linger := self._lingers.pop(topic, None)) is not None:
             linger.cancel()
@@ -204,7 +204,7 @@ class Live:
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.ways.look(tape.resolve(topic.position or START))
+        head = await topic.access.look(tape.resolve(topic.position or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
@@ -231,9 +231,7 @@ class Live:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
-        follower = Follower(
-            topic, self._upstream, self._store, self._clock, self._recorder, self._rng, self._access_log
-        )
+        follower = Follower(topic, self._upstream, self._store, self._clock, self._metrics, self._rng, self._access_log)
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
     async def _run(self, topic: Topic, follower: Follower) -> None:
@@ -268,7 +266,7 @@ class Live:
         for timers in (
             self._lingers,
             self._expiries,
-            self._doubts,
+            self._revalidations,
             self._beats,
             self._stalls,
             self._coolings,
@@ -303,21 +301,21 @@ class Live:
             topic.lost(self._clock.now(), None)
             self._start(topic)
 
-    def doubt(self, stream: Stream) -> None:
+    def revalidate(self, stream: Stream) -> None:
         """`restart` it now or, where that was done within the last second, when the second is over: anybody can send
         writes that fail."""
         topic = self._topics.get(stream)
-        if topic is None or topic in self._doubts:
+        if topic is None or topic in self._revalidations:
             return
-        wait_s = topic.doubted_at + _DOUBT_PAUSE_S - self._clock.now()
+        wait_s = topic.revalidated_at + _DOUBT_PAUSE_S - self._clock.now()
         if wait_s <= 0:
-            self._restart_doubted(topic)
+            self._restart_revalidated(topic)
         else:
-            self._doubts[topic] = self._clock.call_later(wait_s, lambda: self._restart_doubted(topic))
+            self._revalidations[topic] = self._clock.call_later(wait_s, lambda: self._restart_revalidated(topic))
 
-    def _restart_doubted(self, topic: Topic) -> None:
-        self._doubts.pop(topic, None)
-        topic.doubted_at = self._clock.now()
+    def _restart_revalidated(self, topic: Topic) -> None:
+        self._revalidations.pop(topic, None)
+        topic.revalidated_at = self._clock.now()
         self.restart(topic.stream)
 
     def leave(self, spread_s: float, within_s: float) -> None:

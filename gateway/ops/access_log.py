@@ -17,7 +17,7 @@
   readers have left, a stream fetched before anybody asks) has a line of its own, which is no request either: `is_final`
   is false and it has neither `status` nor `client`.
 
-`Lines` writes them.  What the front door answers over and over is written from a piece made once, and a time, an id, a
+`Lines` writes them.  What the remembered answers answers over and over is written from a piece made once, and a time, an id, a
 client and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds them
 together.
 """
@@ -148,7 +148,7 @@ _PROCESS_BYTES: Final = 6
 
 
 Hit = tuple[Repeated, float, str | None, bytes]
-"""One more answer by the front door: what it has in common with others, when (monotonic seconds), to whom, and the end
+"""One more answer by the remembered answers: what it has in common with others, when (monotonic seconds), to whom, and the end
 of its line, which `Lines.ending` makes of the request.  A plain tuple: it is made on the hottest path there is."""
 
 

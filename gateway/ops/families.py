@@ -16,10 +16,10 @@ from prometheus_client.samples import Exemplar as SampleExemplar
 from gateway.ops.figures import Count, Histogram, RouteFigures
 from gateway.ops.state import State
 from gateway.protocol.coding import Coding
-from gateway.tape.store import Holding
+from gateway.tape.store import RouteUsage
 
 Routes = Mapping[str, RouteFigures]
-_NOTHING: Final = Holding()
+_NOTHING: Final = RouteUsage()
 _Children = Iterable[tuple[tuple[str, ...], float]]
 
 

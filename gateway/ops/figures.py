@@ -119,7 +119,7 @@ class Histogram:
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
-class Ended:
+class EndFigures:
     """Requests of one route and mode that ended in one way: how many, the bytes of their bodies and those that coding
     saved, and their times, which are those of all ends of the mode."""
 
@@ -157,7 +157,7 @@ class RouteFigures:
         self.durations = {mode: Histogram() for mode in Mode}
         self.first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
         self.ends = {
-            (mode, outcome): Ended(self.durations[mode], self.first_bytes[mode])
+            (mode, outcome): EndFigures(self.durations[mode], self.first_bytes[mode])
             for mode in Mode
             for outcome in (Outcome if mode in READS else RELAYED)
         }
@@ -175,9 +175,9 @@ class RouteFigures:
         """By whether the end of the connection before was planned."""
         self.evictions = Count()
 
-    def ended(self, mode: Mode, outcome: Outcome) -> Ended:
+    def ended(self, mode: Mode, outcome: Outcome) -> EndFigures:
         """The child for requests that ended so."""
         end = self.ends.get((mode, outcome))
         if end is None:
-            end = self.ends[mode, outcome] = Ended(self.durations[mode], self.first_bytes[mode])
+            end = self.ends[mode, outcome] = EndFigures(self.durations[mode], self.first_bytes[mode])
         return end

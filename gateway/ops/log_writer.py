@@ -1,4 +1,4 @@
-"""The journal that is kept: a bounded queue, and one task that empties it into a sink.
+"""the access log that is kept: a bounded queue, and one task that empties it into a sink.
 
 A request pays for being put into a queue and no more.  Where the queue is full, in records or in the bytes that they
 take, because the sink does not keep up, what comes is dropped and counted; nothing ever waits.  Of what a client sent
@@ -111,10 +111,10 @@ class LogWriter:
         """Begin to write."""
         self._writing = self._tasks.start(self._write(), "access log")
 
-    # -- the journal
+    # -- the access log
 
     def record(self, record: Record) -> None:
-        record.settle()
+        record.finalize()
         if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
             cut(record)
             if self._ledger and record.mode in LIVE:
@@ -344,7 +344,7 @@ class _Live:
         """A line on how things stand: bytes are those since the line before."""
         record = self._record
         self._look(record)
-        record.settle(goes_on=not self._is_over)
+        record.finalize(goes_on=not self._is_over)
         line = replace(
             record,
             sent_bytes=record.sent_bytes - self._sent_bytes,

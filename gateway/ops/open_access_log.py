@@ -1,4 +1,4 @@
-"""The journal that a configuration asks for, put together: lines, a writer, a sink."""
+"""the access log that a configuration asks for, put together: lines, a writer, a sink."""
 
 from __future__ import annotations
 

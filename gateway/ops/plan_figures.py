@@ -42,7 +42,7 @@ class PlanFigures:
 
     def look(self) -> PlanState | None:
         """How things stand; None where there is no plan.  Whoever counts many at a time has been asked to."""
-        planned, library = self._planned, self._engine.library
+        planned, store = self._planned, self._engine.store
         if planned.plan is None:
             return None
         # A route that went has taken its counts with it.
@@ -57,16 +57,16 @@ class PlanFigures:
             misses=misses,
             read_bytes=read,
             fetched_bytes=fetched,
-            pinned_streams=len(library.reserve),
-            pinned_bytes=library.reserve.cost,
-            pinned_limit_bytes=library.reserve.limit,
+            pinned_streams=len(store.pinned),
+            pinned_bytes=store.pinned.cost,
+            pinned_limit_bytes=store.pinned.limit,
             warmed_streams=warming.streams if warming is not None else 0,
             warmed_bytes=warming.bytes if warming is not None else 0,
             is_warming=warming is not None and not warming.is_over,
-            unstored_streams=len(planned.wishes.shunned),
+            unstored_streams=len(planned.entries.not_stored),
             unstored_bytes=planned.unlaid_bytes,
             given_up=planned.given_up,
-            unmatched=planned.wishes.unmatched,
+            unmatched=planned.entries.unmatched,
         )
 
     def _counted(self) -> tuple[int, int, int, int]:

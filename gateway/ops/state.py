@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.engine.core import Engine
-from gateway.tape.store import Holding
+from gateway.tape.store import RouteUsage
 from gateway.upstream.connections import Connections
 from gateway.upstream.origins import OriginState
 
@@ -40,7 +40,7 @@ class State:
     """Requests that wait for those or read along, by route."""
     followed: int = 0
     """Streams with a topic."""
-    holdings: dict[str, Holding] = field(default_factory=dict)
+    holdings: dict[str, RouteUsage] = field(default_factory=dict)
     """What is on tapes, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
     """Connections to origins, by what they are for."""
@@ -69,7 +69,7 @@ def look_at(
         flights=flights,
         waiters=waiters,
         followed=len(engine.live),
-        holdings=dict(engine.library.holdings),
+        holdings=dict(engine.store.holdings),
         upstream=engine.client.connections(),
         background_tasks=len(engine.tasks),
         origins=engine.origins.look(),

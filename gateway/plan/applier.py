@@ -1,6 +1,6 @@
 """The plan in effect: what a running gateway makes of it, and undoes when another takes its place.
 
-Taking a plan is one step between two requests: the library is told whom to keep and who is to hold no bytes, a round of
+Taking a plan is one step between two requests: the tape store is told whom to keep and who is to hold no bytes, a round of
 warming begins where the plan names other streams for it than the last one did, and those with a lifetime are looked at
 from time to time.  A plan changes what is kept and never what is answered: everything that it does is what an eviction,
 or a reader who came a little earlier, might have done.
@@ -48,7 +48,7 @@ class PlanApplier:
         self.plan: CachePlan | None = None
         self.taken_at = 0.0
         """When it was taken (Unix seconds)."""
-        self.wishes = PlanEntries()
+        self.entries = PlanEntries()
         self._granted_by: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
         """The latest round."""
@@ -61,7 +61,7 @@ class PlanApplier:
     @property
     def unlaid_bytes(self) -> int:
         """Bytes fetched and not kept, since the plan was taken."""
-        return self._engine.library.unlaid_bytes - self._unlaid_before
+        return self._engine.store.unlaid_bytes - self._unlaid_before
 
     def take(
         self,
@@ -76,27 +76,27 @@ class PlanApplier:
         To be called again with the same plan when the configuration or the routes have changed.
         """
         engine, is_new = self._engine, plan != self.plan
-        before = self.wishes.warm
+        before = self.entries.warm
         if is_new or self._granted_by is None or self._granted_by[0] != grants or self._granted_by[1] is not routes:
             # Tens of thousands of names to understand: not at each reload that has another reason.
-            self.wishes = granted(plan, grants, routes)
+            self.entries = granted(plan, grants, routes)
             self._granted_by = grants, routes
         if is_new:
             self.plan = plan
             self.taken_at = engine.clock.wall()
-            self._unlaid_before = engine.library.unlaid_bytes
+            self._unlaid_before = engine.store.unlaid_bytes
             self.given_up = 0
-        budget_bytes = engine.library.budget_bytes if budget_bytes is None else budget_bytes
-        if budget_bytes > engine.library.budget_bytes:
-            engine.library.resize(budget_bytes)
-        engine.library.wish(
-            [wish.key for wish in self.wishes.pinned],
+        budget_bytes = engine.store.budget_bytes if budget_bytes is None else budget_bytes
+        if budget_bytes > engine.store.budget_bytes:
+            engine.store.resize(budget_bytes)
+        engine.store.keyed(
+            [keyed.key for keyed in self.entries.pinned],
             grants.pin_share if plan is not None else 0.0,
-            [wish.key for wish in self.wishes.shunned],
+            [keyed.key for keyed in self.entries.not_stored],
         )
         # Less room only now: those that are pinned from here on are not to be given up for it.
-        engine.library.resize(budget_bytes)
-        if [wish.key for wish in self.wishes.warm] != [wish.key for wish in before]:
+        engine.store.resize(budget_bytes)
+        if [keyed.key for keyed in self.entries.warm] != [keyed.key for keyed in before]:
             self._warm(grants)
         self._watch_idle()
         return is_new
@@ -115,12 +115,12 @@ class PlanApplier:
             self.warming.stop()
         self.warming = Warming(
             engine.fetches,
-            engine.library,
+            engine.store,
             engine.clock,
             engine.tasks,
             self._rng,
-            self.wishes.warm,
-            most_bytes=min(grants.warm_bytes, engine.library.budget_bytes // 2),
+            self.entries.warm,
+            most_bytes=min(grants.warm_bytes, engine.store.budget_bytes // 2),
             within_s=grants.warm_s,
             fetches=grants.warm_fetches,
         )
@@ -133,8 +133,8 @@ class PlanApplier:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.wishes.lifetimes and not self._engine.drain.is_set:
-            shortest = min(wish.entry.idle_s for wish in self.wishes.lifetimes)
+        if self.entries.lifetimes and not self._engine.drain.is_set:
+            shortest = min(keyed.entry.idle_s for keyed in self.entries.lifetimes)
             every_s = min(_LEAST_OFTEN_S, max(_MOST_OFTEN_S, shortest / _LOOKS))
             self._timer = self._engine.clock.call_later(every_s, self._look)
         else:
@@ -146,18 +146,18 @@ class PlanApplier:
     def _look_on(self, idle: dict[Stream, _Seen], begin: int) -> None:
         """Look at some of them, and have the others looked at in turns to come."""
         self._timer = None
-        library, now = self._engine.library, self._engine.clock.now()
+        store, now = self._engine.store, self._engine.clock.now()
         end = begin + _AT_ONCE
-        for wish in self.wishes.lifetimes[begin:end]:
-            for stream in library.group(wish.key.group):
-                if (stream.key.query, stream.key.share) != (wish.key.query, wish.key.partition):
+        for keyed in self.entries.lifetimes[begin:end]:
+            for stream in store.group(keyed.key.group):
+                if (stream.key.query, stream.key.share) != (keyed.key.query, keyed.key.partition):
                     continue
                 seen = self._seen(stream, now)
-                if not stream.pins and now - seen.since >= wish.entry.idle_s:
-                    self.given_up += library.drop(stream, End.EVICTED)
+                if not stream.pins and now - seen.since >= keyed.entry.idle_s:
+                    self.given_up += store.drop(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
-        if end < len(self.wishes.lifetimes):
+        if end < len(self.entries.lifetimes):
             self._timer = self._engine.clock.call_later(0, partial(self._look_on, idle, end))
             return
         self._idle = idle

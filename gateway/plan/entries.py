@@ -23,7 +23,7 @@ E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish(Generic[E]):
+class KeyedEntry(Generic[E]):
     """One entry of a plan, and the tape that it is about."""
 
     entry: E
@@ -36,10 +36,10 @@ class Wish(Generic[E]):
 class PlanEntries:
     """Those that are granted, in the plan's order."""
 
-    pinned: tuple[Wish[Entry], ...] = ()
-    warm: tuple[Wish[Entry], ...] = ()
-    shunned: tuple[Wish[Entry], ...] = ()
-    lifetimes: tuple[Wish[Lifetime], ...] = ()
+    pinned: tuple[KeyedEntry[Entry], ...] = ()
+    warm: tuple[KeyedEntry[Entry], ...] = ()
+    not_stored: tuple[KeyedEntry[Entry], ...] = ()
+    lifetimes: tuple[KeyedEntry[Lifetime], ...] = ()
     unmatched: int = 0
     """Entries that no route leads to."""
 
@@ -51,25 +51,25 @@ def granted(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Ro
     known = {route.config.name: route for route in routes}
     unmatched = 0
 
-    def found(entries: Iterable[E], is_granted: bool) -> tuple[Wish[E], ...]:
+    def found(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
         nonlocal unmatched
-        wishes: list[Wish[E]] = []
+        entries: list[KeyedEntry[E]] = []
         for entry in entries if is_granted else ():
-            wish = _wish(entry, known)
-            if wish is None:
+            keyed = _keyed(entry, known)
+            if keyed is None:
                 unmatched += 1
             else:
-                wishes.append(wish)
-        return tuple(wishes)
+                entries.append(keyed)
+        return tuple(entries)
 
     pinned = found(plan.pin, grants.take_pins)
     warm = found(plan.warm, grants.take_warm)
-    shunned = found(plan.do_not_store, grants.take_do_not_store)
+    not_stored = found(plan.do_not_store, grants.take_do_not_store)
     lifetimes = found(plan.lifetimes, grants.take_lifetimes)
-    return PlanEntries(pinned, warm, shunned, lifetimes, unmatched)
+    return PlanEntries(pinned, warm, not_stored, lifetimes, unmatched)
 
 
-def _wish(entry: E, routes: Mapping[str, Route]) -> Wish[E] | None:
+def _keyed(entry: E, routes: Mapping[str, Route]) -> KeyedEntry[E] | None:
     route = routes.get(entry.route)
     if route is None or not route.config.cache:
         return None
@@ -79,7 +79,7 @@ def _wish(entry: E, routes: Mapping[str, Route]) -> Wish[E] | None:
         return None
     if target.offset is not None or target.live is not None or not route.covers(target.path):
         return None
-    return Wish(entry, route, target, route.key(target, route.partition(CIMultiDict())))
+    return KeyedEntry(entry, route, target, route.key(target, route.partition(CIMultiDict())))
 
 
 def budget_bytes(limit: int, *, is_set: bool, plan: CachePlan | None, grants: CachePlanConfig) -> int:

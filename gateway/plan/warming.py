@@ -24,7 +24,7 @@ from gateway.aio.tasks import Tasks
 from gateway.config.cache_plan import Entry
 from gateway.engine.fetch_table import FetchTable
 from gateway.errors import GatewayError, TailMovedBack
-from gateway.plan.entries import Wish
+from gateway.plan.entries import KeyedEntry
 from gateway.protocol.offsets import START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -45,22 +45,22 @@ class Warming:
     def __init__(
         self,
         fetches: FetchTable,
-        library: TapeStore,
+        store: TapeStore,
         clock: Clock,
         tasks: Tasks,
         rng: random.Random,
-        wishes: Iterable[Wish[Entry]],
+        entries: Iterable[KeyedEntry[Entry]],
         *,
         most_bytes: int,
         within_s: float,
         fetches: int,
     ) -> None:
         self._fetches = fetches
-        self._store = library
+        self._store = store
         self._clock = clock
         self._tasks = tasks
         self._rng = rng
-        self._waiting = deque(wishes)
+        self._waiting = deque(entries)
         self._left = most_bytes
         """Bytes that may still be fetched; those that are under way are taken out as the plan estimates them."""
         self._within_s = within_s
@@ -102,47 +102,47 @@ class Warming:
         await pause(self._clock, delay_s)
         pause_s = _PAUSE_S
         while self._waiting:
-            wish = self._waiting.popleft()
-            if await self._is_done_with(wish):
+            keyed = self._waiting.popleft()
+            if await self._is_done_with(keyed):
                 pause_s = _PAUSE_S
                 continue
             # Behind the others: it may be this one alone that fails.
-            self._waiting.append(wish)
+            self._waiting.append(keyed)
             await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _is_done_with(self, wish: Wish[Entry]) -> bool:
+    async def _is_done_with(self, keyed: KeyedEntry[Entry]) -> bool:
         """Fetch one stream, where there is room for what it is expected to be; False where the origin failed."""
-        expected = max(1, wish.entry.bytes)
+        expected = max(1, keyed.entry.bytes)
         if expected > self._left:
             return True
         self._left -= expected
         trip = _Trip(expected)
         try:
-            await self._fetch(wish, trip)
+            await self._fetch(keyed, trip)
         finally:
             self._left += expected - trip.fetched
         return not trip.has_failed
 
-    async def _fetch(self, wish: Wish[Entry], trip: _Trip) -> None:
+    async def _fetch(self, keyed: KeyedEntry[Entry], trip: _Trip) -> None:
         """Fetch one stream from its beginning to its tail."""
-        stream = self._store.open(wish.key, self._clock.now())
+        stream = self._store.open(keyed.key, self._clock.now())
         if stream.has_expired(self._clock.now(), self._clock.wall()):
             # A reader finds that out, and knows what to do.
             return
         held = stream.tape.size
         stream.pins += 1
         try:
-            await self._walk(wish, stream, trip)
+            await self._walk(keyed, stream, trip)
         finally:
             gained = max(0, stream.tape.size - held)
             self.streams += gained > 0
             self.bytes += gained
             self._store.release(stream)
 
-    async def _walk(self, wish: Wish[Entry], stream: Stream, trip: _Trip) -> None:
+    async def _walk(self, keyed: KeyedEntry[Entry], stream: Stream, trip: _Trip) -> None:
         # By this a reader's hit needs no look at the origin of its own.
-        head = await self._ask(wish, stream, METADATA, trip)
+        head = await self._ask(keyed, stream, METADATA, trip)
         if not isinstance(head, NotShareable | StreamHead):
             return
         # An origin without HEAD is no reason to fetch nothing: its reads tell what there is to know.
@@ -151,16 +151,16 @@ class Warming:
             at = _furthest(stream.tape, at)
             if (tail is not None and at == stream.tape.resolve(tail)) or stream.tape.is_closed_at(at):
                 return
-            head = await self._ask(wish, stream, at, trip)
+            head = await self._ask(keyed, stream, at, trip)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
                 # Refused, or not to be kept, or nothing there.
                 return
             if head.up_to_date:
                 return
 
-    async def _ask(self, wish: Wish[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
-        source = wish.route.source(wish.target, wish.route.source_headers(CIMultiDict()))
-        head, fetched = await self._fetches.fetched(stream, at, wish.route, source)
+    async def _ask(self, keyed: KeyedEntry[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
+        source = keyed.route.source(keyed.target, keyed.route.source_headers(CIMultiDict()))
+        head, fetched = await self._fetches.fetched(stream, at, keyed.route, source)
         trip.fetched += fetched
         trip.has_failed = _is_failure(head)
         return head

@@ -1,6 +1,6 @@
 """Content codings: what a client takes, and what is worth coding (RFC 9110 sections 8.4 and 12.5.3).
 
-`negotiate` turns Accept-Encoding into a `Wish`: the one coding to give, all that may be given, and whether the bytes
+`negotiate` turns Accept-Encoding into a `AcceptedCodings`: the one coding to give, all that may be given, and whether the bytes
 may go out as they are.  A client that says nothing gets plain bytes: the RFC would allow any coding, and those who do
 not ask are those who cannot undo one.  What cannot be read counts as refused, so that no coding is ever given to a
 client that did not ask for it; a coding named twice counts as it is liked least.
@@ -37,7 +37,7 @@ _BY_NAME: Final = {coding.value: coding for coding in Coding}
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class AcceptedCodings:
     """What one client takes of the codings that are offered to it."""
 
     best: Coding | None = None
@@ -46,7 +46,7 @@ class Wish:
     takes_identity: bool = True
 
 
-PLAIN: Final = Wish()
+PLAIN: Final = AcceptedCodings()
 """The wish of a client that takes bytes as they are and nothing else."""
 
 _MEMBER: Final = re.compile(
@@ -90,7 +90,7 @@ are images, sound, video and archives."""
 
 
 @lru_cache(maxsize=1024)
-def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> Wish:
+def negotiate(accept_encoding: str | None, cache_control: str | None, offered: tuple[Coding, ...]) -> AcceptedCodings:
     """The wish in a request's Accept-Encoding (several lines joined by commas); `offered` is in order of preference.
 
     What the client likes best wins, the order of `offered` among equals, and plain bytes only where they are named as
@@ -107,7 +107,7 @@ def negotiate(accept_encoding: str | None, cache_control: str | None, offered: t
     best = max(taken, key=lambda coding: (likes[coding], -offered.index(coding)), default=None)
     if best is not None and identity is not None and identity > likes[best]:
         best = None
-    return Wish(best, taken, takes_identity)
+    return AcceptedCodings(best, taken, takes_identity)
 
 
 def _liking(accept_encoding: str) -> dict[str, int]:

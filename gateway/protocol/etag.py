@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.protocol.coding import Coding, Wish
+from gateway.protocol.coding import AcceptedCodings, Coding
 
 _TAG: Final = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\U0010ffff]*")')
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)+")
@@ -69,13 +69,13 @@ def of_coding(etag: str, coding: Coding) -> str:
     return f'{etag[:-1]}:{coding.value}"'
 
 
-def without_codings(if_none_match: str | None, wish: Wish) -> str | None:
+def without_codings(if_none_match: str | None, accepted: AcceptedCodings) -> str | None:
     """The field with the tags of codings as tags of the bytes they stand for.
 
     Only what the client takes counts: a cache that asks with the tags of all it has, for a client that takes no gzip,
     must not be told to give it its gzip.
     """
-    if if_none_match is None or not wish.taken:
+    if if_none_match is None or not accepted.taken:
         return if_none_match
     kept: list[str] = []
     text = if_none_match.strip(" \t,")
@@ -90,9 +90,9 @@ def without_codings(if_none_match: str | None, wish: Wish) -> str | None:
         elif position < len(text):
             return if_none_match
         coding = _coding_of(tag[1])
-        if coding is not None and coding in wish.taken:
+        if coding is not None and coding in accepted.taken:
             kept.append(f'{tag[1][: -len(coding.value) - 2]}"')
-        elif coding is None and wish.takes_identity:
+        elif coding is None and accepted.takes_identity:
             kept.append(tag[1])
     return ", ".join(kept) or None
 
@@ -102,11 +102,11 @@ def _coding_of(tag: str) -> Coding | None:
     return next((coding for coding in Coding if mark == coding.value), None)
 
 
-def coding_named(if_none_match: str | None, etag: str, wish: Wish) -> Coding | None:
+def coding_named(if_none_match: str | None, etag: str, accepted: AcceptedCodings) -> Coding | None:
     """The coding whose tag made `etag` match, the best of several; None where it was the plain tag, or `*`."""
     if if_none_match is None or if_none_match.strip(" \t,") == "*":
         return None
-    ranked = sorted(wish.taken, key=lambda coding: (coding is not wish.best, coding.value))
+    ranked = sorted(accepted.taken, key=lambda coding: (coding is not accepted.best, coding.value))
     return next((coding for coding in ranked if matches(if_none_match, of_coding(etag, coding))), None)
 
 

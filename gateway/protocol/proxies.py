@@ -29,7 +29,7 @@ _PAIR: Final = re.compile(
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 
-class Lines(Protocol):
+class HeaderLines(Protocol):
     """The header of a request."""
 
     def getall(self, key: str, default: Sequence[str]) -> Sequence[str]:
@@ -85,7 +85,7 @@ class Proxies:
             return False
         return any(plain in network for network in self._networks)
 
-    def client(self, peer: str | None, headers: Lines) -> str | None:
+    def client(self, peer: str | None, headers: HeaderLines) -> str | None:
         """The address of the client whose request with this header has come from `peer`, without a port; None where
         nobody knows it."""
         return self._origin(peer, headers)[0] if self.trusts(peer) else peer
@@ -97,11 +97,11 @@ class Proxies:
         wanted = "Forwarded" if self._is_standard else "X-Forwarded-For"
         return self._origin(peer, _Spelled(request, wanted))[0]
 
-    def scheme(self, peer: str | None, headers: Lines, own: str) -> str:
+    def scheme(self, peer: str | None, headers: HeaderLines, own: str) -> str:
         """The scheme by which the client has asked, where `own` is the connection's."""
         return (self._origin(peer, headers)[1] or own) if self.trusts(peer) else own
 
-    def _origin(self, peer: str | None, headers: Lines) -> tuple[str | None, str]:
+    def _origin(self, peer: str | None, headers: HeaderLines) -> tuple[str | None, str]:
         """The client's address, and the scheme as the nearest proxy has it that says one."""
         client, scheme = peer, ""
         hops = _standard_hops(headers) if self._is_standard else _customary_hops(headers)
@@ -117,7 +117,7 @@ class Proxies:
         return client, scheme
 
 
-def _customary_hops(headers: Lines) -> list[Hop]:
+def _customary_hops(headers: HeaderLines) -> list[Hop]:
     """From the nearest on.  The scheme is one for all: of the last line's last member, which the nearest wrote."""
     schemes = headers.getall("X-Forwarded-Proto", ())
     scheme = schemes[-1].rpartition(",")[2].strip().lower() if schemes else ""
@@ -127,7 +127,7 @@ def _customary_hops(headers: Lines) -> list[Hop]:
     return [Hop(member.strip(), scheme) for member in reversed(members)]
 
 
-def _standard_hops(headers: Lines) -> list[Hop]:
+def _standard_hops(headers: HeaderLines) -> list[Hop]:
     hops: list[Hop] = []
     for line in headers.getall("Forwarded", ()):
         client = scheme = ""

@@ -1,6 +1,6 @@
-"""The access log around the front, put in place only where a journal is kept.
+"""The access log around the request handler, put in place only where an access log is kept.
 
-Each request has a record from its first moment on, which is the running one while the front answers, so that whoever
+Each request has a record from its first moment on, which is the running one while the request handler answers, so that whoever
 knows something adds it (`gateway.telemetry.access_record`).  What the request and the response show by themselves is filled in here,
 and the record is handed over when the answer has ended; that of a live answer by whoever gives it.
 """
@@ -24,9 +24,9 @@ from gateway.telemetry.tracing import current
 class AccessLogHandler:
     """A handler with a record for every request."""
 
-    def __init__(self, front: AsyncHandler, journal: AccessLog, clock: Clock) -> None:
-        self._handler = front
-        self._access_log = journal
+    def __init__(self, handler: AsyncHandler, access_log: AccessLog, clock: Clock) -> None:
+        self._handler = handler
+        self._access_log = access_log
         self._clock = clock
 
     async def __call__(self, request: Request) -> Answered | None:

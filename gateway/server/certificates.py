@@ -23,7 +23,7 @@ _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ServedCertificate:
     """A certificate, and the context that shows it."""
 
     config: CertificateConfig
@@ -36,7 +36,7 @@ class Loaded:
     """All that a listener shows."""
 
     config: ListenerTlsConfig
-    shown: tuple[Shown, ...]
+    shown: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
     """A line for each pair that could not be used, where an older one of it stays."""
 
@@ -48,14 +48,14 @@ def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded 
     if config is None:
         return None
     before = {one.config: one for one in old.shown} if old is not None and _is_alike(old.config, config) else {}
-    found: list[Shown] = []
+    found: list[ServedCertificate] = []
     kept: list[str] = []
     for index, pair in enumerate(config.certificates):
         place = f"{where}.tls.certificates[{index}]"
         try:
             context = _context(config, f"{where}.tls", alpn)
             load_pair(context, pair.certificate, pair.key, place)
-            found.append(Shown(pair, read_certificate(pair.certificate, place), context))
+            found.append(ServedCertificate(pair, read_certificate(pair.certificate, place), context))
         except ConfigError as error:
             if pair not in before:
                 raise
@@ -85,7 +85,7 @@ def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.
     return context
 
 
-def _choose_by_name(shown: Sequence[Shown]) -> None:
+def _choose_by_name(shown: Sequence[ServedCertificate]) -> None:
     """Have the first context give way to that of the certificate that is asked for; of two for a name the first."""
     by_name: dict[str, ssl.SSLContext] = {}
     for one in shown:

@@ -15,7 +15,7 @@ from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
-from gateway.server.remembered import Ready, RememberedAnswers
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.metrics import MetricsRecorder
 
@@ -31,7 +31,7 @@ Handler = Callable[[Request], Work | None]
 """Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
 
 
-class Client(Protocol):
+class ClientConnection(Protocol):
     """One open connection."""
 
     @property
@@ -46,25 +46,25 @@ class Client(Protocol):
 
 
 class Clients:
-    """Knows the connections that are open.  `ready` is None where nothing is answered from memory as bytes;
+    """Knows the connections that are open.  `remembered` is None where nothing is answered from memory as bytes;
     `on_bad_request` is called with the status, the body's bytes and the client's address of what no handler saw."""
 
     def __init__(
         self,
         handler: Handler,
         limits: LimitsConfig,
-        ready: RememberedAnswers | None,
+        remembered: RememberedAnswers | None,
         clock: Clock,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         on_bad_request: Callable[[int, int, str | None], None],
         joins: Joins | None = None,
     ) -> None:
         self.handler = handler
         self.limits = limits
-        self.ready = ready
-        self.recorder = recorder
+        self.remembered = remembered
+        self.metrics = metrics
         self.on_bad_request = on_bad_request
-        self.exact: Mapping[bytes, Ready] = ready.exact if ready is not None else {}
+        self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins() if joins is None else joins
         self.join: Callable[[Channel, Join], bool] | None = None
         """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
@@ -75,14 +75,14 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
-        self.on_hit: Callable[[Ready, str | None, bytes], None] | None = None
+        self.on_hit: Callable[[RememberedAnswer, str | None, bytes], None] | None = None
         """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
         self.proxies: Proxies | None = None
         """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
-        self._open: set[Client] = set()
+        self._open: set[ClientConnection] = set()
         self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
@@ -95,7 +95,7 @@ class Clients:
         """A connection has been accepted; `admit` is owed."""
         self._coming += 1
 
-    def admit(self, client: Client) -> bool:
+    def admit(self, client: ClientConnection) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
         if self.is_leaving or len(self._open) >= self.limits.max_connections:
@@ -104,12 +104,12 @@ class Clients:
         self._open.add(client)
         return True
 
-    def replace(self, client: Client, successor: Client) -> None:
+    def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
         """The connection goes on as another protocol's."""
         self._open.discard(client)
         self._open.add(successor)
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: ClientConnection) -> None:
         """The connection has ended, and so has what was answered on it."""
         self._open.discard(client)
         if not self._open:
@@ -143,9 +143,9 @@ class Clients:
     def count(self) -> None:
         """Tell the recorder what is not counted one by one."""
         sent, self.sent_bytes = self.sent_bytes, 0
-        self.recorder.downstream_bytes(sent)
-        if self.ready is not None:
-            self.ready.count()
+        self.metrics.downstream_bytes(sent)
+        if self.remembered is not None:
+            self.remembered.count()
 
     def leave_in_order(self) -> None:
         """Close idle connections now, and the others as they become idle."""

@@ -1,6 +1,6 @@
 """One client's connection over HTTP/1.1: what comes is parsed, each request answered in its turn.
 
-A request whose bytes are remembered (`ready`) is answered at once, without being parsed: those very bytes were parsed
+A request whose bytes are remembered (`remembered`) is answered at once, without being parsed: those very bytes were parsed
 before.  Any other goes to the handler in a task of its own.  Live answers have no task: a reader of the stream writes
 to the connection (`gateway.server.live`).
 
@@ -29,7 +29,7 @@ from gateway.server.deadlines import NOT_SEEN, Phase
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
-from gateway.server.remembered import MAX_REQUEST_BYTES, Ready
+from gateway.server.remembered import MAX_REQUEST_BYTES, RememberedAnswer
 from gateway.server.request import Channel, Request
 from gateway.server.writing import WritingConnection
 
@@ -111,7 +111,7 @@ class Connection(WritingConnection):
         return self._clients.proxies
 
     @property
-    def spelling(self) -> bytes | None:
+    def alias(self) -> bytes | None:
         """The request in bytes, where it came by itself and whole, and they may be remembered."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
@@ -160,8 +160,8 @@ class Connection(WritingConnection):
             if self._has_joined(clients.join, join):
                 return
             self._is_busy = False
-        ready = clients.ready
-        if is_first and ready is not None and (answer := ready.find(data)) is not None:
+        remembered = clients.remembered
+        if is_first and remembered is not None and (answer := remembered.find(data)) is not None:
             self._is_active = True
             self._serve(answer, data)
             return
@@ -235,7 +235,7 @@ class Connection(WritingConnection):
         self.is_full = self._is_busy = True
         if self.phase is Phase.LIVE:
             # It is sent no more until it has read: moved back to reading the tape.
-            self._clients.recorder.slow_consumer(is_closed=False)
+            self._clients.metrics.slow_consumer(is_closed=False)
         if self.phase is not Phase.ANSWERING:
             # An answer that the client does not take: nobody awaits it, so its deadline is kept here.
             self._unsent = NOT_SEEN
@@ -467,7 +467,7 @@ class Connection(WritingConnection):
 
     # -- answers from memory
 
-    def _serve(self, answer: Ready, request: bytes) -> None:
+    def _serve(self, answer: RememberedAnswer, request: bytes) -> None:
         assert self.transport is not None
         answer.hits += 1
         if answer.joined is not None:
@@ -477,11 +477,11 @@ class Connection(WritingConnection):
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self.client, request)
 
-    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        spelling, ready = self.spelling, self._clients.ready
-        if spelling is not None and ready is not None:
-            ready.remember(spelling, answer, credential_headers)
+        alias, remembered = self.alias, self._clients.remembered
+        if alias is not None and remembered is not None:
+            remembered.remember(alias, answer, credential_headers)
 
     # -- a body's side
 

@@ -1,4 +1,4 @@
-"""One request on its way through the front, and how those who answer it tell of it."""
+"""One request on its way through the request handler, and how those who answer it tell of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder
 from gateway.telemetry.tracing import current
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """What a request asks for."""
 
     route: Route
@@ -66,12 +66,12 @@ class RequestContext:
         return self.route.config.name if self.route is not None else NO_ROUTE
 
 
-class Teller:
+class ResponseRecorder:
     """What all answers have in common, and what is told of them."""
 
-    def __init__(self, node: str, recorder: MetricsRecorder, now: Callable[[], float]) -> None:
+    def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
         self.node = node
-        self.recorder = recorder
+        self.metrics = metrics
         self.now = now
 
     def tell(self, context: RequestContext) -> None:
@@ -80,7 +80,7 @@ class Teller:
         route = context.route.config.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
         first_byte_s = delivery.first_byte_at - context.began if delivery.first_byte_at is not None else None
-        self.recorder.request(
+        self.metrics.request(
             mode,
             outcome,
             self.now() - context.began,

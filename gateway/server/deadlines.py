@@ -135,7 +135,7 @@ class TimedConnection(asyncio.Protocol):
         if unsent < 0 or self._unsent < unsent:
             self._watch(self._clients.limits.client_write_timeout_s)
         else:
-            self._clients.recorder.slow_consumer()
+            self._clients.metrics.slow_consumer()
             self.why_cut = CloseReason.SLOW
             self.transport.abort()
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer, Shown
+from gateway.engine.answer import Answer, BodyRun
 from gateway.errors import GatewayError
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
@@ -25,11 +25,11 @@ class Aborted(ConnectionError):
 class Delivery:
     """Writes the answer to one request.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_now", "_recorder", "_request", "first_byte_at", "sent_bytes")
+    __slots__ = ("_metrics", "_now", "_request", "first_byte_at", "sent_bytes")
 
-    def __init__(self, request: Request, recorder: MetricsRecorder, now: Callable[[], float]) -> None:
+    def __init__(self, request: Request, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
         self._request = request
-        self._recorder = recorder
+        self._metrics = metrics
         self._now = now
         self.first_byte_at: float | None = None
         """When the answer began to be written; None where it did not."""
@@ -65,7 +65,7 @@ class Delivery:
 
     def _sent(self, size: int) -> None:
         self.sent_bytes += size
-        self._recorder.downstream_bytes(size)
+        self._metrics.downstream_bytes(size)
 
     async def stream(
         self,
@@ -74,7 +74,7 @@ class Delivery:
         headers: CIMultiDict[str],
         length: int | None,
         body: AsyncIterator[bytes],
-        shown: Shown | None = None,
+        shown: BodyRun | None = None,
     ) -> Answered:
         """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
         channel = self._request.channel

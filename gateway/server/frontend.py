@@ -1,6 +1,6 @@
 """The frontend: how requests come in, as one piece that a new configuration replaces between two of them.
 
-It makes the front, the connections and the ready answers.  `take` has all later requests go by another configuration:
+It makes the request handler, the connections and the ready answers.  `take` has all later requests go by another configuration:
 what is under way ends as it began, and no connection is touched.  Ready answers are begun anew with the routes, because
 what a request's bytes mean, and which of its lines are credentials, is the routes' to say.
 """
@@ -24,7 +24,7 @@ from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join, Joins
 from gateway.server.listeners import Certificates, ListenerRecorder, Listeners
 from gateway.server.redirect import redirect
-from gateway.server.remembered import Ready, RememberedAnswers
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.server.request import Channel, Request
 from gateway.server.tracing import TracingHandler
 from gateway.telemetry.access_record import AccessLog, Record
@@ -47,27 +47,29 @@ class Frontend:
         self,
         config: GatewayConfig,
         engine: Engine,
-        recorder: MetricsRecorder,
+        metrics: MetricsRecorder,
         tracer: Tracer,
-        journal: AccessLog,
+        access_log: AccessLog,
         told: ListenerRecorder,
     ) -> None:
         self._config = config
         self._engine = engine
-        self._recorder = recorder
+        self._metrics = metrics
         self._tracer = tracer
-        self._access_log = journal
+        self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._joins = Joins()
         self._handler = self._make_front()
-        ready = self._make_ready()
-        self.clients = Clients(self._answer, config.limits, ready, engine.clock, recorder, self._note_bad, self._joins)
+        remembered = self._make_ready()
+        self.clients = Clients(
+            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad, self._joins
+        )
         self.every_clients = [self.clients]
         """Those, and the ones of listeners that only redirect."""
-        if journal.is_kept or tracer is not NO_TRACER:
+        if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
-            # What is noted one by one is so by the handlers around the front.
+            # What is noted one by one is so by the handlers around the request handler.
             self.clients.join = self._join if config.server.fast_path else None
         self.clients.proxies = proxies = _proxies(config)
         # By their names in ALPN, the best first: they are offered in this order.
@@ -85,7 +87,7 @@ class Frontend:
     def _redirecting(self, port: int) -> Connect:
         """The same where requests are sent to https at a port."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._recorder, self._note_bad)
+        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad)
         self.every_clients.append(clients)
 
         def connect(told: str | None, *, is_secure: bool) -> Connection:
@@ -108,28 +110,28 @@ class Frontend:
 
     def _make_front(self) -> Handler:
         plain = self._plain_front = RequestHandler(
-            self._config, self._engine, self.routes.routes, self._recorder, self._access_log, self._joins
+            self._config, self._engine, self.routes.routes, self._metrics, self._access_log, self._joins
         )
-        front: AsyncHandler | None = None
+        handler: AsyncHandler | None = None
         if self._access_log.is_kept:
-            front = AccessLogHandler(plain, self._access_log, self._engine.clock)
+            handler = AccessLogHandler(plain, self._access_log, self._engine.clock)
         if self._tracer is not NO_TRACER:
             # Around the log, whose lines name the trace.
-            front = TracingHandler(front or plain, self._tracer)
-        return front or plain.begin
+            handler = TracingHandler(handler or plain, self._tracer)
+        return handler or plain.begin
 
     def _make_ready(self) -> RememberedAnswers | None:
         if not self._config.server.fast_path:
             return None
         engine = self._engine
-        ready = RememberedAnswers(engine.clock, engine.library, self._recorder, self._credentials(), engine.touch)
-        engine.on_forget = ready.forget
-        return ready
+        remembered = RememberedAnswers(engine.clock, engine.store, self._metrics, self._credentials(), engine.touch)
+        engine.on_forget = remembered.forget
+        return remembered
 
     def _credentials(self) -> list[tuple[str, ...]]:
         return [route.config.credential_headers for route in self.routes.routes]
 
-    def _note_hit(self, answer: Ready, client: str | None, request: bytes) -> None:
+    def _note_hit(self, answer: RememberedAnswer, client: str | None, request: bytes) -> None:
         """A ready answer was given: to be known one by one, where there is a log or a trace."""
         if answer.repeated is not None:
             proxies = self.clients.proxies
@@ -141,7 +143,7 @@ class Frontend:
 
     def _note_bad(self, status: int, sent_bytes: int, client: str | None) -> None:
         """What could not be parsed was refused: nothing is known of what it asked."""
-        self._recorder.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
+        self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
@@ -153,8 +155,8 @@ class Frontend:
             clients.limits = config.limits
         self.clients.known.clear()
         if self.routes.replace(config.routes):
-            if self.clients.ready is not None:
-                self.clients.ready.take(self._credentials())
+            if self.clients.remembered is not None:
+                self.clients.remembered.take(self._credentials())
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.shares)
         self._handler = self._make_front()

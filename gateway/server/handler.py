@@ -1,4 +1,4 @@
-"""The front: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
+"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the engine and
 has the answer delivered; it is the one place where errors become responses."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from multidict import CIMultiDict
 
 from gateway.config.gateway import GatewayConfig
-from gateway.engine.answer import Answer, Shown
+from gateway.engine.answer import Answer, BodyRun
 from gateway.engine.core import Engine, route_for
 from gateway.engine.read import Read, Uncacheable
 from gateway.engine.route import Route
@@ -25,14 +25,14 @@ from gateway.protocol.offsets import START, is_well_formed
 from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.clients import Work
-from gateway.server.context import Asked, RequestContext, Teller
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
 from gateway.server.poll_group import Rendering
 from gateway.server.relaying import Relays
-from gateway.server.remembered import Ready
+from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, Place, note_asked, note_repeated
 from gateway.telemetry.metrics import MetricsRecorder
@@ -53,19 +53,19 @@ class RequestHandler:
         config: GatewayConfig,
         engine: Engine,
         routes: Sequence[Route],
-        recorder: MetricsRecorder,
-        journal: AccessLog,
+        metrics: MetricsRecorder,
+        access_log: AccessLog,
         joins: Joins,
     ) -> None:
         node, now = config.server.node_name, engine.clock.now
         self._node = node
         self._engine = engine
         self._routes = sorted(routes, key=lambda route: route.precedence, reverse=True)
-        self._recorder = recorder
+        self._metrics = metrics
         self._joins = joins
-        self._teller = teller = Teller(node, recorder, now)
-        self._relays = Relays(teller, engine, journal, config.limits)
-        self._live = LiveAnswers(Rendering(node, teller.dress, engine.clock, engine.drain, recorder), journal)
+        self._recorder = recorder = ResponseRecorder(node, metrics, now)
+        self._relays = Relays(recorder, engine, access_log, config.limits)
+        self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
 
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None where the answer is live, and ends by itself."""
@@ -84,7 +84,7 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live:
-                self._teller.tell(context)
+                self._recorder.tell(context)
 
     def begin(self, request: Request) -> Work | None:
         """Answer a request, as far as nothing has to be waited for: what is left to be done, which returns as
@@ -94,12 +94,12 @@ class RequestHandler:
             found = self._begin(context)
         except Exception:
             context.outcome = Outcome.FAILED
-            self._teller.tell(context)
+            self._recorder.tell(context)
             raise
         if found is None:
             return None
         if isinstance(found, Answered):
-            self._teller.tell(context)
+            self._recorder.tell(context)
             request.channel.answered(request)
             return None
         return self._rest(context, found)
@@ -115,17 +115,17 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live and not context.is_relayed:
-                self._teller.tell(context)
+                self._recorder.tell(context)
 
     async def _finish(self, context: RequestContext, rest: Work) -> Answered | None:
         try:
             return await rest
         except GatewayError as error:
-            return self._teller.refuse(context, error)
+            return self._recorder.refuse(context, error)
 
     def _context(self, request: Request) -> RequestContext:
         now = self._engine.clock.now
-        return RequestContext(request, Delivery(request, self._recorder, now), now())
+        return RequestContext(request, Delivery(request, self._metrics, now), now())
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:
         """The answer, where it is out by now; what is left to be done; or None where it is given by somebody else."""
@@ -149,11 +149,11 @@ class RequestHandler:
             self._relays.begin(context, asked)
             return None
         except BadTarget as error:
-            return self._teller.refuse(context, BadRequest(str(error)))
+            return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
-            return self._teller.refuse(context, error)
+            return self._recorder.refuse(context, error)
 
-    def _understand(self, context: RequestContext) -> Asked:
+    def _understand(self, context: RequestContext) -> ParsedRequest:
         """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
         request = context.request
         if request.version not in request.channel.versions:
@@ -183,10 +183,10 @@ class RequestHandler:
                 target.cursor,
                 facts.if_none_match,
                 is_private=shown.has_credentials and config.credentials != "shared",
-                wish=shown.wish,
+                accepted=shown.accepted,
                 is_live=mode in _LIVE,
             )
-        return Asked(route, target, key, shares, facts, read)
+        return ParsedRequest(route, target, key, shares, facts, read)
 
     def _facts(self, request: Request) -> HeaderFacts:
         """What the request's header section says."""
@@ -212,7 +212,7 @@ class RequestHandler:
 
     # -- reads
 
-    async def _shared(self, context: RequestContext, asked: Asked, read: Read) -> Answered | None:
+    async def _shared(self, context: RequestContext, asked: ParsedRequest, read: Read) -> Answered | None:
         """Answer as one of many, or relay the request where it has to go to the origin by itself."""
         if context.mode is Mode.HEAD:
             answer = await self._engine.head(read)
@@ -256,19 +256,19 @@ class RequestHandler:
     def _wait(self, context: RequestContext, place: Waiting) -> None:
         request = context.request
         origin = request.headers.get("Origin")
-        crowd = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
+        group = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
         context.is_live = True
-        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, crowd))
+        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
-        if (spelling := channel.spelling) is not None:
-            self._joins.remember(spelling, join)
+        if (alias := channel.alias) is not None:
+            self._joins.remember(alias, join)
 
     def join(self, channel: Channel, join: Join) -> bool:
         """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
         its connection; False, and nothing has happened, where it has to be answered like any other."""
         began = self._engine.clock.now()
-        return (join.crowd is not None and join.crowd.join(channel, began)) or self._join(channel, join, began)
+        return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
     def _lives_at_once(self, context: RequestContext, read: Read) -> bool:
         """Whether a live answer has begun, because nothing had to be asked for it."""
@@ -296,12 +296,12 @@ class RequestHandler:
             waiting = self._engine.wait_at_once(join.read)
             if waiting is None:
                 return False
-            join.crowd = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
+            join.group = self._live.wait(channel, join.origin, waiting, began, keeps=keeps)
         return True
 
     async def _deliver(self, context: RequestContext, read: Read, answer: Answer) -> Answered:
         context.outcome = answer.outcome
-        self._teller.finish(context, answer.headers)
+        self._recorder.finish(context, answer.headers)
         if answer.stream is not None and answer.shown is not None:
             self._teach(context, read, answer, answer.shown)
         try:
@@ -311,7 +311,7 @@ class RequestHandler:
         context.saved_bytes = answer.saved_bytes
         return answered
 
-    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: Shown) -> None:
+    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: BodyRun) -> None:
         """Have a plain hit remembered, so that the next such request need not come here."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:
@@ -322,7 +322,7 @@ class RequestHandler:
         age = headers.get("Age")
         laid_at = self._engine.clock.now() - int(age) if age is not None else None
         context.request.channel.learn(
-            Ready(
+            RememberedAnswer(
                 shown,
                 read.route.config.trust_s,
                 answer.tail,

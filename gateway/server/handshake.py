@@ -100,9 +100,9 @@ class Handshake(asyncio.Protocol):
     """One connection that is not open yet.  Owner of its transport until then."""
 
     __slots__ = (
+        "_acceptor",
         "_came_bytes",
         "_data",
-        "_door",
         "_expects_proxy",
         "_incoming",
         "_outgoing",
@@ -112,11 +112,11 @@ class Handshake(asyncio.Protocol):
         "_transport",
     )
 
-    def __init__(self, door: Acceptor) -> None:
-        self._door = door
-        door.clients.expect()
+    def __init__(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
+        acceptor.clients.expect()
         self._transport: asyncio.Transport | None = None
-        self._expects_proxy = door.expects_proxy
+        self._expects_proxy = acceptor.expects_proxy
         """Whether a PROXY header is still to come."""
         self._told: str | None = None
         self._data = b""
@@ -142,7 +142,7 @@ class Handshake(asyncio.Protocol):
         """The time for opening is over."""
         self._tick = NEVER
         if self._ssl is not None:
-            self._door.on_failure(HandshakeFailure.TIMEOUT)
+            self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
             # It has been counted.
             self._ssl = None
         self.drop()
@@ -151,20 +151,20 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
-        door = self._door
-        if not door.clients.admit(self):
+        acceptor = self._acceptor
+        if not acceptor.clients.admit(self):
             transport.abort()
             return
-        if door.expects_proxy:
-            if door.proxies is not None and not door.proxies.trusts(peer_of(transport)):
+        if acceptor.expects_proxy:
+            if acceptor.proxies is not None and not acceptor.proxies.trusts(peer_of(transport)):
                 transport.abort()
                 return
-            self._watch(door.clients.limits.client_header_timeout_s)
+            self._watch(acceptor.clients.limits.client_header_timeout_s)
         else:
             self._begin_handshake()
 
     def _watch(self, delay_s: float) -> None:
-        wheel = self._door.clients.wheel
+        wheel = self._acceptor.clients.wheel
         if self._tick != NEVER:
             wheel.drop(self, self._tick)
         self._tick = wheel.add(self, delay_s)
@@ -179,7 +179,7 @@ class Handshake(asyncio.Protocol):
                 return
             data = rest
             self._expects_proxy = False
-            if self._door.context is None:
+            if self._acceptor.context is None:
                 self._hand_over(transport, data)
                 return
             self._begin_handshake()
@@ -194,12 +194,12 @@ class Handshake(asyncio.Protocol):
         if self._transport is None:
             return
         if self._ssl is not None:
-            self._door.on_failure(HandshakeFailure.LEFT)
+            self._acceptor.on_failure(HandshakeFailure.LEFT)
         self._transport = None
         self._leave()
 
     def _leave(self) -> None:
-        clients = self._door.clients
+        clients = self._acceptor.clients
         if self._tick != NEVER:
             clients.wheel.drop(self, self._tick)
             self._tick = NEVER
@@ -225,10 +225,10 @@ class Handshake(asyncio.Protocol):
     # -- TLS
 
     def _begin_handshake(self) -> None:
-        assert self._door.context is not None
+        assert self._acceptor.context is not None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._ssl = self._door.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._watch(self._door.clients.limits.tls_handshake_timeout_s)
+        self._ssl = self._acceptor.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._watch(self._acceptor.clients.limits.tls_handshake_timeout_s)
 
     def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
         tls = self._ssl
@@ -267,7 +267,7 @@ class Handshake(asyncio.Protocol):
 
     def _fail(self, transport: asyncio.Transport, failure: HandshakeFailure) -> None:
         self._ssl = None
-        self._door.on_failure(failure)
+        self._acceptor.on_failure(failure)
         if failure is HandshakeFailure.PLAIN_HTTP:
             transport.write(_PLAIN_HTTP)
         # What is written goes out; a close with bytes unread would take it back, but little has come.
@@ -277,9 +277,9 @@ class Handshake(asyncio.Protocol):
 
     def _hand_over(self, transport: asyncio.Transport, rest: bytes) -> None:
         """Make the protocol that has been agreed on, and be gone."""
-        door, tls, self._ssl, self._transport = self._door, self._ssl, None, None
+        acceptor, tls, self._ssl, self._transport = self._acceptor, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
-        protocol = door.protocols[agreed](self._told, is_secure=tls is not None)
+        protocol = acceptor.protocols[agreed](self._told, is_secure=tls is not None)
         self._leave()
         if tls is None:
             transport.set_protocol(protocol)

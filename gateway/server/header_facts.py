@@ -1,4 +1,4 @@
-"""What a header section says to the front: read once, for all requests that have it in common.
+"""What a header section says to the request handler: read once, for all requests that have it in common.
 
 None of it depends on the request line, so that it may be kept with the section (`gateway.http.request.Fields.facts`).
 """
@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 from gateway.engine.route import Route
 from gateway.errors import LoopDetected
 from gateway.http.outgoing import FixedHeaders
-from gateway.protocol.coding import Wish, negotiate
+from gateway.protocol.coding import AcceptedCodings, negotiate
 from gateway.protocol.forwarding import is_looping, passed_nodes, request_headers_for_origin
 from gateway.server.request import Request
 
@@ -20,7 +20,7 @@ _MOST_SENDERS: Final = 8
 """Of one section, whose headers for the origin are kept."""
 
 
-class Shown(NamedTuple):
+class SharingFacts(NamedTuple):
     """What it shows to a route."""
 
     has_credentials: bool
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
     """Who shares tapes with it."""
     headers: CIMultiDict[str]
     """Those that a shared fetch carries."""
-    wish: Wish
+    accepted: AcceptedCodings
 
 
 class HeaderFacts:
@@ -49,7 +49,7 @@ class HeaderFacts:
     def __init__(self, headers: CIMultiDict[str], node: str) -> None:
         self._headers = headers
         self._node = node
-        self._shown: dict[Route, Shown] = {}
+        self._shown: dict[Route, SharingFacts] = {}
         self._forwarded: dict[tuple[str | None, bool, str, str, bool], FixedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
@@ -63,13 +63,13 @@ class HeaderFacts:
             self.is_looping = True
         self.if_none_match = _joined(headers, "If-None-Match")
 
-    def shown(self, route: Route) -> Shown:
+    def shown(self, route: Route) -> SharingFacts:
         """What it shows to a route."""
         shown = self._shown.get(route)
         if shown is None:
             headers = self._headers
             credentials = route.credentials(headers)
-            shown = self._shown[route] = Shown(
+            shown = self._shown[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),

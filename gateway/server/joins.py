@@ -22,7 +22,7 @@ _COST: Final = 1_000
 
 
 @dataclass(slots=True)
-class Memo:
+class SseHead:
     """The head of an SSE response, and what it was made of: the same again within the second."""
 
     headers: CIMultiDict[str]
@@ -40,9 +40,9 @@ class Join:
     mode: Mode
     origin: str | None
     """Its Origin header, which shapes what an answer says of CORS."""
-    crowd: PollGroup | None = None
+    group: PollGroup | None = None
     """Those who have sent the same and wait."""
-    memo: Memo | None = None
+    sse_head: SseHead | None = None
 
 
 class Joins:

@@ -101,7 +101,7 @@ class Listeners:
         clients: Clients,
         protocols: Mapping[str, Connect],
         redirecting: Callable[[int], Connect],
-        recorder: ListenerRecorder,
+        metrics: ListenerRecorder,
         proxies: Proxies | None,
     ) -> None:
         self._limits = config.limits
@@ -109,7 +109,7 @@ class Listeners:
         self._clients = clients
         self._protocols = protocols
         self._redirecting = redirecting
-        self._recorder = recorder
+        self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
         """In effect."""
@@ -139,7 +139,7 @@ class Listeners:
         self.certificates = certificates
         for index, loaded in certificates.items():
             if loaded.kept:
-                self._recorder.certificates_kept(self._configs[index].address, len(loaded.kept))
+                self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
         """LiveReader, first name and last Unix second of each certificate in effect."""
@@ -210,7 +210,7 @@ class Listeners:
             protocols = {HTTP_1: self._redirecting(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
             return partial(protocols[HTTP_1], None, is_secure=False)
-        door = Acceptor(
+        acceptor = Acceptor(
             self._clients,
             protocols,
             self._proxies,
@@ -218,10 +218,10 @@ class Listeners:
             (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
             partial(self._failed, config.address),
         )
-        return partial(Handshake, door)
+        return partial(Handshake, acceptor)
 
     def _failed(self, address: str, reason: HandshakeFailure) -> None:
-        self._recorder.handshake_failure(address, reason.value)
+        self._metrics.handshake_failure(address, reason.value)
 
     def close(self) -> None:
         """Accept no more."""

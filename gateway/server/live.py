@@ -19,7 +19,7 @@ from gateway.protocol.coding import applied
 from gateway.protocol.mode import Mode
 from gateway.protocol.names import ACCEL_BUFFERING, SSE_TYPE, STREAM_NEXT_OFFSET
 from gateway.server.head import response_head
-from gateway.server.joins import Join, Memo
+from gateway.server.joins import Join, SseHead
 from gateway.server.poll_group import PollGroup, Rendering
 from gateway.server.request import Channel
 from gateway.telemetry.access_record import AccessLog, CloseReason, LiveNote, Record, note_parked
@@ -31,10 +31,10 @@ _log = logging.getLogger("gateway.live")
 class LiveAnswers:
     """Begins live answers.  Owns nothing: their channels do."""
 
-    def __init__(self, rendering: Rendering, journal: AccessLog) -> None:
+    def __init__(self, rendering: Rendering, access_log: AccessLog) -> None:
         self._rendering = rendering
         self._clock = rendering.clock
-        self._access_log = journal
+        self._access_log = access_log
 
     def subscribe(
         self,
@@ -48,21 +48,21 @@ class LiveAnswers:
     ) -> None:
         """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
-        memo = join.memo
+        sse_head = join.sse_head
         if (
-            memo is not None
-            and memo.second == second
-            and memo.headers is stream.headers
-            and memo.content_type == stream.content_type
+            sse_head is not None
+            and sse_head.second == second
+            and sse_head.headers is stream.headers
+            and sse_head.content_type == stream.content_type
         ):
-            head = memo.head
+            head = sse_head.head
         else:
             try:
                 head = self._sse_head(subscription, join.origin, keeps=keeps, is_chunked=is_chunked)
             except GatewayError:
                 subscription.close()
                 raise
-            join.memo = Memo(stream.headers, stream.content_type, second, head)
+            join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
         def look(into: Record) -> None:
@@ -94,22 +94,22 @@ class LiveAnswers:
     ) -> PollGroup:
         """Have the long-poll of a client that sent this Origin header wait for its answer, others with it perhaps."""
         route = waiting.read.route
-        crowd = PollGroup(self._rendering, route, origin, keeps=keeps)
-        waiter = waiting.start(crowd)
+        group = PollGroup(self._rendering, route, origin, keeps=keeps)
+        waiter = waiting.start(group)
         topic = waiting.topic
 
         def look(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
             into.subscribers = len(topic.readers_now) + topic.crowded + (waiter not in topic.readers_now)
-            if (answer := crowd.answer) is not None:
+            if (answer := group.answer) is not None:
                 into.status = answer.status
                 into.next_offset = answer.headers.get(STREAM_NEXT_OFFSET)
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        crowd.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
+        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
         _start(waiter)
-        return crowd
+        return group
 
     def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""

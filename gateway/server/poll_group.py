@@ -32,18 +32,18 @@ Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
 class Rendering:
     """What all live answers of a process are made with."""
 
-    __slots__ = ("clock", "drain", "dress", "node", "recorder")
+    __slots__ = ("clock", "drain", "dress", "metrics", "node")
 
-    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, recorder: MetricsRecorder) -> None:
+    def __init__(self, node: str, dress: Dress, clock: Clock, drain: Drain, metrics: MetricsRecorder) -> None:
         self.node = node
         self.dress = dress
         self.clock = clock
         self.drain = drain
-        self.recorder = recorder
+        self.metrics = metrics
 
 
 class PollGroup:
-    """The clients of one waiter: a `gateway.engine.waiter.Client`."""
+    """The clients of one waiter: a `gateway.engine.waiter.PollClient`."""
 
     __slots__ = ("_channels", "_keeps", "_note", "_origin", "_rendering", "_route", "_waiter", "answer", "shape")
 
@@ -76,7 +76,7 @@ class PollGroup:
 
     def _take(self, channel: Channel, began: float) -> None:
         self._channels[channel] = began
-        self._rendering.recorder.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
+        self._rendering.metrics.subscribers(Mode.LONGPOLL, 1, self._route.config.name)
         channel.park(self, keeps=self._keeps)
 
     def apart(self) -> Iterator[PollGroup]:
@@ -131,7 +131,7 @@ class PollGroup:
         for channel in self._channels:
             channel.write_response(data, size)
 
-    def settle(self, rendered: Rendered) -> None:
+    def account(self, rendered: Rendered) -> None:
         """It has been written: count it, and let the connections go on."""
         answer = rendered.answer
         if self._note is not None:
@@ -164,9 +164,9 @@ class PollGroup:
             note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
 
     def _tell(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
-        recorder, name = self._rendering.recorder, self._route.config.name
-        recorder.subscribers(Mode.LONGPOLL, -clients, name)
-        recorder.request(
+        metrics, name = self._rendering.metrics, self._route.config.name
+        metrics.subscribers(Mode.LONGPOLL, -clients, name)
+        metrics.request(
             Mode.LONGPOLL,
             outcome,
             waited_s,

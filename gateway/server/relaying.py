@@ -16,12 +16,12 @@ from typing import Any
 
 from gateway.config.limits import LimitsConfig
 from gateway.engine.core import Engine
-from gateway.engine.relay import WRITES, Passed, Relayed
+from gateway.engine.relay import WRITES, RelayedRequest, RelayExchange
 from gateway.errors import BodyTooLarge, GatewayError
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
-from gateway.server.context import Asked, RequestContext, Teller
+from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
 from gateway.server.delivery import PART_BYTES, Aborted
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
@@ -35,17 +35,17 @@ _log = logging.getLogger("gateway.front")
 class Relays:
     """Begins relays."""
 
-    def __init__(self, teller: Teller, engine: Engine, journal: AccessLog, limits: LimitsConfig) -> None:
-        self.teller = teller
+    def __init__(self, recorder: ResponseRecorder, engine: Engine, access_log: AccessLog, limits: LimitsConfig) -> None:
+        self.recorder = recorder
         self.engine = engine
-        self.journal = journal
+        self.access_log = access_log
         self._limits = limits
 
     def is_ready(self, request: Request) -> bool:
         """Whether all is here that is waited for before the origin hears of it."""
         return request.body is None or request.body.is_whole
 
-    def begin(self, context: RequestContext, asked: Asked) -> None:
+    def begin(self, context: RequestContext, asked: ParsedRequest) -> None:
         """Relay a request that is ready; the answer is given from here on.  Raises a GatewayError where it must not
         be."""
         body = context.request.body
@@ -55,7 +55,7 @@ class Relays:
         body.check(context.request.head, self._limits)
         self._relay(context, asked, self._whole(body.take()))
 
-    async def until_begun(self, context: RequestContext, asked: Asked) -> None:
+    async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
         request, body = context.request, context.request.body
         if body is None:
@@ -73,13 +73,15 @@ class Relays:
             raise BodyTooLarge
         return body
 
-    def _relay(self, context: RequestContext, asked: Asked, upload: AsyncIterator[bytes] | bytes | None) -> None:
+    def _relay(
+        self, context: RequestContext, asked: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
+    ) -> None:
         request, body = context.request, context.request.body
         route, target, key, shares, facts, _ = asked
         # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
-        passed = Passed(
+        passed = RelayedRequest(
             route,
             key.group,
             key if shares else None,
@@ -120,7 +122,7 @@ class Relaying:
         "_write_turns",
     )
 
-    def __init__(self, relays: Relays, context: RequestContext, asked: Asked) -> None:
+    def __init__(self, relays: Relays, context: RequestContext, asked: ParsedRequest) -> None:
         self._relays = relays
         self._context = context
         self._asked = asked
@@ -128,7 +130,7 @@ class Relaying:
         self._channel: Channel = context.request.channel
         # What is told of a request by a task's context is told in that of whoever waits for this.
         self._context: Context | None = copy_context() if context.over is not None else None
-        self._relayed: Relayed | None = None
+        self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
         self._write_turns = relays.engine.absences.write_turns
         self._reply: Reply | None = None
@@ -138,7 +140,7 @@ class Relaying:
         """Where the answer ends before its origin ends it."""
         self._is_over = False
 
-    def begin(self, passed: Passed) -> None:
+    def begin(self, passed: RelayedRequest) -> None:
         """Send it."""
         # A client that leaves does not take a write back that may have happened.
         self._request.is_detached = passed.mode in WRITES
@@ -170,7 +172,7 @@ class Relaying:
     def _note_sent(self) -> None:
         if not note_origin_request():
             place = Place.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
-            self._relays.journal.unclaimed(place, self._context.mode, requests=1)
+            self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
         """There is no answer."""
@@ -185,18 +187,18 @@ class Relaying:
 
     def _begin(self, reply: Reply) -> None:
         context, request, asked = self._context, self._request, self._asked
-        teller, status = self._relays.teller, reply.status
+        recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
         if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
             self._relays.engine.absences.add_relayed(
                 asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_turns
             )
-        headers = response_headers_for_client(reply.headers, node=teller.node, http_version="1.1")
-        said = cache_status(teller.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
+        headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
+        said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
         headers["Cache-Status"] = ", ".join([*headers.popall("Cache-Status", []), said])
         if (location := headers.get("Location")) is not None:
             headers["Location"] = asked.route.public_location(location, f"{request.scheme}://{request.host}")
-        teller.finish(context, headers)
+        recorder.finish(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
             # It may end before its origin thought.
@@ -237,7 +239,7 @@ class Relaying:
             self._rest = chunk
 
     def _count(self, size: int) -> None:
-        self._relays.teller.recorder.upstream_bytes(size, self._context.mode, self._context.route_name)
+        self._relays.recorder.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)
         note_fetched(size)
 
     def left(self, channel: Channel) -> None:
@@ -271,13 +273,13 @@ class Relaying:
             self._break_off()
         else:
             self._close()
-            self._answered = self._relays.teller.refuse(self._context, error)
+            self._answered = self._relays.recorder.refuse(self._context, error)
             self._answer_is_out()
 
     def _answer_is_out(self) -> None:
         context, over = self._context, self._context.over
         if over is None:
-            self._relays.teller.tell(context)
+            self._relays.recorder.tell(context)
             self._channel.answered(self._request)
         elif not over.done():
             assert self._answered is not None
@@ -289,7 +291,7 @@ class Relaying:
         self._close()
         context.outcome = Outcome.ABORTED
         if over is None:
-            self._relays.teller.tell(context)
+            self._relays.recorder.tell(context)
             # Its connection may have gone long ago, and have been kept for this answer alone.
             self._channel.answered(self._request)
         elif not over.done():

@@ -28,7 +28,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.clock import Clock
-from gateway.engine.answer import Named, Shown
+from gateway.engine.answer import BodyRun, NamedTail
 from gateway.http.http2.blocks import block_of
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -89,7 +89,7 @@ _SEEN: Final = 1 << 15
 """Requests of late that are known to have come once: about 3 MB of marks."""
 
 
-class Ready:
+class RememberedAnswer:
     """One answer in bytes; `render` puts in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
 
     __slots__ = (
@@ -120,9 +120,9 @@ class Ready:
 
     def __init__(
         self,
-        shown: Shown,
+        shown: BodyRun,
         trust_s: float,
-        tail: Named | None,
+        tail: NamedTail | None,
         mode: Mode,
         outcome: Outcome,
         status: int,
@@ -230,22 +230,22 @@ class RememberedAnswers:
     def __init__(
         self,
         clock: Clock,
-        library: TapeStore,
-        recorder: MetricsRecorder,
+        store: TapeStore,
+        metrics: MetricsRecorder,
         credential_headers: Iterable[Collection[str]],
         touch: Callable[[Stream], None],
     ) -> None:
         self._clock = clock
-        self._store = library
-        self._recorder = recorder
+        self._store = store
+        self._metrics = metrics
         self._touch = touch
-        self.exact: dict[bytes, Ready] = {}
+        self.exact: dict[bytes, RememberedAnswer] = {}
         """Requests byte for byte: where a connection looks first."""
-        self._by_loose: dict[bytes, Ready] = {}
-        self._by_tight: dict[bytes, Ready] = {}
-        self._by_stream: dict[Stream, set[Ready]] = {}
-        self._all: dict[Ready, None] = {}
-        self._lively: set[Ready] = set()
+        self._by_loose: dict[bytes, RememberedAnswer] = {}
+        self._by_tight: dict[bytes, RememberedAnswer] = {}
+        self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
+        self._all: dict[RememberedAnswer, None] = {}
+        self._lively: set[RememberedAnswer] = set()
         """Those that may have been given since they were counted."""
         self._seen: set[int] = set()
         self._served = 0
@@ -258,8 +258,8 @@ class RememberedAnswers:
     def take(self, credential_headers: Iterable[Collection[str]]) -> None:
         """Begin anew, with routes that take these headers for credentials."""
         self.generation += 1
-        for ready in list(self._all):
-            self._drop(ready)
+        for remembered in list(self._all):
+            self._drop(remembered)
         by_route = [{name.lower() for name in names} for names in credential_headers]
         self._loose_names = [name for name in _MEANINGLESS if not all(name in names for names in by_route)]
         tight_names = [name for name in _MEANINGLESS if not any(name in names for names in by_route)]
@@ -282,63 +282,63 @@ class RememberedAnswers:
 
     # -- finding
 
-    def find(self, request: bytes) -> Ready | None:
+    def find(self, request: bytes) -> RememberedAnswer | None:
         """The answer to exactly this request, or to one that differs in meaningless lines only; None to go on."""
-        ready = self.exact.get(request)
-        if ready is None:
-            ready = self._find_reduced(request)
-            if ready is None:
+        remembered = self.exact.get(request)
+        if remembered is None:
+            remembered = self._find_reduced(request)
+            if remembered is None:
                 return None
-            self._note(request, ready)
-        if ready.is_good(self._clock.now()) or self._renew(ready):
-            return ready
+            self._note(request, remembered)
+        if remembered.is_good(self._clock.now()) or self._renew(remembered):
+            return remembered
         return None
 
-    def _find_reduced(self, request: bytes) -> Ready | None:
+    def _find_reduced(self, request: bytes) -> RememberedAnswer | None:
         if self._by_loose and (reduced := _reduce(self._loose, request)) is not None:
-            ready = self._by_loose.get(reduced)
-            if ready is not None:
-                return ready
+            remembered = self._by_loose.get(reduced)
+            if remembered is not None:
+                return remembered
         if self._by_tight and self._tight is not None and (reduced := _reduce(self._tight, request)) is not None:
             return self._by_tight.get(reduced)
         return None
 
-    def _note(self, request: bytes, ready: Ready) -> None:
+    def _note(self, request: bytes, remembered: RememberedAnswer) -> None:
         """A request that comes again as it was is found without a look at its lines; one that came once is not kept."""
         mark = hash(request)
         if mark in self._seen:
-            self._spell(request, ready)
+            self._spell(request, remembered)
         else:
             if len(self._seen) >= _SEEN:
                 self._seen.clear()
             self._seen.add(mark)
 
-    def _spell(self, request: bytes, ready: Ready) -> None:
+    def _spell(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Have the request lead to the answer as it is, where there is room for it: nothing else goes for that."""
-        if len(ready.spellings) >= _MOST_SPELLINGS:
-            oldest = ready.spellings.pop(0)
+        if len(remembered.spellings) >= _MOST_SPELLINGS:
+            oldest = remembered.spellings.pop(0)
             del self.exact[oldest]
-            self._charge(ready, -_spelling_cost(oldest))
-        cost = _spelling_cost(request)
-        if self.cost + cost <= self.budget_bytes and self._store.lend(cost, ready.stream):
-            self._charge(ready, cost)
-            ready.spellings.append(request)
-            self.exact[request] = ready
+            self._charge(remembered, -_alias_cost(oldest))
+        cost = _alias_cost(request)
+        if self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream):
+            self._charge(remembered, cost)
+            remembered.spellings.append(request)
+            self.exact[request] = remembered
 
-    def _charge(self, ready: Ready, cost: int) -> None:
+    def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
         """Note what was lent for the answer; what is negative is given back."""
-        ready.cost += cost
+        remembered.cost += cost
         self.cost += cost
         if cost < 0:
             self._store.take_back(-cost)
 
-    def _renew(self, ready: Ready) -> bool:
-        self._count(ready)
-        if not ready.render(self._clock.now(), self._clock.wall()):
+    def _renew(self, remembered: RememberedAnswer) -> bool:
+        self._count(remembered)
+        if not remembered.render(self._clock.now(), self._clock.wall()):
             return False
         # The stream counts as read once for each second in which it is.
-        self._touch(ready.stream)
-        self._lively.add(ready)
+        self._touch(remembered.stream)
+        self._lively.add(remembered)
         return True
 
     # -- counting
@@ -346,27 +346,27 @@ class RememberedAnswers:
     def count(self) -> None:
         """Tell the recorder of all that was given."""
         now = self._clock.now()
-        for ready in list(self._lively):
-            self._count(ready)
-            if now >= ready.until:
-                self._lively.discard(ready)
+        for remembered in list(self._lively):
+            self._count(remembered)
+            if now >= remembered.until:
+                self._lively.discard(remembered)
 
-    def _count(self, ready: Ready) -> None:
-        hits, ready.hits = ready.hits, 0
+    def _count(self, remembered: RememberedAnswer) -> None:
+        hits, remembered.hits = remembered.hits, 0
         if hits:
             self._served += hits
-            sent = hits * ready.body_bytes
-            saved = hits * ready.saved_bytes
-            self._recorder.hits(ready.mode, ready.outcome, hits, sent, ready.route, saved_bytes=saved)
-            stream = ready.stream
+            sent = hits * remembered.body_bytes
+            saved = hits * remembered.saved_bytes
+            self._metrics.hits(remembered.mode, remembered.outcome, hits, sent, remembered.route, saved_bytes=saved)
+            stream = remembered.stream
             stream.reads += hits
             stream.hits += hits
             stream.sent_bytes += sent
 
     # -- remembering and forgetting
 
-    def remember(self, request: bytes, ready: Ready, credential_headers: Collection[str]) -> None:
-        """A handler has answered `request` by `ready`; the request is kept without its meaningless lines.
+    def remember(self, request: bytes, remembered: RememberedAnswer, credential_headers: Collection[str]) -> None:
+        """A handler has answered `request` by `remembered`; the request is kept without its meaningless lines.
 
         `credential_headers` are those of its route, in lower case.
         """
@@ -374,9 +374,9 @@ class RememberedAnswers:
         shape = self._loose if is_loose or self._tight is None else self._tight
         by_key = self._by_loose if is_loose else self._by_tight
         key = _reduce(shape, request)
-        if key is None or ready.stream.ended is not None or ready.stream.edition != ready.edition:
+        if key is None or remembered.stream.ended is not None or remembered.stream.edition != remembered.edition:
             return
-        cost = ready.cost_under(key)
+        cost = remembered.cost_under(key)
         if cost > self.budget_bytes:
             return
         if (old := by_key.get(key)) is not None:
@@ -385,37 +385,37 @@ class RememberedAnswers:
             self._drop(old)
         while self.cost + cost > self.budget_bytes:
             self._drop(next(iter(self._all)))
-        if not self._store.lend(cost, ready.stream):
+        if not self._store.lend(cost, remembered.stream):
             return
-        self._charge(ready, cost)
-        ready.key = (is_loose, key)
-        by_key[key] = ready
-        self._all[ready] = None
-        self._by_stream.setdefault(ready.stream, set()).add(ready)
-        self._spell(request, ready)
+        self._charge(remembered, cost)
+        remembered.key = (is_loose, key)
+        by_key[key] = remembered
+        self._all[remembered] = None
+        self._by_stream.setdefault(remembered.stream, set()).add(remembered)
+        self._spell(request, remembered)
 
     def forget(self, stream: Stream) -> None:
         """Drop every answer that shows bytes of `stream`."""
-        for ready in list(self._by_stream.get(stream, ())):
-            self._drop(ready)
+        for remembered in list(self._by_stream.get(stream, ())):
+            self._drop(remembered)
 
-    def _drop(self, ready: Ready) -> None:
-        assert ready.key is not None
-        self._count(ready)
-        self._lively.discard(ready)
-        is_loose, key = ready.key
+    def _drop(self, remembered: RememberedAnswer) -> None:
+        assert remembered.key is not None
+        self._count(remembered)
+        self._lively.discard(remembered)
+        is_loose, key = remembered.key
         del (self._by_loose if is_loose else self._by_tight)[key]
-        for request in ready.spellings:
+        for request in remembered.spellings:
             del self.exact[request]
-        del self._all[ready]
-        self._charge(ready, -ready.cost)
-        siblings = self._by_stream[ready.stream]
-        siblings.discard(ready)
+        del self._all[remembered]
+        self._charge(remembered, -remembered.cost)
+        siblings = self._by_stream[remembered.stream]
+        siblings.discard(remembered)
         if not siblings:
-            del self._by_stream[ready.stream]
+            del self._by_stream[remembered.stream]
 
 
-def _spelling_cost(request: bytes) -> int:
+def _alias_cost(request: bytes) -> int:
     return _SPELLING_COST + len(request)
 
 

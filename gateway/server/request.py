@@ -11,7 +11,7 @@ from gateway.http.request import RequestHead
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.remembered import Ready
+from gateway.server.remembered import RememberedAnswer
 from gateway.telemetry.access_record import CloseReason
 
 
@@ -22,7 +22,7 @@ class Answered(NamedTuple):
     headers: CIMultiDict[str]
 
 
-class Giver(Protocol):
+class LiveAnswer(Protocol):
     """Who gives an answer that no task waits for."""
 
     def pump(self) -> None:
@@ -72,7 +72,7 @@ class Channel(Protocol):
         """Who is believed about whom they pass on; None where nobody is."""
 
     @property
-    def spelling(self) -> bytes | None:
+    def alias(self) -> bytes | None:
         """The request in bytes, where it came by itself and whole, and they may be remembered."""
 
     @property
@@ -102,23 +102,23 @@ class Channel(Protocol):
     def abort(self) -> None:
         """Drop the connection at once: an orderly end would make a part look like the whole."""
 
-    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
 
-    def hand_over(self, giver: Giver) -> None:
-        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+    def hand_over(self, answering: LiveAnswer) -> None:
+        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
 
     def answered(self, request: Request) -> None:
         """The answer is out."""
 
-    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
 
     def release(self) -> None:
         """The live answer has ended."""
 
     def follow(
-        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
 

@@ -1,8 +1,8 @@
-"""Tracing around the front, put in place only where a tracer is configured: without one neither exists.
+"""Tracing around the request handler, put in place only where a tracer is configured: without one neither exists.
 
-The front is wrapped in a span per request, which is the running one while the front answers.  A live answer goes on
-after that: where the front has parked the span, it ends with the answer.  Requests that are
-answered from ready bytes never reach the front: the frontend tells of them one by one.
+The request handler is wrapped in a span per request, which is the running one while the request handler answers.  A live answer goes on
+after that: where the request handler has parked the span, it ends with the answer.  Requests that are
+answered from ready bytes never reach the request handler: the frontend tells of them one by one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gateway.telemetry.tracing import Tracer, request_now
 class TracingHandler:
     """A handler with a span around every request."""
 
-    def __init__(self, front: AsyncHandler, tracer: Tracer) -> None:
-        self._handler = front
+    def __init__(self, handler: AsyncHandler, tracer: Tracer) -> None:
+        self._handler = handler
         self._tracer = tracer
 
     async def __call__(self, request: Request) -> Answered | None:

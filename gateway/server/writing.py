@@ -13,7 +13,7 @@ from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
 from gateway.server.head import CONTINUE, response_head
-from gateway.server.request import Giver, Note, Request
+from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NO_ROUTE
 
@@ -48,7 +48,7 @@ class WritingConnection(TimedConnection, ABC):
         self._is_chunked = True
         self._keeps = True
         """Whether the connection is kept after the live answer."""
-        self._live: Giver | None = None
+        self._live: LiveAnswer | None = None
         """Who gives the live answer; below, what is noted of one over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
@@ -77,7 +77,7 @@ class WritingConnection(TimedConnection, ABC):
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
         """Write a whole answer; UpstreamBroken, with nothing written, for headers that must not be."""
-        self._settle(request)
+        self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
         elif body or request.method != "HEAD":
@@ -91,7 +91,7 @@ class WritingConnection(TimedConnection, ABC):
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
         """Write the head of an answer whose body has `length` bytes, None where that is not known yet."""
-        self._settle(request)
+        self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
         if status == 204:
@@ -111,7 +111,7 @@ class WritingConnection(TimedConnection, ABC):
         if self.transport is not None:
             self.transport.write(head)
 
-    def _settle(self, request: Request) -> None:
+    def _decide_keep_alive(self, request: Request) -> None:
         """Decide whether the connection is kept, before its client is told."""
         is_read = request.body is None or request.body.is_whole
         if not is_read or self._clients.is_leaving:
@@ -141,7 +141,7 @@ class WritingConnection(TimedConnection, ABC):
                 async with asyncio.timeout(self._clients.limits.client_write_timeout_s):
                     await self._room
             except TimeoutError:
-                self._clients.recorder.slow_consumer()
+                self._clients.metrics.slow_consumer()
                 self.abort()
                 raise ConnectionResetError("the client does not read") from None
         if self.transport is None or self.transport.is_closing():
@@ -156,14 +156,14 @@ class WritingConnection(TimedConnection, ABC):
             else:
                 room.set_exception(error)
 
-    def hand_over(self, giver: Giver) -> None:
-        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
+    def hand_over(self, answering: LiveAnswer) -> None:
+        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
         self.phase = Phase.GIVEN
-        self._live = giver
+        self._live = answering
 
     # -- live answers
 
-    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
         self.phase = Phase.LIVE
         self._live = live
@@ -181,14 +181,14 @@ class WritingConnection(TimedConnection, ABC):
             self._resume()
 
     def follow(
-        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self._live_route = route
         self._live_began = began
         self._live_note = note
-        self._clients.recorder.subscribers(Mode.SSE, 1, route)
+        self._clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
@@ -216,10 +216,10 @@ class WritingConnection(TimedConnection, ABC):
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
         outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
-        recorder, route, note = self._clients.recorder, self._live_route, self._live_note
+        metrics, route, note = self._clients.metrics, self._live_route, self._live_note
         self._live_note = None
-        recorder.subscribers(Mode.SSE, -1, route)
-        recorder.request(
+        metrics.subscribers(Mode.SSE, -1, route)
+        metrics.request(
             Mode.SSE,
             outcome,
             self._now() - self._live_began,

@@ -5,7 +5,7 @@ while there is room within the bound; where they grow past it, the least worthwh
 that is past it alone is let go alone: nothing that the others could give up would be enough.  Who was let go is a
 stream like any other from then on, until it is used again at a time when there is room.
 
-The reserve says who is kept, and does nothing: the library, which owns it, tells it what each of them costs.
+The reserve says who is kept, and does nothing: the tape store, which owns it, tells it what each of them costs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The library: every stream that the gateway remembers, under one byte budget.
+"""The tape store: every stream that the gateway remembers, under one byte budget.
 
 It alone creates, drops and evicts streams and lays bytes, so that the sum of costs is right at every moment.  An
 eviction forgets bytes, never facts: a stream that someone follows stays, with an empty tape.
@@ -7,8 +7,8 @@ What it tells the policy is *uses*, not requests.  A client that reads a stream 
 (what there is, then the tail), so requests within `USE_S` of a use are that same use: the correlated reference period
 of LRU-K (O'Neil et al., SIGMOD 1993, 2.1).  Without it no reader would ever look like one that came only once.
 
-Two kinds of streams are told apart by wish.  Those of the `reserve` are unknown to the policy while they are kept, so
-that it cannot choose them.  Those that are `shunned` hold bytes only while somebody needs their record: for the live
+Two kinds of streams are told apart by wish.  Those of the `pinned` are unknown to the policy while they are kept, so
+that it cannot choose them.  Those that are `not_stored` hold bytes only while somebody needs their record: for the live
 readers of one, say, whose follower lays what it brings.
 """
 
@@ -34,7 +34,7 @@ _NOBODYS = StreamKey(Group("", ""), "", "")
 
 
 @dataclass(slots=True)
-class Holding:
+class RouteUsage:
     """What the streams of one route take: tapes, blocks, and bytes of the budget."""
 
     tapes: int = 0
@@ -46,7 +46,7 @@ class TapeStore:
     """Streams by key.  `budget_bytes` bounds their tapes' costs and what is lent of it; `mint` names incarnations."""
 
     def __init__(
-        self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], recorder: MetricsRecorder
+        self, budget_bytes: int, eviction: Eviction[StreamKey], mint: Callable[[], str], metrics: MetricsRecorder
     ) -> None:
         self.budget_bytes = budget_bytes
         self.cost = 0
@@ -54,21 +54,21 @@ class TapeStore:
         """Bytes of the budget that are taken by what was made of tapes' bytes."""
         self._eviction = eviction
         self._mint = mint
-        self._recorder = recorder
+        self._metrics = metrics
         self._groups: dict[Group, dict[StreamKey, Stream]] = {}
         self._origins: dict[str, int] = {}
         """How many groups there are of each origin."""
         self._tagged: dict[str, dict[Stream, None]] = {}
         """Streams by each of their surrogate keys."""
         self._count = 0
-        self.reserve = PinnedTapes()
+        self.pinned = PinnedTapes()
         """Streams that are not given up for others."""
         self._reserve_share = 0.0
-        self._shunned: frozenset[StreamKey] = frozenset()
+        self._not_stored: frozenset[StreamKey] = frozenset()
         """Streams that are not to hold bytes, by the keys of those who show no credentials."""
         self.unlaid_bytes = 0
         """Bytes that were not laid for that."""
-        self.holdings: dict[str, Holding] = {}
+        self.holdings: dict[str, RouteUsage] = {}
         """What is held, by route."""
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped or may no longer be shared, for whoever keeps something made of
@@ -162,12 +162,12 @@ class TapeStore:
             stream.used_at = now
             self._eviction.touch(stream.key)
 
-    def lay(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
+    def store(self, stream: Stream, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Lay bytes on the stream's tape and evict what no longer fits.  Nothing happens on an ended stream."""
         if stream.ended is not None:
             return
         before, blocks = stream.tape.cost, stream.tape.block_count
-        stream.tape.lay(start, end, pieces, now)
+        stream.tape.store(start, end, pieces, now)
         self._held(stream, 0, stream.tape.block_count - blocks, 0)
         self._admit(stream, before)
         if stream.is_followed:
@@ -178,27 +178,27 @@ class TapeStore:
     def _admit(self, stream: Stream, cost: int) -> None:
         """The stream, charged with `cost` so far, can be given up from now on, unless it is kept."""
         key = stream.key
-        if not self.reserve:
+        if not self.pinned:
             self._eviction.admit(key)
-        elif key not in self.reserve:
-            if self.reserve.take(key, cost):
+        elif key not in self.pinned:
+            if self.pinned.take(key, cost):
                 self._eviction.forget(key)
             else:
                 self._eviction.admit(key)
 
-    def wish(self, reserved: Iterable[StreamKey], share: float, shunned: Collection[StreamKey]) -> None:
+    def wish(self, reserved: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
         """Keep the `reserved` when others are given up, the first of them rather than the last, while they take no more
-        than `share` of the budget; and have the `shunned` hold no bytes.  From here on, in place of any wish before."""
+        than `share` of the budget; and have the `not_stored` hold no bytes.  From here on, in place of any wish before."""
         self._reserve_share = share
         # All of them first: who was kept by the wish before is not to take the room of those who come before it now.
-        self._let_go(self.reserve.wish((), 0))
-        self.reserve.wish(reserved, int(self.budget_bytes * share))
-        for key in self.reserve.wished:
+        self._let_go(self.pinned.wish((), 0))
+        self.pinned.wish(reserved, int(self.budget_bytes * share))
+        for key in self.pinned.wished:
             stream = self.find(key)
             if stream is not None:
                 self._admit(stream, stream.tape.cost)
-        self._shunned = frozenset(shunned)
-        for key in self._shunned:
+        self._not_stored = frozenset(not_stored)
+        for key in self._not_stored:
             for stream in self.group(key.group):
                 if not stream.pins:
                     self._bare(stream)
@@ -211,16 +211,16 @@ class TapeStore:
 
     def _yield(self) -> bool:
         """Let the least worthwhile of those that are kept go, because the budget comes first; False where none is."""
-        key = self.reserve.pop_last()
+        key = self.pinned.pop_last()
         if key is None:
             return False
         self._let_go([key])
         return True
 
-    def is_shunned(self, stream: Stream) -> bool:
+    def is_not_stored(self, stream: Stream) -> bool:
         """Whether no bytes are to be held of the stream, whoever shares it."""
         key = stream.key
-        return bool(self._shunned) and key._replace(partition=key.share) in self._shunned
+        return bool(self._not_stored) and key._replace(partition=key.share) in self._not_stored
 
     def pass_over(self, size: int) -> None:
         """So many bytes of a shunned stream were delivered without being laid."""
@@ -229,11 +229,11 @@ class TapeStore:
     def _bare(self, stream: Stream) -> None:
         """Have a shunned stream hold no bytes, nor anything be kept that was made of them.  What is known of it stays
         true."""
-        if stream.ended is not None or not self.is_shunned(stream):
+        if stream.ended is not None or not self.is_not_stored(stream):
             return
         if stream.tape.block_count:
             self._strip(stream)
-            self._recorder.cache(self.cost + self.lent, self._count)
+            self._metrics.cache(self.cost + self.lent, self._count)
         else:
             self.call_back(stream)
 
@@ -267,10 +267,10 @@ class TapeStore:
         self._count -= 1
         self.cost -= stream.tape.cost
         self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)
-        self.reserve.forget(stream.key)
+        self.pinned.forget(stream.key)
         stream.tape.drop_all()
         self.call_back(stream)
-        self._recorder.cache(self.cost + self.lent, self._count)
+        self._metrics.cache(self.cost + self.lent, self._count)
 
     def purge(self, group: Group, why: End) -> list[Stream]:
         """End every stream of the group; those ended, whose live readers the caller ends."""
@@ -282,7 +282,7 @@ class TapeStore:
             blocks = stream.tape.block_count
             self._charge(stream, -stream.tape.drop_all())
             self._held(stream, 0, -blocks, 0)
-            stream.tape.doubt()
+            stream.tape.forget_facts()
             # Other bytes may follow at the same offsets: they are to have other tags.
             stream.tape.incarnation = self._mint()
             stream.lost_tail()
@@ -303,7 +303,7 @@ class TapeStore:
         if stream.tape.block_count == 0 and stream.tape.tail is None:
             self.drop(stream, End.EVICTED)
             return
-        if self._shunned:
+        if self._not_stored:
             self._bare(stream)
         # It may have lost its place in the order together with its bytes, while it could not be given up.
         self._admit(stream, stream.tape.cost)
@@ -326,24 +326,24 @@ class TapeStore:
     def take_back(self, size: int) -> None:
         """What `size` bytes were lent for is gone."""
         self.lent -= size
-        self._recorder.cache(self.cost + self.lent, self._count)
+        self._metrics.cache(self.cost + self.lent, self._count)
 
     def _held(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
         """Take note of what has come to the stream's route, or gone."""
         holding = self.holdings.get(stream.key.route)
         if holding is None:
-            holding = self.holdings[stream.key.route] = Holding()
+            holding = self.holdings[stream.key.route] = RouteUsage()
         holding.tapes += tapes
         holding.blocks += blocks
         holding.cost += cost
-        if cost and self.reserve:
-            self._let_go(self.reserve.changed(stream.key, cost))
+        if cost and self.pinned:
+            self._let_go(self.pinned.changed(stream.key, cost))
 
     def resize(self, budget_bytes: int) -> None:
         """Keep to another budget from here on."""
         self.budget_bytes = budget_bytes
-        if self.reserve:
-            self._let_go(self.reserve.bound(int(budget_bytes * self._reserve_share)))
+        if self.pinned:
+            self._let_go(self.pinned.bound(int(budget_bytes * self._reserve_share)))
         self._make_room(None, may_shorten=False)
         while self.cost + self.lent > budget_bytes and self._yield():
             # What is lent may have left less room than their share of the budget.
@@ -370,14 +370,14 @@ class TapeStore:
                     break
                 self.cost -= freed
                 self._held(stream, 0, stream.tape.block_count - blocks, -freed)
-                self._recorder.eviction(1, stream.key.route)
+                self._metrics.eviction(1, stream.key.route)
                 self.call_back(stream)
             else:
                 victim = self.find(key)
                 assert victim is not None
-                self._recorder.eviction(1, key.route)
+                self._metrics.eviction(1, key.route)
                 if victim.pins:
                     self._strip(victim)
                 else:
                     self._remove(victim, End.EVICTED)
-        self._recorder.cache(self.cost + self.lent, self._count)
+        self._metrics.cache(self.cost + self.lent, self._count)

@@ -154,7 +154,7 @@ class Tape:
         if is_closed:
             self.closed_at = token
 
-    def lay(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
+    def store(self, start: str, end: str, pieces: Sequence[bytes], now: float) -> None:
         """Record that `pieces` lead from `start` to `end` (`check` has passed).  Bytes held already are kept."""
         before = self.cost
         size = sum(map(len, pieces))
@@ -243,7 +243,7 @@ class Tape:
         self._clear()
         return before - self.cost
 
-    def doubt(self) -> None:
+    def forget_facts(self) -> None:
         """Forget the facts by which this tape would answer without the origin."""
         self.closed_at = None
         self.short_of_tail = None

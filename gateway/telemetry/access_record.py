@@ -2,14 +2,14 @@
 
 A `Record` is filled in as a request goes on its way and handed over once, when the request has ended; a long live read
 is handed over several times, and only the last of them is final.  Whoever takes records is a `AccessLog`: every call is
-synchronous, cheap, never fails and never waits.  `NoAccessLog` is the journal of a gateway that keeps none.
+synchronous, cheap, never fails and never waits.  `NoAccessLog` is the access log of a gateway that keeps none.
 
 Every request to the origin, and every byte of its answer, is taken by one record.  What a request has alone is its own;
 a shared fetch keeps its figures until a record settles it; what nobody has, such as a stream's one live request or a
 fetch that went on after all who waited for it had been noted, is told as `unclaimed`.
 
 What is known of a request is known in several places.  While it is being answered, `record_now` is its record, handed
-down by the context of the running task, and whoever knows something says so by the functions below; where no journal is
+down by the context of the running task, and whoever knows something says so by the functions below; where no access log is
 kept, or a task works for nobody in particular, they say it to nobody.
 
 A connection answers the same hit over and over, faster than records could be filled in: what such answers have in
@@ -96,7 +96,7 @@ class Record:
     """The facts of one client request, as far as they are known; None and 0 where there is nothing to say.
 
     `gateway.ops.access_log` says how each of them is written.  Whoever answers the request owns it until it is handed
-    to a journal, which then only reads it.
+    to an access log, which then only reads it.
     """
 
     mode: Mode = Mode.OTHER
@@ -108,7 +108,7 @@ class Record:
     """Path and other query as the client asked for them, in canonical form."""
     partition: str | None = None
     """`StreamKey.partition` where credentials or gateways on the way are a part of it, None where all of the route
-    share.  It is made of credentials: a journal must not write it as it is."""
+    share.  It is made of credentials: an access log must not write it as it is."""
     status: int = 0
     """0 where no status was sent."""
     ended_at: float = 0.0
@@ -133,7 +133,7 @@ class Record:
     """Live readers of the stream at the end of this one, itself included; live reads only."""
     coding: Coding | None = None
     client: str | None = None
-    """The address of the connection's other end, in full: what of it is written is the journal's business."""
+    """The address of the connection's other end, in full: what of it is written is the access log's business."""
     user_agent: str | None = None
     trace_id: str | None = None
     """32 hexadecimal digits (W3C Trace Context)."""
@@ -142,21 +142,21 @@ class Record:
     """False for what is noted of a live read that goes on."""
 
     is_parked: bool = False
-    """Whether a live answer has taken the record over, and hands it to the journal."""
+    """Whether a live answer has taken the record over, and hands it to the access log."""
     fetches: tuple[tuple[Fetch, bool], ...] = ()
-    """The shared fetches it waited for, and whether it was the one to start each; `settle` makes figures of them."""
-    is_settled: bool = False
+    """The shared fetches it waited for, and whether it was the one to start each; `finalize` makes figures of them."""
+    is_final: bool = False
     """Whether it takes no more figures: what is still done on behalf of its request is nobody's."""
 
     def share(self, fetch: Fetch, *, leads: bool) -> None:
         """The request starts a shared fetch, or waits for one that others have started."""
-        if not self.is_settled and all(known is not fetch for known, _ in self.fetches):
+        if not self.is_final and all(known is not fetch for known, _ in self.fetches):
             fetch.sharers += 1
             fetch.holders += 1
             fetch.is_led |= leads
             self.fetches += ((fetch, leads),)
 
-    def settle(self, *, goes_on: bool = False) -> None:
+    def finalize(self, *, goes_on: bool = False) -> None:
         """Take the figures of its fetches as they are now, and let go of them; of a request that goes on, only of those
         that are over."""
         for fetch, leads in self.fetches:
@@ -170,7 +170,7 @@ class Record:
             if fetch.is_over or not goes_on:
                 fetch.holders -= 1
         self.fetches = tuple(one for one in self.fetches if not one[0].is_over) if goes_on else ()
-        self.is_settled = not goes_on
+        self.is_final = not goes_on
 
 
 record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
@@ -207,7 +207,7 @@ def note_origin_request() -> bool:
     """A request is sent to the origin for the one that is being answered alone; False where none is, or not any
     more."""
     record = record_now.get()
-    if record is None or record.is_settled:
+    if record is None or record.is_final:
         return False
     record.origin_requests += 1
     return True
@@ -227,7 +227,7 @@ def note_nothing() -> None:
 
 
 class Repeated:
-    """What all answers of one ready answer have in common; `line` belongs to the journal that writes it."""
+    """What all answers of one ready answer have in common; `line` belongs to the access log that writes it."""
 
     __slots__ = ("line", "record")
 
@@ -240,7 +240,7 @@ class Repeated:
 def note_repeated(
     outcome: Outcome, status: int, next_offset: str | None, coding: Coding | None, sent_bytes: int, saved_bytes: int
 ) -> Repeated | None:
-    """What further requests that are given this one's answer have in common with it; None where no journal is kept."""
+    """What further requests that are given this one's answer have in common with it; None where no access log is kept."""
     record = record_now.get()
     if record is None:
         return None
@@ -265,7 +265,7 @@ def note_repeated(
 
 
 class LiveNote(Protocol):
-    """One live read in a journal, from its start to its end."""
+    """One live read in an access log, from its start to its end."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         """The read has ended; a second call says nothing."""
@@ -279,7 +279,7 @@ class AccessLog(Protocol):
         """Whether anybody will read it: where not, nothing need be filled in."""
 
     def record(self, record: Record) -> None:
-        """A request has ended, or goes on where the record is not final.  The record is the journal's from here on."""
+        """A request has ended, or goes on where the record is not final.  The record is the access log's from here on."""
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """A ready answer has been given again, at `now` (monotonic seconds), to the request of these bytes."""
@@ -293,7 +293,7 @@ class AccessLog(Protocol):
 
 
 class NoAccessLog:
-    """The journal of a gateway that keeps none."""
+    """the access log of a gateway that keeps none."""
 
     is_kept = False
 

@@ -2,7 +2,7 @@
 
 The engine and the layers below it take a `MetricsRecorder`; `gateway.ops.metrics.Metrics` is the one in production.  Every
 call is synchronous, cheap and never fails.  What has a state that can be looked at (flights, tapes, connections) is
-not told here: it is read when somebody asks.  `Silent` listens and says nothing: tests read its counts.
+not told here: it is read when somebody asks.  `NoMetrics` listens and says nothing: tests read its counts.
 
 Routes are named as the configuration names them, so that there are only so many; `NO_ROUTE` stands for what was asked
 where no route is, or was not yet chosen.
@@ -92,7 +92,7 @@ class MetricsRecorder(Protocol):
         """Records of the access log were given up, because those before them were not taken fast enough."""
 
 
-class Silent:
+class NoMetrics:
     """A `MetricsRecorder` for tests: `counts` by tuples of words, such as `("request", "catchup", "hit")` or `("retry",)`.
 
     Routes are left out, because what is tested with it has one.

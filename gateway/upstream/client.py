@@ -33,7 +33,7 @@ _MOST_HOPS: Final = 2
 _HELD_BYTES: Final = 1 << 16
 
 
-class Client:
+class OriginClient:
     """Sends requests.  `close` ends all connections.
 
     A URL of the scheme `route` is sent to one of that route's origins, as `origins` has them; any other as it is.

@@ -30,7 +30,7 @@ KEEP_S: Final = 15.0
 HIGH_WATER_BYTES: Final = 1 << 18
 
 
-class Keeper(Protocol):
+class Pool(Protocol):
     """Whoever hands connections out."""
 
     def freed(self, connection: Connection) -> None:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
         "made_at",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, keeper: Keeper, endpoint: Endpoint) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, keeper: Pool, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.made_at = loop.time()
         self.is_used = False

@@ -60,7 +60,7 @@ class _Host:
         return self.uploads_waiting if is_upload else self.waiting
 
     def sweep(self) -> int:
-        """Forget those at the front of a line who have left it; how many."""
+        """Forget those at the request handler of a line who have left it; how many."""
         swept = 0
         for line in (self.waiting, self.uploads_waiting):
             while line and line[0][1].done():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.upstream.connection import Connection, Keeper
+from gateway.upstream.connection import Connection, Pool
 from gateway.upstream.endpoint import Endpoint
 from gateway.upstream.failures import ConnectTimedOut, NotConnected
 from gateway.upstream.resolver import LookUp, Resolver, look_up
@@ -23,7 +23,7 @@ class Dialer:
         self.tls: Mapping[str, OriginTls] = {}
         """Origins with which TLS is spoken otherwise than by default, by scheme, host and port."""
 
-    async def dial(self, endpoint: Endpoint, keeper: Keeper, within_s: float) -> Connection:
+    async def dial(self, endpoint: Endpoint, keeper: Pool, within_s: float) -> Connection:
         """A new connection, made within so many seconds, the name's resolution and TLS included.
 
         Every address gets an equal share of the time that is left, so that a dead one does not take it all.  Raises
@@ -50,7 +50,7 @@ class Dialer:
         raise NotConnected from error
 
     async def _connect(
-        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, keeper: Keeper
+        self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, keeper: Pool
     ) -> Connection:
         context: ssl.SSLContext | None = None
         server_name: str | None = None

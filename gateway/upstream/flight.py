@@ -158,8 +158,8 @@ class Flight:
         self.fetched = 0
         """Body bytes as they came from the origin, with what is stripped, of refusals and of tries that failed."""
         self.sharers = 0
-        """Requests that started it or waited for it, where a journal is kept; what is accounted, held and led is such a
-        journal's."""
+        """Requests that started it or waited for it, where an access log is kept; what is accounted, held and led is such a
+        access log's."""
         self.accounted = 0
         self.requests = 0
         """Requests sent to the origin, tries included."""

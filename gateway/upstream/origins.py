@@ -94,7 +94,7 @@ class OriginState:
         return self.state is State.CLOSED and not self.is_ejected
 
 
-class Keeper(Protocol):
+class ConnectionKeeper(Protocol):
     """Keeps a stream's live requests at one origin."""
 
     def leads_to(self, origin: Origin) -> bool:
@@ -263,13 +263,13 @@ class Sent:
         self.is_live = is_live
         self.has_ended = False
         """Whether it was ended here, so that its failure is nobody's."""
-        self.keeper: Keeper | None = None
+        self.keeper: ConnectionKeeper | None = None
         """Where it sticks, if it is live."""
         self.on_end: Callable[[], None] | None = None
         """Ends the request or its answer."""
         self.on_close: Callable[[], None] | None = None
         self._taken = taken
-        self._is_settled = False
+        self._is_reported = False
         self._is_waiting = not is_live
         origin.requests += 1
         origin.waiting += self._is_waiting
@@ -278,7 +278,7 @@ class Sent:
     def answered(self, status: int, now: float) -> None:
         """The head of its answer has come."""
         self._no_longer_waits()
-        self._is_settled = True
+        self._is_reported = True
         self.origin.heard(now)
         if status in FAILING:
             self.origin.failed(self._taken, reason_of_status(status), now, is_lost=False)
@@ -290,15 +290,15 @@ class Sent:
         self._no_longer_waits()
         if self.has_ended:
             self.abandoned()
-        elif not self._is_settled:
-            self._is_settled = True
+        elif not self._is_reported:
+            self._is_reported = True
             self.origin.failed(self._taken, reason, now, is_lost=True)
 
     def abandoned(self) -> None:
         """It came to no result by no fault of the origin."""
         self._no_longer_waits()
-        if not self._is_settled:
-            self._is_settled = True
+        if not self._is_reported:
+            self._is_reported = True
             self.origin.breaker.abandoned(self._taken)
 
     def heard(self, now: float) -> None:

@@ -12,7 +12,7 @@ from gateway.upstream.reply import Body, Bounds, Reply
 
 
 class Upstream(Protocol):
-    """Whoever sends requests to origins: `client.Client`, or a test's memory."""
+    """Whoever sends requests to origins: `client.OriginClient`, or a test's memory."""
 
     def ask(
         self,

@@ -14,12 +14,12 @@ from gateway.config.gateway import GatewayConfig
 from gateway.engine.answer import Answer
 from gateway.engine.core import Engine
 from gateway.engine.read import Read
-from gateway.engine.relay import Passed
+from gateway.engine.relay import RelayedRequest
 from gateway.engine.route import Route
 from gateway.protocol.mode import Mode
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
 from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
@@ -48,7 +48,7 @@ class EngineBench:
         config = GatewayConfig.for_origin("http://origin.test", **settings)
         self.clock = ManualClock()
         self.upstream = MemoryUpstream(script)
-        self.recorder = Silent()
+        self.recorder = NoMetrics()
         self.engine = Engine(config, self.clock, self.recorder, Random(7), upstream=self.upstream)
         self.route = Route(config.routes[0], "edge", self.clock)
 
@@ -75,7 +75,7 @@ class EngineBench:
         async def chunks() -> Any:
             yield body
 
-        passed = Passed(
+        passed = RelayedRequest(
             self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
             chunks() if body is not None else None,
         )  # fmt: skip
@@ -83,7 +83,7 @@ class EngineBench:
 
     @property
     def stream(self) -> Stream:
-        (found,) = self.engine.library
+        (found,) = self.engine.store
         return found
 
     async def until(self, count: int) -> Asked:

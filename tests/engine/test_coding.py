@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.aio.clock import ManualClock
 from gateway.config.routes import RouteConfig
 from gateway.engine import coder as module
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.coder import CODERS, INLINE_BYTES, PATIENCE_S, Coder
 from gateway.engine.read import Read
 from gateway.engine.route import Route
@@ -27,7 +27,7 @@ from gateway.protocol.target import parse_target
 from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from tests.codings import DECODERS, messages
 
 SMALL = messages(100)
@@ -60,30 +60,30 @@ class Bench:
 
     def __init__(self, cache_bytes: int = 10 << 20, keep_bytes: int = 1 << 20, **route: Any) -> None:
         self.clock = ManualClock()
-        self.recorder = Silent()
+        self.recorder = NoMetrics()
         mint: Callable[[], str] = map(str, count()).__next__
-        self.library = TapeStore(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
-        self.coder = Coder(self.library, self.clock, self.recorder, min_bytes=1_000, keep_bytes=keep_bytes)
+        self.store = TapeStore(cache_bytes, LeastRecentlyUsed(), mint, self.recorder)
+        self.coder = Coder(self.store, self.clock, self.recorder, min_bytes=1_000, keep_bytes=keep_bytes)
         self.gate = self.coder.executor = Gate()
         self.evicted: list[Stream] = []
         self.coder.on_evict = self.evicted.append
-        self.library.on_forget = self.coder.forget
+        self.store.on_forget = self.coder.forget
         self.route = Route(RouteConfig(origin="http://127.0.0.1:1", **route), "n", self.clock)
 
     def stream(self, name: str = "s") -> Stream:
-        return self.library.open(StreamKey(Group("default", f"/{name}"), "", ""), self.clock.now())
+        return self.store.open(StreamKey(Group("default", f"/{name}"), "", ""), self.clock.now())
 
     def read(self, stream: Stream, accept_encoding: str | None = "gzip", **more: Any) -> Read:
         target = parse_target(stream.key.group.path)
         source = self.route.source(target, self.route.source_headers(CIMultiDict()))
-        wish = negotiate(accept_encoding, None, self.route.codings)
-        return Read(self.route, stream.key, source, "-1", wish=wish, **more)
+        accepted = negotiate(accept_encoding, None, self.route.codings)
+        return Read(self.route, stream.key, source, "-1", accepted=accepted, **more)
 
     def answer(self, stream: Stream, body: bytes, end: str = "9", **headers: str) -> Answer:
         parts = Parts()
         parts.add_pieces((body[1:500], body[500:-1]))
         fields = CIMultiDict({"ETag": f'"k:-1:{end}"', "Content-Type": "application/json", **headers})
-        shown = Shown(stream, "-1", end, stream.edition)
+        shown = BodyRun(stream, "-1", end, stream.edition)
         return Answer(200, fields, Outcome.HIT, parts, is_json=True, stream=stream, shown=shown)
 
     async def code(self, stream: Stream, body: bytes, accept_encoding: str = "gzip", end: str = "9") -> Answer:
@@ -164,14 +164,14 @@ async def test_those_who_ask_for_the_same_share_one_coding() -> None:
 async def test_what_is_there_is_given_without_waiting() -> None:
     bench = Bench()
     stream = bench.stream()
-    shown = Shown(stream, "-1", "9", stream.edition)
+    shown = BodyRun(stream, "-1", "9", stream.edition)
     assert bench.coder.ready(shown, Coding.BR) is None
     await bench.code(stream, LARGE, "br")
     data = bench.coder.ready(shown, Coding.BR)
     assert data is not None
     assert DECODERS["br"](data) == LARGE
     assert bench.coder.ready(shown, Coding.GZIP) is None
-    assert bench.coder.ready(Shown(stream, "-1", "8", stream.edition), Coding.BR) is None
+    assert bench.coder.ready(BodyRun(stream, "-1", "8", stream.edition), Coding.BR) is None
 
 
 async def test_the_one_who_leaves_does_not_cancel_it_for_the_others() -> None:
@@ -333,11 +333,11 @@ async def test_coded_bytes_go_with_the_stream() -> None:
         for coding in ALL:
             await bench.code(one, LARGE, coding.value)
     assert len(bench.coder) == 6
-    assert bench.library.lent == bench.coder.cost > 0
-    bench.library.drop(stream, End.DELETED)
+    assert bench.store.lent == bench.coder.cost > 0
+    bench.store.drop(stream, End.DELETED)
     assert len(bench.coder) == 3
-    bench.library.forget_bytes(other)
-    assert (len(bench.coder), bench.coder.cost, bench.library.lent) == (0, 0, 0)
+    bench.store.forget_bytes(other)
+    assert (len(bench.coder), bench.coder.cost, bench.store.lent) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("is_dropped", [True, False])
@@ -346,22 +346,22 @@ async def test_what_was_being_made_of_dropped_bytes_is_not_kept(is_dropped: bool
     stream = bench.stream()
     task = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
     if is_dropped:
-        bench.library.drop(stream, End.DELETED)
+        bench.store.drop(stream, End.DELETED)
     else:
-        bench.library.forget_bytes(stream)
+        bench.store.forget_bytes(stream)
     bench.gate.release()
     answer = await task
     assert is_coded(answer)
     assert body_of(answer) == LARGE
     assert answer.stream is None
-    assert (len(bench.coder), bench.library.lent, bench.coder.making) == (0, 0, 0)
+    assert (len(bench.coder), bench.store.lent, bench.coder.making) == (0, 0, 0)
 
 
 async def test_nobody_joins_a_coding_of_bytes_that_were_dropped() -> None:
     bench = Bench()
     stream = bench.stream()
     old = await started(bench.coder.code(bench.read(stream), bench.answer(stream, LARGE)))
-    bench.library.forget_bytes(stream)
+    bench.store.forget_bytes(stream)
     other = messages(1_001)
     new = await started(bench.coder.code(bench.read(stream), bench.answer(stream, other)))
     bench.gate.release()
@@ -377,7 +377,7 @@ async def test_a_stream_that_grows_keeps_its_latest_only() -> None:
     for size in range(200, 210):
         await bench.code(stream, messages(size), end=str(size))
     assert len(bench.coder) == 1
-    assert bench.library.lent == bench.coder.cost
+    assert bench.store.lent == bench.coder.cost
     # Whoever held on to the one before is told.
     assert bench.evicted == [stream] * 9
 
@@ -390,8 +390,8 @@ async def test_it_keeps_to_its_share_and_gives_up_what_was_asked_for_longest_ago
         bench.coder.touch(hot)
         await bench.code(bench.stream(str(at)), LARGE)
         assert bench.coder.cost <= 60_000
-        assert bench.library.lent == bench.coder.cost
-    assert bench.coder.ready(Shown(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
+        assert bench.store.lent == bench.coder.cost
+    assert bench.coder.ready(BodyRun(hot, "-1", "9", hot.edition), Coding.GZIP) is not None
     assert bench.evicted
     assert hot not in bench.evicted
 
@@ -402,28 +402,28 @@ async def test_a_body_too_large_to_be_kept_is_given_and_not_remembered() -> None
     answer = await bench.code(stream, LARGE)
     assert is_coded(answer)
     assert answer.stream is None
-    assert len(bench.coder) == bench.coder.cost == bench.library.lent == 0
+    assert len(bench.coder) == bench.coder.cost == bench.store.lent == 0
 
 
 async def test_coded_bytes_count_within_the_budget() -> None:
     bench = Bench(cache_bytes=200_000, keep_bytes=1 << 20)
     cold = bench.stream("cold")
-    bench.library.lay(cold, "-1", "1", [b"x" * 186_000], 0.0)
+    bench.store.store(cold, "-1", "1", [b"x" * 186_000], 0.0)
     hot = bench.stream("hot")
-    bench.library.lay(hot, "-1", "1", [LARGE[1:10_000]], 0.0)
+    bench.store.store(hot, "-1", "1", [LARGE[1:10_000]], 0.0)
     await bench.code(hot, LARGE)
     assert bench.coder.cost > 5_000
-    assert bench.library.cost + bench.library.lent <= 200_000
+    assert bench.store.cost + bench.store.lent <= 200_000
     assert cold.ended is End.EVICTED
-    assert bench.recorder.cache_bytes == bench.library.cost + bench.library.lent
+    assert bench.recorder.cache_bytes == bench.store.cost + bench.store.lent
     # Never from the stream whose bytes they are.
-    room = 200_000 - bench.library.cost - bench.library.lent
-    bench.library.lay(hot, "1", "2", [b"x" * (room - 1_000)], 0.0)
+    room = 200_000 - bench.store.cost - bench.store.lent
+    bench.store.store(hot, "1", "2", [b"x" * (room - 1_000)], 0.0)
     before = hot.tape.size
     assert is_coded(await bench.code(hot, LARGE, "br"))
     assert hot.tape.size == before
     assert len(bench.coder) == 1
-    assert bench.library.cost + bench.library.lent <= 200_000
+    assert bench.store.cost + bench.store.lent <= 200_000
 
 
 async def test_a_body_is_coded_on_the_loop_only_while_it_is_small() -> None:
@@ -455,7 +455,7 @@ async def test_bytes_of_before_are_neither_kept_nor_taken_for_those_of_now(body:
     bench = Bench()
     stream = bench.stream()
     old = bench.answer(stream, body)
-    bench.library.forget_bytes(stream)
+    bench.store.forget_bytes(stream)
     coding = await started(bench.coder.code(bench.read(stream), old))
     assert coding.done()
     coded = coding.result()

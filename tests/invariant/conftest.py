@@ -34,7 +34,7 @@ def followed(begin: Begin, stall_after: int | None = None) -> tuple[World, str]:
     engine = world.gateway.engine
 
     def is_confirmed() -> bool:
-        return any(engine.live.confirmed_at(stream, tail) is not None for stream in engine.library)
+        return any(engine.live.confirmed_at(stream, tail) is not None for stream in engine.store)
 
     world.run(world.until(is_confirmed))
     return world, tail

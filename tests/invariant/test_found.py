@@ -115,9 +115,9 @@ def test_a_long_poll_has_its_bytes_although_they_are_evicted_while_it_looks_for_
     world.holds += [unconfirmed := faults.hold(kind="sse"), look := faults.hold(kind="catchup")]
     polling = world.spawn(ignoring_result(world.long_poll("-1")))
     world.run(look.waiting(1))
-    library = world.gateway.engine.library
-    for stream in library:
-        library.forget_bytes(stream)
+    store = world.gateway.engine.store
+    for stream in store:
+        store.forget_bytes(stream)
     look.release()
     world.run(asyncio.wait_for(polling, 5))
     assert not unconfirmed.gate.is_open

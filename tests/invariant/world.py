@@ -463,7 +463,7 @@ class World:
                 await self.origin.counters.live_is(0)
         except TimeoutError:
             raise AssertionError(f"left over: {self.left_over()}") from None
-        assert engine.library.cost == sum(stream.tape.cost for stream in engine.library)
+        assert engine.store.cost == sum(stream.tape.cost for stream in engine.store)
 
     def left_over(self) -> list[str]:
         """What the gateway still holds although nobody wants anything of it."""
@@ -473,7 +473,7 @@ class World:
             ("topics", len(engine.live)),
             ("flights", len(engine.fetches)),
             ("connections", engine.client.open_connections),
-            ("pins", sum(stream.pins for stream in engine.library)),
+            ("pins", sum(stream.pins for stream in engine.store)),
         ) if count]  # fmt: skip
         return left
 

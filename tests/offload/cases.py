@@ -11,7 +11,7 @@ import json
 
 from gateway.aio.clock import ManualClock
 from gateway.protocol.cursor import interval
-from tests.offload.crowd import Checker, Client, Reply
+from tests.offload.crowd import Checker, OriginClient, Reply
 from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, eventually, stage, together
 
 MIB = 1 << 20
@@ -59,7 +59,7 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
         shown = [now - 5 + number for number in range(cursors)]
         position = place_of(content_type, messages, 3)
 
-        async def poll(client: Client, cursor: int) -> None:
+        async def poll(client: OriginClient, cursor: int) -> None:
             checker = Checker(log, is_json=content_type == JSON, position=position)
             reply = await client.read(f"/s?cursor={cursor}&live=long-poll&offset={tail}", checker)
             assert reply.status == 200, reply
@@ -95,7 +95,7 @@ async def subscribers(
 
         now = interval(on.gateway.engine.clock.wall())
 
-        async def follow(client: Client, start: str, position: int, cursor: int) -> None:
+        async def follow(client: OriginClient, start: str, position: int, cursor: int) -> None:
             checker = Checker(log, is_json=content_type == JSON, position=position)
             subscription = await client.subscribe(f"/s?cursor={cursor}&live=sse&offset={start}")
             at, is_closed, given = start, False, cursor + 1
@@ -131,14 +131,14 @@ async def both_modes(content_type: str = JSON, each: int = 500, appends: int = 1
         def checker() -> Checker:
             return Checker(log, is_json=content_type == JSON, position=position)
 
-        async def follow(client: Client) -> None:
+        async def follow(client: OriginClient) -> None:
             mine = checker()
             subscription = await client.subscribe(f"/s?live=sse&offset={tail}")
             controls = [control async for control in subscription.follow(mine)]
             assert controls[-1]["streamClosed"]
             assert mine.position == len(log)
 
-        async def poll(client: Client) -> None:
+        async def poll(client: OriginClient) -> None:
             mine, at, cursor, reply = checker(), tail, "", None
             while reply is None or not reply.is_closed:
                 reply = await client.read(f"/s?offset={at}&live=long-poll{cursor}", mine)
@@ -184,7 +184,7 @@ async def growing(
         written = asyncio.Condition()
         appended, is_closed, end, tail = first, False, "", ""
 
-        async def read(client: Client) -> None:
+        async def read(client: OriginClient) -> None:
             nonlocal tail
             checker = Checker(log, is_json=content_type == JSON)
             at, live, reply = "-1", "", None
@@ -242,7 +242,7 @@ async def closed_loop(content_type: str = JSON, clients: int = 20, rounds: int =
             tail = await on.append("/s", content_type, body)
         await on.close_stream("/s")
 
-        async def loop(client: Client) -> None:
+        async def loop(client: OriginClient) -> None:
             checker = Checker(log, is_json=content_type == JSON)
             reply = await client.read("/s?offset=-1", checker)
             for _ in range(rounds):
@@ -295,7 +295,7 @@ async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
             await on.create(f"/s/{number}", JSON)
             tails.append(await on.append(f"/s/{number}", JSON, messages[number]))
 
-        async def read(client: Client, number: int, *, by_sse: bool) -> None:
+        async def read(client: OriginClient, number: int, *, by_sse: bool) -> None:
             log = log_of(JSON, [messages[number], messages[streams + number]])
             checker = Checker(log, is_json=True, position=len(messages[number]))
             if by_sse:

@@ -116,7 +116,7 @@ class Checker:
 
 
 @dataclass(slots=True)
-class Client:
+class OriginClient:
     """One keep-alive connection; its requests come one after the other."""
 
     tally: Tally
@@ -211,7 +211,7 @@ class Event:
 class Subscription:
     """One SSE connection."""
 
-    def __init__(self, client: Client, reply: Reply) -> None:
+    def __init__(self, client: OriginClient, reply: Reply) -> None:
         self._client = client
         self.reply = reply
         self.is_base64 = reply.headers.get("stream-sse-data-encoding") == "base64"

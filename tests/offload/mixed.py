@@ -12,7 +12,7 @@ from random import Random
 
 from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of
-from tests.offload.crowd import Checker, Client, Reply
+from tests.offload.crowd import Checker, OriginClient, Reply
 from tests.offload.spared import catch_up
 from tests.offload.stage import BINARY, JSON, Figure, Stage, eventually, stage
 
@@ -45,7 +45,7 @@ class Shelf:
 class Reader:
     """One client: it reads all of its stream, then follows by SSE or long-poll until it leaves or the stream ends."""
 
-    def __init__(self, shelf: Shelf, client: Client, *, by_sse: bool) -> None:
+    def __init__(self, shelf: Shelf, client: OriginClient, *, by_sse: bool) -> None:
         self._shelf = shelf
         self._client = client
         self._by_sse = by_sse

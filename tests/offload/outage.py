@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message
-from tests.offload.crowd import Checker, Client
+from tests.offload.crowd import Checker, OriginClient
 from tests.offload.spared import catch_up
 from tests.offload.stage import JSON, Figure, bounded, stage
 
@@ -44,11 +44,11 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
 
         await on.crash()
         before = on.figure("", 0)
-        free: asyncio.Queue[Client] = asyncio.Queue()
+        free: asyncio.Queue[OriginClient] = asyncio.Queue()
         for client in crowd:
             free.put_nowait(client)
 
-        async def ask(client: Client, number: int) -> None:
+        async def ask(client: OriginClient, number: int) -> None:
             path = f"/s/{number % streams}"
             match number // streams % 5:
                 case 0 | 1:
@@ -94,7 +94,7 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
     )
 
 
-async def _follow(client: Client, log: bytes) -> None:
+async def _follow(client: OriginClient, log: bytes) -> None:
     """Follow by SSE to the end, coming back whenever the connection ends before."""
     checker, at, is_closed = Checker(log, is_json=True), "-1", False
     while not is_closed:
@@ -104,7 +104,7 @@ async def _follow(client: Client, log: bytes) -> None:
     assert checker.position == len(log)
 
 
-async def _until_back(client: Client, body: bytes) -> None:
+async def _until_back(client: OriginClient, body: bytes) -> None:
     """Ask for what is not in memory until it is given."""
     given, status = bytearray(), 0
     while status != 200:

@@ -11,11 +11,11 @@ import itertools
 
 from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of, short
-from tests.offload.crowd import Checker, Client, Reply
+from tests.offload.crowd import Checker, OriginClient, Reply
 from tests.offload.stage import JSON, Figure, bounded, stage, together
 
 
-async def catch_up(client: Client, path: str, checker: Checker) -> Reply:
+async def catch_up(client: OriginClient, path: str, checker: Checker) -> Reply:
     """Read from the beginning to the tail, as the official TypeScript client begins: without `live`."""
     at, reply = "-1", None
     while reply is None or not reply.is_up_to_date:
@@ -25,7 +25,7 @@ async def catch_up(client: Client, path: str, checker: Checker) -> Reply:
     return reply
 
 
-async def poll_to_end(client: Client, path: str, reply: Reply, checker: Checker) -> None:
+async def poll_to_end(client: OriginClient, path: str, reply: Reply, checker: Checker) -> None:
     """Long-poll from where `reply` ended until the stream closes."""
     while not reply.is_closed:
         cursor = f"&cursor={reply.cursor}" if reply.cursor is not None else ""
@@ -33,7 +33,7 @@ async def poll_to_end(client: Client, path: str, reply: Reply, checker: Checker)
         assert reply.status in (200, 204), reply
 
 
-async def stream_to_end(client: Client, path: str, reply: Reply, checker: Checker) -> None:
+async def stream_to_end(client: OriginClient, path: str, reply: Reply, checker: Checker) -> None:
     """Follow by SSE from where `reply` ended until the stream closes."""
     subscription = await client.subscribe(f"{path}?offset={reply.next_offset}&live=sse")
     controls = [control async for control in subscription.follow(checker)]
@@ -51,7 +51,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
         for body in messages[:3]:
             await on.append("/s", content_type, body)
 
-        async def read(client: Client, by_sse: bool, caught_up: asyncio.Event) -> None:
+        async def read(client: OriginClient, by_sse: bool, caught_up: asyncio.Event) -> None:
             checker = Checker(log, is_json=content_type == JSON)
             reply = await catch_up(client, "/s", checker)
             assert checker.position >= place_of(content_type, messages, 3)
@@ -111,7 +111,7 @@ async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.
     async with stage(clock=clock) as on:
         ways = ("?offset=-1", "?offset=-1", "", "?offset=now", "?live=long-poll&offset=-1", "?live=sse&offset=-1")
 
-        async def ask(client: Client, number: int) -> None:
+        async def ask(client: OriginClient, number: int) -> None:
             # Each begins with another name, and comes by those that others have begun with.
             for name in [*range(number * names // clients, names), *range(number * names // clients)]:
                 reply = await client.send("GET", f"/missing/{name}{ways[number % len(ways)]}")
@@ -130,7 +130,7 @@ async def cold_streams(streams: int = 1_000, clients: int = 10) -> Figure:
             await on.create(f"/s/{number}", JSON)
             await on.append(f"/s/{number}", JSON, body)
 
-        async def read(client: Client, numbers: range) -> None:
+        async def read(client: OriginClient, numbers: range) -> None:
             for number in numbers:
                 checker = Checker(messages[number], is_json=True)
                 await catch_up(client, f"/s/{number}", checker)

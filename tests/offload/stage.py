@@ -22,7 +22,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.live.topic import Topic
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
-from tests.offload.crowd import BOUND_S, Client, Tally
+from tests.offload.crowd import BOUND_S, OriginClient, Tally
 
 READS = (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD)
 LIVE = (Kind.LONGPOLL, Kind.SSE)
@@ -72,7 +72,9 @@ class Figure:
 class Stage:
     """One case's origin, gateway, writer and crowd."""
 
-    def __init__(self, origin: RunningOrigin, gateway: RunningGateway, writer: Client, author: Client) -> None:
+    def __init__(
+        self, origin: RunningOrigin, gateway: RunningGateway, writer: OriginClient, author: OriginClient
+    ) -> None:
         self.origin = origin
         self.gateway = gateway
         self.counters = origin.origin.counters
@@ -81,7 +83,7 @@ class Stage:
         self._writer = writer
         self._author = author
         self._crashed: asyncio.Server | None = None
-        self._clients: list[Client] = []
+        self._clients: list[OriginClient] = []
 
     async def create(self, path: str, content_type: str) -> None:
         """A new empty stream at the origin."""
@@ -123,11 +125,11 @@ class Stage:
         self._crashed = None
         self.origin = await start_origin(OriginSettings(port=self.origin.port), origin=self.origin.origin)
         self._writer.close()
-        self._writer = await Client.open(self.origin.url, Tally())
+        self._writer = await OriginClient.open(self.origin.url, Tally())
 
-    async def clients(self, count: int) -> list[Client]:
+    async def clients(self, count: int) -> list[OriginClient]:
         """So many new clients of the gateway."""
-        opened = await asyncio.gather(*(Client.open(self.gateway.gateway_url, self.tally) for _ in range(count)))
+        opened = await asyncio.gather(*(OriginClient.open(self.gateway.gateway_url, self.tally) for _ in range(count)))
         self._clients += opened
         return opened
 
@@ -233,7 +235,7 @@ async def stage(
     settings = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 2.0, **gateway_settings}
     config = GatewayConfig.for_origin(origin.url, **settings)
     gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
-    writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())
+    writer, author = await OriginClient.open(origin.url, Tally()), await OriginClient.open(gateway.gateway_url, Tally())
     # The writer's connection has been accepted by the time it has an answer; it is not the gateway's.
     await writer.send("HEAD", "/")
     origin.origin.counters.reset()

@@ -166,8 +166,8 @@ def test_requests_of_a_shared_fetch_are_in_one_record_and_what_comes_later_in_no
     leader.share(flight, leads=True)
     follower.share(flight, leads=False)
     flight.requests += 2
-    follower.settle()
-    leader.settle()
+    follower.finalize()
+    leader.finalize()
     assert (leader.origin_requests, follower.origin_requests) == (2, 0)
     assert flight.holders == 0
     # Whose request has been noted holds nothing any more.
@@ -179,12 +179,12 @@ def test_a_shared_fetch_is_held_until_all_who_have_a_part_in_it_are_noted() -> N
     flight, leader, live = Flight("-1", 1_000), Record(), Record()
     leader.share(flight, leads=True)
     live.share(flight, leads=False)
-    leader.settle()
-    live.settle(goes_on=True)
+    leader.finalize()
+    live.finalize(goes_on=True)
     assert flight.holders == 1
     flight.requests, flight.fetched = 1, 7
     flight.land()
-    live.settle(goes_on=True)
+    live.finalize(goes_on=True)
     assert (live.origin_requests, live.fetched_bytes, flight.holders) == (1, 7, 0)
 
 
@@ -199,12 +199,12 @@ def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who
     first.fetched += 5
     second.fetched += 3
     for record in (leader, follower, follower):
-        record.settle()
+        record.finalize()
     assert (leader.fetched_bytes, leader.collapsed) == (5, 2)
     assert (follower.fetched_bytes, follower.collapsed) == (3, 2)
     # What comes afterwards is not theirs any more.
     second.fetched += 1
-    follower.settle()
+    follower.finalize()
     assert follower.fetched_bytes == 3
 
 
@@ -213,13 +213,13 @@ def test_what_a_read_that_goes_on_still_fetches_is_counted_when_it_has_come() ->
     record.share(flight, leads=True)
     late.share(flight, leads=False)
     flight.fetched += 5
-    record.settle(goes_on=True)
+    record.finalize(goes_on=True)
     flight.fetched += 1
-    late.settle()
+    late.finalize()
     assert (record.fetched_bytes, late.fetched_bytes) == (5, 0)
     flight.fetched += 2
     flight.land()
-    record.settle(goes_on=True)
+    record.finalize(goes_on=True)
     assert record.fetched_bytes == 8
     assert record.fetches == ()
 

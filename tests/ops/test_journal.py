@@ -1,4 +1,4 @@
-"""A gateway keeps the journal that its configuration asks for, and leaves nothing of it unwritten."""
+"""A gateway keeps the access log that its configuration asks for, and leaves nothing of it unwritten."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def streams(found: list[dict[str, Any]]) -> list[int]:
 
 
 def test_a_journal_that_is_not_kept_takes_everything_and_keeps_nothing() -> None:
-    journal: AccessLog = NoAccessLog()
-    assert not journal.is_kept
-    journal.record(Record())
-    journal.repeat(Repeated(Record()), 1.0, None, b"")
-    journal.live(Record(), 1.0, lambda into: pytest.fail("nobody reads it")).end(Outcome.HIT, CloseReason.LEFT)
+    access_log: AccessLog = NoAccessLog()
+    assert not access_log.is_kept
+    access_log.record(Record())
+    access_log.repeat(Repeated(Record()), 1.0, None, b"")
+    access_log.live(Record(), 1.0, lambda into: pytest.fail("nobody reads it")).end(Outcome.HIT, CloseReason.LEFT)
 
 
 @pytest.mark.parametrize("sink", ["file", "stream"])

@@ -24,7 +24,7 @@ from gateway.origin.app import RunningOrigin, start_origin
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason, Record, Repeated
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from tests.ops.log_reading import BOUND_S, eventually, lines_of, messages, time_passing
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -36,11 +36,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def counts() -> Silent:
-    return Silent()
+def counts() -> NoMetrics:
+    return NoMetrics()
 
 
-def drops(counts: Silent) -> int:
+def drops(counts: NoMetrics) -> int:
     return counts.counts["log_drops",]
 
 
@@ -48,7 +48,7 @@ Open = Callable[..., LogWriter]
 
 
 @pytest.fixture
-async def open_log(clock: ManualClock, counts: Silent) -> AsyncIterator[Open]:
+async def open_log(clock: ManualClock, counts: NoMetrics) -> AsyncIterator[Open]:
     """Starts writers."""
     opened: list[LogWriter] = []
 
@@ -124,7 +124,7 @@ async def test_enough_for_a_batch_is_written_at_once(open_log: Open, file: FileS
 
 
 async def test_records_and_hits_keep_their_order(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10_000)
     hits = [Repeated(numbered(number)) for number in range(3_000)]
@@ -162,7 +162,7 @@ async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
 
 
 async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream, queue_records=100, batch_bytes=4_096)
     gate = origin.origin.faults.hold(kind="append")
@@ -185,7 +185,7 @@ async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
 
 
 async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10_000, queue_bytes=100_000)
     for number in range(200):
@@ -202,7 +202,7 @@ async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
 
 
 async def test_what_has_been_written_makes_room_for_what_comes(
-    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_bytes=20_000)
     async with time_passing(clock):
@@ -246,7 +246,7 @@ async def test_a_hit_that_waits_keeps_nothing_of_its_request_but_what_is_written
 
 
 async def test_a_small_queue_is_written_before_it_is_full(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10)
     for number in range(100):
@@ -260,7 +260,7 @@ async def test_a_small_queue_is_written_before_it_is_full(
 
 
 async def test_a_queue_that_is_full_is_written_at_once(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=1)
     log.record(numbered(0))
@@ -270,7 +270,7 @@ async def test_a_queue_that_is_full_is_written_at_once(
 
 
 async def test_what_a_sink_gives_up_is_counted(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics
 ) -> None:
     log = open_log(stream)
     origin.origin.faults.status(400, kind="append", times=None)
@@ -281,7 +281,7 @@ async def test_what_a_sink_gives_up_is_counted(
 
 
 async def test_lines_of_an_outage_are_all_there_after_it(
-    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: Silent, clock: ManualClock
+    open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream)
     outage = origin.origin.faults.status(503, kind="append", times=None)
@@ -298,7 +298,7 @@ async def test_lines_of_an_outage_are_all_there_after_it(
 
 
 async def test_all_that_waits_is_written_at_the_end(
-    open_log: Open, file: FileSink, tmp_path: Path, counts: Silent
+    open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=5_000)
     for number in range(5_000):
@@ -310,7 +310,7 @@ async def test_all_that_waits_is_written_at_the_end(
 
 
 async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
-    open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: Silent, clock: ManualClock
+    open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream)
     gate = origin.origin.faults.hold(kind="append")
@@ -324,7 +324,7 @@ async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
     assert drops(counts) == 11
 
 
-async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: Silent) -> None:
+async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: NoMetrics) -> None:
     reading, writing = os.pipe()
     log = open_log(DescriptorSink(writing, "pipe"), queue_records=5_000)
     for number in range(5_000):

@@ -18,8 +18,8 @@ from gateway.ops.state import State, Unsent
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
-from gateway.tape.store import Holding
-from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, Silent
+from gateway.tape.store import RouteUsage
+from gateway.telemetry.metrics import NO_ROUTE, MetricsRecorder, NoMetrics
 from gateway.upstream.connections import Connections
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -202,7 +202,7 @@ def test_the_state_is_looked_at_when_somebody_asks() -> None:
         flights={"a": 2},
         waiters={"a": 40},
         followed=3,
-        holdings={"a": Holding(4, 9, 12_000)},
+        holdings={"a": RouteUsage(4, 9, 12_000)},
         upstream={"live": Connections(3, 1, 60.0, 20.0)},
     )
     assert value(metrics, "gateway_ready") == 1
@@ -299,7 +299,7 @@ def test_one_registry_refuses_two_gateways() -> None:
 
 
 def test_both_recorders_fit_the_seam() -> None:
-    recorders: list[MetricsRecorder] = [fresh(), Silent()]
+    recorders: list[MetricsRecorder] = [fresh(), NoMetrics()]
     for recorder in recorders:
         recorder.request(Mode.CATCHUP, Outcome.HIT, 0.001)
         recorder.hits(Mode.CATCHUP, Outcome.HIT, 2, 8)
@@ -319,7 +319,7 @@ def test_both_recorders_fit_the_seam() -> None:
         recorder.reconnect(is_planned=False)
         recorder.log_drops()
     silent = recorders[1]
-    assert isinstance(silent, Silent)
+    assert isinstance(silent, NoMetrics)
     assert silent.counts == {
         ("request", "catchup", "hit"): 3,
         ("upstream_request", "sse"): 1,
@@ -376,11 +376,11 @@ def test_a_route_that_is_no_more_is_told_until_nothing_of_it_is_left_and_once_af
     for _ in range(3):
         assert routes_told(metrics) == {"a", "b", NO_ROUTE}
     metrics.subscribers(Mode.SSE, -1, "b")
-    metrics.look = lambda: State(holdings={"b": Holding(1, 1, 1)})
+    metrics.look = lambda: State(holdings={"b": RouteUsage(1, 1, 1)})
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
-    metrics.look = lambda: State(flights={"b": 1}, holdings={"b": Holding()})
+    metrics.look = lambda: State(flights={"b": 1}, holdings={"b": RouteUsage()})
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
-    metrics.look = lambda: State(holdings={"b": Holding()}, flights={"b": 0})
+    metrics.look = lambda: State(holdings={"b": RouteUsage()}, flights={"b": 0})
     assert value(metrics, "gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
     assert routes_told(metrics) == {"a", NO_ROUTE}

@@ -229,13 +229,13 @@ async def test_answers_from_the_door_have_spans_of_their_own(edge: Traced) -> No
     await wire.answer()
     await edge.ended(2)
     edge.forget()
-    ready = edge.gateway.clients.ready
-    assert ready is not None
+    remembered = edge.gateway.clients.remembered
+    assert remembered is not None
     for number in range(3):
         await wire.ask("/s", {"traceparent": f"00-{TRACE}-{number + 1:016x}-01"})
         assert (await wire.answer()).body == b"abc"
     spans = await edge.ended(3)
-    assert ready.served >= 2
+    assert remembered.served >= 2
     assert [ids(span.parent) for span in spans] == [(TRACE, f"{number:016x}") for number in (1, 2, 3)]
     told = shown(spans[-1])
     assert (told["gateway.mode"], told["gateway.outcome"]) == ("catchup", "hit")
@@ -448,10 +448,10 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
         span.tell(Mode.CATCHUP, Outcome.FAILED, "chat")
         return Answered(502, CIMultiDict())
 
-    front = TracingHandler(handler, tracer)
+    handler = TracingHandler(handler, tracer)
     channel = cast(Channel, None)
     for target, headers in (("/live", CIMultiDict(SAMPLED)), ("/once", CIMultiDict())):
-        await front(Request(channel, RequestHead("GET", target, "1.1", Fields(headers, True, 0)), None))
+        await handler(Request(channel, RequestHead("GET", target, "1.1", Fields(headers, True, 0)), None))
     (once,) = exporter.get_finished_spans()
     assert shown(once)["gateway.route"] == "chat"
     assert once.status.status_code is StatusCode.ERROR

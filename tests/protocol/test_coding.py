@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.coding import PLAIN, Coding, Wish, is_compressible, negotiate
+from gateway.protocol.coding import PLAIN, AcceptedCodings, Coding, is_compressible, negotiate
 
 ZSTD, BR, GZIP = Coding.ZSTD, Coding.BR, Coding.GZIP
 ALL = (ZSTD, BR, GZIP)
 
 
-def wish(accept_encoding: str | None, offered: tuple[Coding, ...] = ALL) -> Wish:
+def accepted(accept_encoding: str | None, offered: tuple[Coding, ...] = ALL) -> AcceptedCodings:
     return negotiate(accept_encoding, None, offered)
 
 
@@ -53,7 +53,7 @@ class TestNegotiate:
         ],
     )
     def test_what_the_client_likes_best_is_given(self, accept_encoding: str | None, best: Coding | None) -> None:
-        assert wish(accept_encoding).best is best
+        assert accepted(accept_encoding).best is best
 
     @pytest.mark.parametrize(
         "member",
@@ -61,9 +61,9 @@ class TestNegotiate:
          "gzip;q=0.5;q=1", "gzip/br", "gzip=1"],
     )  # fmt: skip
     def test_what_cannot_be_read_is_a_refusal(self, member: str) -> None:
-        assert wish(member).best is None
-        assert wish(f"{member}, br").taken == {BR}
-        assert wish(f"*, {member}").taken == {ZSTD, BR}
+        assert accepted(member).best is None
+        assert accepted(f"{member}, br").taken == {BR}
+        assert accepted(f"*, {member}").taken == {ZSTD, BR}
 
     @pytest.mark.parametrize(
         ("accept_encoding", "takes_identity"),
@@ -78,15 +78,15 @@ class TestNegotiate:
         ],
     )
     def test_plain_bytes_are_refused_only_in_so_many_words(self, accept_encoding: str, takes_identity: bool) -> None:
-        assert wish(accept_encoding).takes_identity is takes_identity
+        assert accepted(accept_encoding).takes_identity is takes_identity
 
     def test_the_order_of_the_offer_decides_among_equals(self) -> None:
-        assert wish("gzip, br, zstd", (GZIP, BR)).best is GZIP
-        assert wish("gzip, br, zstd", (BR, GZIP)).best is BR
+        assert accepted("gzip, br, zstd", (GZIP, BR)).best is GZIP
+        assert accepted("gzip, br, zstd", (BR, GZIP)).best is BR
 
     def test_nothing_is_given_that_is_not_offered(self) -> None:
-        assert wish("gzip, br", (ZSTD,)) == Wish()
-        assert wish("gzip, br", ()) is PLAIN
+        assert accepted("gzip, br", (ZSTD,)) == AcceptedCodings()
+        assert accepted("gzip, br", ()) is PLAIN
 
     def test_who_wants_bytes_untouched_gets_them_so(self) -> None:
         assert negotiate("gzip", "no-transform", ALL) is PLAIN
@@ -112,7 +112,7 @@ class TestNegotiate:
         liked = {name: 1000 if weight is None else weight for name, weight in members}
         likes = {coding: liked.get(coding.value, liked.get("*", 0)) for coding in offered}
         identity = liked.get("identity", liked.get("*"))
-        answer = wish(field, offered)
+        answer = accepted(field, offered)
         if offered:
             assert answer.taken == {coding for coding in offered if likes[coding]}
         if answer.best is None:
@@ -125,7 +125,7 @@ class TestNegotiate:
 
     @given(st.text(alphabet='gzipbrstd*;q=01.5, \t"x-'))
     def test_whatever_a_client_sends_it_gets_only_what_it_named(self, field: str) -> None:
-        answer = wish(field)
+        answer = accepted(field)
         for coding in answer.taken | ({answer.best} if answer.best else set()):
             assert coding.value in field.lower() or "*" in field
 

@@ -156,7 +156,7 @@ class Edge:
             and not engine.live
             and not engine.tasks
             and not engine.client.open_connections
-            and all(not stream.pins for stream in engine.library)
+            and all(not stream.pins for stream in engine.store)
         )
 
     async def until_idle(self) -> None:
@@ -173,7 +173,7 @@ class Edge:
             raise AssertionError(
                 f"left behind: {len(engine.fetches)} flights, {len(engine.live)} topics, tasks "
                 f"{[task.get_name() for task in engine.tasks._tasks]}, {engine.client.open_connections} connections, "
-                f"pins {[stream.pins for stream in engine.library]}"
+                f"pins {[stream.pins for stream in engine.store]}"
             ) from None
 
 

@@ -170,7 +170,7 @@ async def test_a_410_at_the_tail_is_the_end_of_the_stream(hostile: Hostile, star
     assert (await edge.get("/s")).body == b"0123456789"
     is_gone = True
     assert (await edge.get("/s")).status == 410
-    assert not len(edge.gateway.engine.library)
+    assert not len(edge.gateway.engine.store)
 
 
 async def test_a_stream_made_anew_after_its_end_is_there_at_once(
@@ -338,7 +338,7 @@ async def test_a_reader_with_an_offset_of_an_earlier_life_is_answered_as_the_ori
     await edge.send_to(origin.url, "DELETE", "/s")
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": "text/plain"}, b"new")
     async with edge.time_passing():
-        await eventually(lambda: not any(stream.is_followed for stream in edge.gateway.engine.library))
+        await eventually(lambda: not any(stream.is_followed for stream in edge.gateway.engine.store))
     for read in (f"/s?offset={old}", f"/s?offset={old}&live=long-poll"):
         direct = await edge.send_to(origin.url, "GET", read)
         answer = await edge.get(read)

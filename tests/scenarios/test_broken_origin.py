@@ -215,7 +215,7 @@ async def test_what_may_not_be_shared_is_passed_to_each_alone(
     for name in ("Set-Cookie", "Content-Encoding", "Content-Range", "Location"):
         assert {answer.headers.get(name) for answer in answers} == {headers.get(name)}
     if not is_kept:
-        assert edge.gateway.engine.library.cost < 5_000
+        assert edge.gateway.engine.store.cost < 5_000
         before = counters.requests[Kind.CATCHUP]
         await edge.get("/s")
         assert counters.requests[Kind.CATCHUP] == before + 1
@@ -300,7 +300,7 @@ async def test_a_body_shorter_than_announced_is_no_body(hostile: Hostile, start:
     edge = await start(origin.url, idle_timeout_s=0.2, retry_attempts=0)
     refused = await edge.get("/s")
     assert (refused.status, refused.is_one_line_of_text) == (504, True)
-    assert edge.gateway.engine.library.cost < 5_000
+    assert edge.gateway.engine.store.cost < 5_000
 
 
 async def test_a_chunked_json_reply_that_is_no_array_never_ends_cleanly(hostile: Hostile, start: Start) -> None:
@@ -312,7 +312,7 @@ async def test_a_chunked_json_reply_that_is_no_array_never_ends_cleanly(hostile:
     edge = await start(origin.url, retry_attempts=0)
     with pytest.raises(Dropped):
         await edge.get("/s")
-    assert edge.gateway.engine.library.cost < 5_000
+    assert edge.gateway.engine.store.cost < 5_000
 
 
 async def test_an_origin_that_knows_no_head_is_followed_once_for_all(

@@ -36,8 +36,8 @@ def plain(answer: Answer) -> bytes:
 
 def borrowed(edge: Edge) -> int:
     """What ready answers and coded bytes say that they hold of the budget."""
-    ready = edge.gateway.clients.ready
-    return edge.gateway.engine.coder.cost + (ready.cost if ready is not None else 0)
+    remembered = edge.gateway.clients.remembered
+    return edge.gateway.engine.coder.cost + (remembered.cost if remembered is not None else 0)
 
 
 async def kept(edge: Edge, path: str, body: bytes, **put: str) -> None:
@@ -193,8 +193,8 @@ async def test_what_coding_saves_is_counted_for_every_answer(start: Start, origi
     assert [coding_of(answer) for answer in answers] == ["gzip", "gzip", "gzip", "identity"]
     not_modified = await edge.get("/s?offset=-1", taking("gzip", If_None_Match=answers[0].headers["ETag"]))
     assert not_modified.status == 304
-    ready = edge.gateway.clients.ready
-    assert ready is None or ready.served, "none was answered at the door"
+    remembered = edge.gateway.clients.remembered
+    assert remembered is None or remembered.served, "none was answered at the door"
     assert saved(edge) == 3 * (len(TEXT) - len(answers[0].body))
 
 
@@ -267,14 +267,14 @@ async def test_a_body_that_is_still_in_the_air_is_not_waited_for(edge: Edge, fau
 
 
 async def test_compressed_bytes_die_with_the_stream(edge: Edge) -> None:
-    coder, library = edge.gateway.engine.coder, edge.gateway.engine.library
+    coder, store = edge.gateway.engine.coder, edge.gateway.engine.store
     await edge.put("/s", TEXT, **CLOSED)
     for _ in range(3):
         await edge.get("/s?offset=-1", taking("gzip"))
     assert len(coder) == 1
-    assert library.lent == borrowed(edge) >= coder.cost > 0
+    assert store.lent == borrowed(edge) >= coder.cost > 0
     await edge.send("DELETE", "/s")
-    assert len(coder) == library.lent == 0
+    assert len(coder) == store.lent == 0
     assert (await edge.get("/s?offset=-1", taking("gzip"))).status == 404
     other = TEXT[::-1]
     await edge.put("/s", other, **CLOSED)
@@ -291,8 +291,8 @@ async def test_compressed_bytes_stay_within_the_budget(start: Start, origin: Run
             for _ in range(2):
                 assert plain(await edge.get(f"/{at}?offset=-1", taking(coding))) == body
         assert engine.coder.cost <= 100_000
-        assert engine.library.lent == borrowed(edge)
-        assert engine.library.cost + engine.library.lent <= 1_000_000
+        assert engine.store.lent == borrowed(edge)
+        assert engine.store.cost + engine.store.lent <= 1_000_000
     assert len(engine.coder) > 3
 
 
@@ -410,15 +410,15 @@ async def test_a_compressed_hit_is_answered_at_the_door_for_as_long_as_it_is_kep
     start: Start, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, compress_cache_bytes=60_000, fast_path=True)
-    ready, coder = edge.gateway.clients.ready, edge.gateway.engine.coder
-    assert ready is not None
+    remembered, coder = edge.gateway.clients.remembered, edge.gateway.engine.coder
+    assert remembered is not None
     bodies = {f"/{at}": TEXT[at:] for at in range(20)}
     for path, body in bodies.items():
         await kept(edge, path, body, **CLOSED)
         for _ in range(4):
             answer = await edge.get(f"{path}?offset=-1", taking("gzip"))
             assert (coding_of(answer), plain(answer)) == ("gzip", body)
-    assert ready.served >= 2 * len(bodies)
+    assert remembered.served >= 2 * len(bodies)
     # What the coder has given up is not held by others beyond it.
-    assert len(ready) == len(coder) < len(bodies)
+    assert len(remembered) == len(coder) < len(bodies)
     assert compressions(edge) == len(bodies)

@@ -149,7 +149,7 @@ async def test_the_bypass_policy_asks_the_origin_for_everyone_with_credentials(
     await edge.get("/s")
     await edge.get("/s")
     assert counters.requests[Kind.CATCHUP] == 4
-    assert edge.gateway.engine.library.find is not None
+    assert edge.gateway.engine.store.find is not None
 
 
 @pytest.mark.parametrize("method", ["DELETE", "HEAD", "POST"])

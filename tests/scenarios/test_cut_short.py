@@ -52,7 +52,7 @@ async def test_a_large_body_that_is_cut_short_drops_every_reader_and_leaves_noth
         with pytest.raises(Dropped) as dropped:
             await reader.body()
         assert len(dropped.value.body) <= 500_000
-    assert edge.gateway.engine.library.cost < 5_000
+    assert edge.gateway.engine.store.cost < 5_000
     again = await edge.get("/s")
     assert (json.loads(again.body) == MESSAGES) if content_type == "application/json" else (again.body == body)
     assert again.is_up_to_date
@@ -131,7 +131,7 @@ async def test_no_half_event_of_a_dying_origin_reaches_a_reader_and_none_comes_t
     for after in [*range(opening + 1, opening + 130, 9), opening + 30]:
         live = counters.requests[Kind.SSE]
         faults.drop(after, kind=Kind.SSE, times=1)
-        edge.gateway.engine.live.restart(next(iter(edge.gateway.engine.library)))
+        edge.gateway.engine.live.restart(next(iter(edge.gateway.engine.store)))
         await bounded(counters.reached(Kind.SSE, live + 1))
         await bounded(counters.parked_is(1))
         sent.append(len(sent))

@@ -22,7 +22,7 @@ async def test_a_body_that_its_client_does_not_finish_concerns_nobody(
     tail = (await edge.get("/s?offset=-1")).next_offset
     waiting = edge.asking(f"/s?offset={tail}&live=long-poll")
     await counters.parked_is(1)
-    (stream,) = edge.gateway.engine.library
+    (stream,) = edge.gateway.engine.store
     for _ in range(3):
         wire = await edge.wire()
         await wire.send(HALF % method)

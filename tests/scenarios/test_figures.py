@@ -66,17 +66,17 @@ async def test_what_tapes_hold_is_right_whatever_became_of_them(start: Start, or
     await edge.send("DELETE", "/s/7")
     await edge.post("/s/6", b"y" * 100)
     await edge.get("/s/6?offset=-1")
-    library = edge.gateway.engine.library
+    store = edge.gateway.engine.store
     held: Counter[str] = Counter()
-    for stream in library:
+    for stream in store:
         held["tapes"] += 1
         held["blocks"] += stream.tape.block_count
         held["bytes"] += stream.tape.cost
     assert figure(edge, "gateway_evictions_total", route="default") >= 4
     assert held["blocks"]
-    assert figure(edge, "gateway_tapes", route="default") == held["tapes"] == len(library)
+    assert figure(edge, "gateway_tapes", route="default") == held["tapes"] == len(store)
     assert figure(edge, "gateway_tape_blocks", route="default") == held["blocks"]
-    assert figure(edge, "gateway_tape_bytes", route="default") == held["bytes"] == library.cost
+    assert figure(edge, "gateway_tape_bytes", route="default") == held["bytes"] == store.cost
 
 
 async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: Faults) -> None:

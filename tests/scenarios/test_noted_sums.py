@@ -43,12 +43,12 @@ async def all_told(edge: Edge, log: Path) -> list[dict[str, Any]]:
     be the counters'."""
     await edge.leave()
     await edge.until_idle()
-    journal = edge.gateway._log
-    assert journal is not None
+    access_log = edge.gateway._log
+    assert access_log is not None
 
     def has_come() -> bool:
         edge.clock.advance(60)
-        return not journal._ledger and not journal._queue and not journal._unwritten
+        return not access_log._ledger and not access_log._queue and not access_log._unwritten
 
     await eventually(has_come)
     lines = lines_of(log)
@@ -186,10 +186,10 @@ async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, live_interval_s=0)
-    journal = edge.gateway._log
-    assert journal is not None
+    access_log = edge.gateway._log
+    assert access_log is not None
     for number in range(300):
-        journal.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+        access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
     lines = await all_told(edge, log)
     assert len([line for line in lines if line["mode"] == "sse"]) == 300
 
@@ -198,11 +198,11 @@ async def test_very_many_followed_streams_have_no_line_for_each_piece(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, followed_streams=6_000, queue_records=100_000)
-    journal = edge.gateway._log
-    assert journal is not None
+    access_log = edge.gateway._log
+    assert access_log is not None
     for _ in range(3):
         for number in range(6_000):
-            journal.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+            access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
     lines = await all_told(edge, log)
     assert len(lines) == 6_000
 

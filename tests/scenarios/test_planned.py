@@ -56,7 +56,7 @@ def sample_of(edge: Edge, name: str, **labels: str) -> float | None:
 
 def held(edge: Edge, path: str) -> int:
     """Bytes of the path's streams on tapes."""
-    return sum(stream.tape.size for stream in edge.gateway.engine.library if stream.key.group.path == path)
+    return sum(stream.tape.size for stream in edge.gateway.engine.store if stream.key.group.path == path)
 
 
 async def warmed(edge: Edge) -> None:
@@ -75,7 +75,7 @@ async def test_the_budget_is_the_plans_unless_an_operator_has_set_one(
     plan.write(cache_bytes=7 * MIB)
     for more, budget in (({}, 7), ({"take_memory": False}, 256), ({"cache_bytes": 256 * MIB}, 256)):
         edge = await start(origin.url, **settings, **more)
-        assert edge.gateway.engine.library.budget_bytes == budget * MIB
+        assert edge.gateway.engine.store.budget_bytes == budget * MIB
         assert sample_of(edge, "gateway_cache_limit_bytes") == budget * MIB
         memory = (await shown(edge))["memory"]
         assert (memory["recommended_bytes"], memory["is_taken"]) == (7 * MIB, budget == 7)
@@ -99,8 +99,8 @@ async def test_a_pinned_stream_outlives_a_crowd_of_others(
     before = counters.requests[Kind.CATCHUP]
     assert (await edge.get("/kept?offset=-1&a=1")).body == b"k" * 50_000
     assert counters.requests[Kind.CATCHUP] == before
-    library = edge.gateway.engine.library
-    assert library.cost + library.lent <= library.budget_bytes
+    store = edge.gateway.engine.store
+    assert store.cost + store.lent <= store.budget_bytes
     assert sample_of(edge, "gateway_plan_pinned_streams") == 1
     pinned = (await shown(edge))["pinned"]
     assert pinned["bytes"] >= 50_000
@@ -116,8 +116,8 @@ async def test_what_is_pinned_and_here_stays_when_the_same_plan_leaves_less_room
     plan.write(cache_bytes=100_000, pin=[entry("/pinned")])
     edge.gateway.take_plan(parse_plan(plan.path), is_budget_set=False)
     assert held(edge, "/pinned") == 40_000
-    library = edge.gateway.engine.library
-    assert library.cost + library.lent <= library.budget_bytes == 100_000
+    store = edge.gateway.engine.store
+    assert store.cost + store.lent <= store.budget_bytes == 100_000
 
 
 # -- warming -----------------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ async def test_no_plan_shows_nothing_and_costs_nothing(start: Start, origin: Run
     edge = await start(origin.url)
     assert await shown(edge) is None
     assert not [family for family in edge.gateway.metrics.registry.collect() if "_plan_" in family.name]
-    assert not edge.gateway.engine.library.reserve
+    assert not edge.gateway.engine.store.pinned
 
 
 async def test_a_broken_plan_is_a_start_that_is_refused_in_one_line(plan: PlanFile, origin: RunningOrigin) -> None:
@@ -416,7 +416,7 @@ async def test_a_reload_takes_another_plan_by_the_same_name_and_keeps_the_old_on
     plan.write(cache_bytes=5 * MIB, pin=[entry("/a")])
     gateway = await start_gateway(load(), clock=clock, load=load)
     try:
-        library = gateway.engine.library
+        store = gateway.engine.store
 
         async def reloaded() -> tuple[str, ...]:
             return (await bounded(gateway.reload())).changed
@@ -424,22 +424,22 @@ async def test_a_reload_takes_another_plan_by_the_same_name_and_keeps_the_old_on
         assert await reloaded() == ()
         plan.write(cache_bytes=6 * MIB, pin=[entry("/b"), entry("/c")])
         assert await reloaded() == ("cache.plan",)
-        assert (library.budget_bytes, len(list(library.reserve.wished))) == (6 * MIB, 2)
+        assert (store.budget_bytes, len(list(store.pinned.wished))) == (6 * MIB, 2)
         plan.path.write_text("{", encoding="utf-8")
         with pytest.raises(ConfigError, match="not JSON"):
             await reloaded()
-        assert (library.budget_bytes, len(list(library.reserve.wished))) == (6 * MIB, 2)
+        assert (store.budget_bytes, len(list(store.pinned.wished))) == (6 * MIB, 2)
         plan.path.unlink()
         with pytest.raises(ConfigError, match="No such file"):
             await reloaded()
         more["take_pins"] = False
         plan.write(cache_bytes=6 * MIB, pin=[entry("/b"), entry("/c")])
         assert await reloaded() == ("cache.plan.take_pins",)
-        assert not library.reserve
+        assert not store.pinned
         more.clear()
         assert set(await reloaded()) == {"cache.plan.file", "cache.plan.take_pins", "cache.plan"}
         assert gateway.planned.plan is None
-        assert library.budget_bytes == 256 * MIB
+        assert store.budget_bytes == 256 * MIB
     finally:
         await gateway.stop()
 
@@ -479,4 +479,4 @@ async def test_entries_that_no_route_leads_to_are_counted_and_left_out(
     )
     edge = await start(origin.url, **settings, prefix="/in")
     assert (await shown(edge))["unmatched"] == 3
-    assert len(list(edge.gateway.engine.library.reserve.wished)) == 1
+    assert len(list(edge.gateway.engine.store.pinned.wished)) == 1

@@ -106,7 +106,7 @@ async def test_what_a_leader_wishes_for_does_not_shape_what_its_followers_get(ho
 
     origin = await hostile(script)
     edge = await start(origin.url)
-    wishes = {
+    entries = {
         "If-None-Match": '"someone-elses"',
         "If-Modified-Since": "Sat, 01 Jan 2050 00:00:00 GMT",
         "Range": "bytes=0-1",
@@ -114,7 +114,7 @@ async def test_what_a_leader_wishes_for_does_not_shape_what_its_followers_get(ho
         "Cache-Control": "no-cache",
         "X-Trace": "1",
     }
-    leader = edge.asking("/s", wishes)
+    leader = edge.asking("/s", entries)
     await origin.until(lambda: bool(origin.reads))
     followers = [edge.asking("/s") for _ in range(3)]
     await eventually(edge.riders(4))
@@ -128,7 +128,7 @@ async def test_a_reader_that_leaves_as_it_comes_leaves_no_flight_behind(edge: Ed
     """A fetch that is cancelled before its first step must not stay for others to join."""
     await edge.put("/s", b"0123456789")
     engine = edge.gateway.engine
-    (stream,) = list(engine.library)
+    (stream,) = list(engine.store)
     route = Route(edge.gateway.config.routes[0], "n", edge.clock)
     target = parse_target("/s")
     flight, _ = engine.fetches.join(stream, "-1", route, route.source(target, route.source_headers(CIMultiDict())))

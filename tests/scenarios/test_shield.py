@@ -54,7 +54,7 @@ async def test_a_shield_that_forgot_a_stream_does_not_make_it_another_one(
         await session.put(f"{origin}/s", data=b"one", headers=TEXT)
         async with session.get(f"{edge.gateway_url}/s?offset=-1") as response:
             tag = response.headers["ETag"]
-        for stream in list(shield.engine.library):
+        for stream in list(shield.engine.store):
             shield.engine.live.drop(stream, End.EVICTED)
         async with session.get(f"{edge.gateway_url}/s?offset=-1", headers={"If-None-Match": tag}) as response:
             assert response.status == 304

@@ -143,7 +143,7 @@ async def test_a_slow_reader_of_what_is_too_large_to_keep_does_not_hold_it_in_me
     with pytest.raises(Dropped) as dropped:
         await slow.body()
     assert body.startswith(dropped.value.body)
-    assert edge.gateway.engine.library.cost < 1 << 20
+    assert edge.gateway.engine.store.cost < 1 << 20
 
 
 async def test_an_origin_is_not_read_faster_than_the_fastest_client(

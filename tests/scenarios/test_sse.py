@@ -179,7 +179,7 @@ async def test_every_data_event_has_its_control_event_and_offsets_only_grow(edge
     for number in range(1, 30):
         await edge.post("/s", str(number).encode(), "application/json")
         if number % 10 == 9:
-            edge.gateway.engine.live.restart(next(iter(edge.gateway.engine.library)))
+            edge.gateway.engine.live.restart(next(iter(edge.gateway.engine.store)))
     got: list[int] = []
     offsets: list[str] = []
     async with edge.time_passing():

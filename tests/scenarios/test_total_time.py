@@ -6,7 +6,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import UpstreamTimeout
-from gateway.upstream.client import Client
+from gateway.upstream.client import OriginClient
 from gateway.upstream.reply import Bounds
 from tests.scenarios.conftest import Hostile, Start, bounded, eventually
 from tests.scenarios.hostile import Asked, part_of_stream
@@ -30,7 +30,7 @@ async def test_a_reader_who_stalls_holds_the_origins_connection_no_longer(hostil
 
 async def test_the_bound_counts_while_the_buffer_is_full(hostile: Hostile) -> None:
     origin = await hostile(large)
-    client = Client()
+    client = OriginClient()
     try:
         async with await client.send("GET", origin.url + "/s", CIMultiDict(), Bounds()) as reply:
             chunks = reply.chunks()

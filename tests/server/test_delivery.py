@@ -16,7 +16,7 @@ from gateway.server.clients import Clients
 from gateway.server.connection import Connection
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.request import Answered, Request
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 BOUND_S = 10.0
 
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, answering: Answering, **limits: float) -> None:
         self.clock = ManualClock(now=7.0)
-        self.recorder = Silent()
+        self.recorder = NoMetrics()
         self.deliveries: list[Delivery] = []
         self.errors: list[BaseException] = []
         self._answering = answering

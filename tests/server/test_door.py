@@ -35,9 +35,9 @@ async def create_closed(
 
 def hits(gateway: RunningGateway) -> int:
     """Answers that no strict protocol has seen."""
-    ready = gateway.clients.ready
-    assert ready is not None
-    return ready.served
+    remembered = gateway.clients.remembered
+    assert remembered is not None
+    return remembered.served
 
 
 async def test_the_door_answers_a_repeated_hit_without_the_strict_way(pair: Pair) -> None:
@@ -113,7 +113,7 @@ async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
     await write(pair.fast, "DELETE", "/s")
-    assert len(pair.fast.clients.ready or ()) == 0
+    assert len(pair.fast.clients.remembered or ()) == 0
     if method == "PUT":
         await create_closed(pair, body=b"y" * 1_000)
         assert (await ask(pair.fast, request))[0].body == b"y" * 1_000
@@ -126,11 +126,11 @@ async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
     try:
         await create_closed(pair, "/a", b"a" * 90_000)
         await ask(pair.fast, *[get("/a?offset=-1")] * 3)
-        assert len(pair.fast.clients.ready or ()) == 1
+        assert len(pair.fast.clients.remembered or ()) == 1
         for name in ("b", "c", "d", "e"):
             await create_closed(pair, f"/{name}", name.encode() * 90_000)
             await ask(pair.fast, get(f"/{name}?offset=-1"))
-        assert len(pair.fast.clients.ready or ()) == 0
+        assert len(pair.fast.clients.remembered or ()) == 0
         assert (await ask(pair.fast, get("/a?offset=-1")))[0].body == b"a" * 90_000
     finally:
         await stop_pair(pair)

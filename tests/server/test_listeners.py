@@ -736,10 +736,10 @@ origin = "{bench.origin.url}"
     try:
         assert program_.stdout is not None
         async with asyncio.timeout(6 * BOUND_S):
-            ready = [(await program_.stdout.readline()).decode() for _ in range(3)]
+            remembered = [(await program_.stdout.readline()).decode() for _ in range(3)]
         ports = [sock.getsockname()[1] for sock in sockets[:2]]
-        assert ready[0] == f"READY gateway http://127.0.0.1:{ports[0]}\n"
-        assert ready[1] == f"READY gateway https://127.0.0.1:{ports[1]}\n"
+        assert remembered[0] == f"READY gateway http://127.0.0.1:{ports[0]}\n"
+        assert remembered[1] == f"READY gateway https://127.0.0.1:{ports[1]}\n"
         async with asyncio.timeout(BOUND_S):
             plain = await asyncio.open_connection("127.0.0.1", ports[0])
             secure = await asyncio.open_connection(

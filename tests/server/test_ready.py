@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from multidict import CIMultiDict
 
-from gateway.engine.answer import Answer, Parts, Shown
+from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.mode import Mode
-from gateway.server.remembered import Ready, RememberedAnswers
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
 from gateway.tape.store import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from tests.engine.test_coding import Bench
 
 NAMES = st.sampled_from(["a", "b"])
@@ -31,10 +31,10 @@ class Kept:
 
     def __init__(self, cache_bytes: int) -> None:
         self.bench = Bench(cache_bytes, cache_bytes)
-        self.library, self.coder = self.bench.library, self.bench.coder
-        self.answers = RememberedAnswers(self.bench.clock, self.library, Silent(), [()], self.library.touch)
+        self.store, self.coder = self.bench.store, self.bench.coder
+        self.answers = RememberedAnswers(self.bench.clock, self.store, NoMetrics(), [()], self.store.touch)
         self.coder.on_evict = self.answers.forget
-        self.library.on_forget = self._forget
+        self.store.on_forget = self._forget
 
     def _forget(self, stream: Stream) -> None:
         self.coder.forget(stream)
@@ -50,19 +50,21 @@ class Kept:
     def append(self, stream: Stream, *pieces: bytes) -> None:
         start = stream.tape.tail or "-1"
         end = f"{int(start) + 2:08d}"
-        self.library.lay(stream, start, end, pieces, self.bench.clock.now())
+        self.store.store(stream, start, end, pieces, self.bench.clock.now())
         stream.tape.reached(end)
 
-    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, Shown]:
+    def read(self, stream: Stream, start: str, limit: int) -> tuple[Reading, BodyRun]:
         reading = stream.tape.read(start, limit)
-        return reading, Shown(stream, start, reading.end, stream.edition)
+        return reading, BodyRun(stream, start, reading.end, stream.edition)
 
-    def remember(self, request: bytes, reading: Reading, shown: Shown) -> None:
+    def remember(self, request: bytes, reading: Reading, shown: BodyRun) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
         pieces, copied = reading.pieces, reading.copied
         self.answers.remember(
             request,
-            Ready(shown, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None),
+            RememberedAnswer(
+                shown, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None
+            ),
             (),
         )
 
@@ -72,19 +74,19 @@ def request(name: str, start: str, cookie: int = 0, visit: int = 0) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def held_beside(ready: Ready) -> int:
+def held_beside(remembered: RememberedAnswer) -> int:
     """Bytes that are there because the answer is: what it holds and the tape does not."""
-    own = {id(piece) for block in ready.stream.tape.blocks() for piece in block.pieces}
-    pieces = {id(piece): len(piece) for piece in (*ready.pieces, ready.joined or b"") if id(piece) not in own}
-    assert ready.key is not None
-    return sum(pieces.values()) + len(ready.key[1]) + sum(map(len, ready.spellings))
+    own = {id(piece) for block in remembered.stream.tape.blocks() for piece in block.pieces}
+    pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
+    assert remembered.key is not None
+    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.spellings))
 
 
 class WhatIsLent(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kept = Kept(300_000)
-        self.read_before: list[tuple[bytes, Reading, Shown]] = []
+        self.read_before: list[tuple[bytes, Reading, BodyRun]] = []
 
     @initialize()
     def begin(self) -> None:
@@ -126,7 +128,7 @@ class WhatIsLent(RuleBasedStateMachine):
         parts = Parts()
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
-        shown = Shown(stream, start, "9", stream.edition)
+        shown = BodyRun(stream, start, "9", stream.edition)
         answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
@@ -136,11 +138,11 @@ class WhatIsLent(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def forget_bytes(self, name: str) -> None:
-        self.kept.library.forget_bytes(self.kept.stream(name))
+        self.kept.store.forget_bytes(self.kept.stream(name))
 
     @rule(name=NAMES)
     def drop(self, name: str) -> None:
-        self.kept.library.drop(self.kept.stream(name), End.DELETED)
+        self.kept.store.drop(self.kept.stream(name), End.DELETED)
 
     @rule()
     def begin_anew(self) -> None:
@@ -149,20 +151,20 @@ class WhatIsLent(RuleBasedStateMachine):
 
     @invariant()
     def what_is_lent_is_what_is_held(self) -> None:
-        library, answers = self.kept.library, self.kept.answers
-        assert library.lent == answers.cost + self.kept.coder.cost
+        store, answers = self.kept.store, self.kept.answers
+        assert store.lent == answers.cost + self.kept.coder.cost
         assert answers.cost <= answers.budget_bytes
         remembered = set(answers.exact.values())
-        assert sum(ready.cost for ready in remembered) <= answers.cost
-        for ready in remembered:
-            assert held_beside(ready) <= ready.cost
-            assert ready.edition == ready.stream.edition
-            assert ready.stream.ended is None
+        assert sum(remembered.cost for remembered in remembered) <= answers.cost
+        for remembered in remembered:
+            assert held_beside(remembered) <= remembered.cost
+            assert remembered.edition == remembered.stream.edition
+            assert remembered.stream.ended is None
 
     def teardown(self) -> None:
-        for stream in list(self.kept.library):
-            self.kept.library.drop(stream, End.PURGED)
-        assert self.kept.library.lent == self.kept.answers.cost == self.kept.coder.cost == 0
+        for stream in list(self.kept.store):
+            self.kept.store.drop(stream, End.PURGED)
+        assert self.kept.store.lent == self.kept.answers.cost == self.kept.coder.cost == 0
         assert not self.kept.answers.exact
         assert len(self.kept.answers) == 0
 
@@ -171,16 +173,16 @@ def test_what_is_lent_is_what_is_held_in_every_order_of_events() -> None:
     run_state_machine_as_test(WhatIsLent, settings=settings(max_examples=60, stateful_step_count=30))
 
 
-def cost_of(lay: Callable[[Kept, Stream], str]) -> tuple[int, int]:
-    """What an answer from the offset that `lay` names costs, and what it holds beside the tape."""
+def cost_of(store: Callable[[Kept, Stream], str]) -> tuple[int, int]:
+    """What an answer from the offset that `store` names costs, and what it holds beside the tape."""
     kept = Kept(10 << 20)
     stream = kept.stream("s")
-    start = lay(kept, stream)
+    start = store(kept, stream)
     asked = request("s", start)
     kept.remember(asked, *kept.read(stream, start, 1 << 20))
-    ready = kept.answers.find(asked)
-    assert ready is not None
-    return ready.cost, held_beside(ready)
+    remembered = kept.answers.find(asked)
+    assert remembered is not None
+    return remembered.cost, held_beside(remembered)
 
 
 def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
@@ -193,7 +195,7 @@ def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
         tail = stream.tape.tail
         assert tail is not None
         # Another fetch that ends at the same place tells where in the piece its beginning lies.
-        kept.library.lay(stream, "00000000", tail, [b"w" * 480_000], 0.0)
+        kept.store.store(stream, "00000000", tail, [b"w" * 480_000], 0.0)
         return "00000000"
 
     cost, held = cost_of(whole)
@@ -209,12 +211,12 @@ def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
     kept.append(stream, b"body")
     short = request("s", "-1")
     kept.remember(short, *kept.read(stream, "-1", 1 << 20))
-    before = kept.library.lent
+    before = kept.store.lent
     for visit in range(9):
         for _ in range(2):
             assert kept.answers.find(request("s", "-1", 3_900, visit)) is not None
     # The four that came last.
-    assert 4 * 3_900 < kept.library.lent - before < 5 * 3_900
+    assert 4 * 3_900 < kept.store.lent - before < 5 * 3_900
 
 
 def test_what_was_read_before_bytes_were_forgotten_is_not_remembered_after_it() -> None:
@@ -222,7 +224,7 @@ def test_what_was_read_before_bytes_were_forgotten_is_not_remembered_after_it() 
     stream = kept.stream("s")
     kept.append(stream, b"old")
     old = kept.read(stream, "-1", 1 << 20)
-    kept.library.forget_bytes(stream)
+    kept.store.forget_bytes(stream)
     kept.remember(request("s", "-1"), *old)
     assert kept.answers.find(request("s", "-1")) is None
-    assert kept.library.lent == 0
+    assert kept.store.lent == 0

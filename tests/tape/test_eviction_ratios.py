@@ -18,7 +18,7 @@ from gateway.tape.eviction import POLICIES, Eviction
 from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TAPE_COST, TOKEN_COST
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 from tests.tape.eviction_loads import LOADS, ONE_SIZE, SHELVES, Shelf, popularity
 from tests.tape.eviction_models import model
 
@@ -156,19 +156,19 @@ def read_through_library(policy: str, places: int, requests: Iterable[int], read
     """For each visit, of `reads` requests close together, whether the library still had the stream's bytes."""
     minted = iter(range(1_000_000))
     cost = TAPE_COST + 2 * TOKEN_COST + ONE_SIZE
-    library = TapeStore(places * cost, POLICIES[policy](), lambda: str(next(minted)), Silent())
+    store = TapeStore(places * cost, POLICIES[policy](), lambda: str(next(minted)), NoMetrics())
     body = [bytes(ONE_SIZE)]
     out = []
     for number, request in enumerate(requests):
         now = 2.0 * USE_S * number
         for _ in range(reads):
-            stream = library.open(StreamKey(Group("default", f"/{request}"), "", ""), now)
+            stream = store.open(StreamKey(Group("default", f"/{request}"), "", ""), now)
             stream.pins += 1
             stream.lifetime = Lifetime(None, None)
             is_hit = stream.tape.knows_after("-1")
             if not is_hit:
-                library.lay(stream, "-1", "1", body, now)
-            library.release(stream)
+                store.store(stream, "-1", "1", body, now)
+            store.release(stream)
             if now == 2.0 * USE_S * number:
                 out.append(is_hit)
             now += USE_S / 10

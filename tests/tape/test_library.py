@@ -14,7 +14,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 FOR_EVER = Lifetime(None, None)
 
@@ -23,16 +23,16 @@ def key(name: str, partition: str = "") -> StreamKey:
     return StreamKey(Group("default", f"/{name}"), "", partition)
 
 
-def new_library(budget_bytes: int, policy: str = "lru") -> tuple[TapeStore, Silent]:
-    recorder = Silent()
+def new_library(budget_bytes: int, policy: str = "lru") -> tuple[TapeStore, NoMetrics]:
+    recorder = NoMetrics()
     mint: Callable[[], str] = map(str, count()).__next__
     return TapeStore(budget_bytes, POLICIES[policy](), mint, recorder), recorder
 
 
-def fill(library: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
+def fill(store: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
     start = stream.tape.tail or "-1"
     end = f"{int(start) + 2:08d}"
-    library.lay(stream, start, end, [b"x" * size], now)
+    store.store(stream, start, end, [b"x" * size], now)
     stream.tape.reached(end)
 
 
@@ -44,23 +44,23 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.library, self.recorder = new_library(4_500, self.policy)
+        self.store, self.recorder = new_library(4_500, self.policy)
         self.pinned: list[Stream] = []
         self.ended: list[Stream] = []
         self.lent: dict[Stream, int] = {}
-        self.library.on_forget = self.take_back
+        self.store.on_forget = self.take_back
 
     def take_back(self, stream: Stream) -> None:
         """What was made of dropped bytes goes with them."""
-        self.library.take_back(self.lent.pop(stream, 0))
+        self.store.take_back(self.lent.pop(stream, 0))
 
     @rule(key=keys, size=st.sampled_from([1, 700, 2_000]))
     def lend(self, key: StreamKey, size: int) -> None:
-        stream = self.library.open(key, self.now)
+        stream = self.store.open(key, self.now)
         before = stream.tape.size
-        if self.library.lend(size, stream):
+        if self.store.lend(size, stream):
             self.lent[stream] = self.lent.get(stream, 0) + size
-            assert self.library.cost + self.library.lent <= self.library.budget_bytes
+            assert self.store.cost + self.store.lent <= self.store.budget_bytes
         assert stream.tape.size == before
         assert stream.ended is None
 
@@ -70,26 +70,26 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
 
     @rule(key=keys)
     def answer_without_opening(self, key: StreamKey) -> None:
-        stream = self.library.find(key)
+        stream = self.store.find(key)
         if stream is not None:
-            self.library.touch(stream)
+            self.store.touch(stream)
 
     @rule(key=keys, size=st.sampled_from([1, 1_500, 3_000]), is_known=st.booleans())
-    def lay(self, key: StreamKey, size: int, is_known: bool) -> None:
-        stream = self.library.open(key, self.now)
+    def store(self, key: StreamKey, size: int, is_known: bool) -> None:
+        stream = self.store.open(key, self.now)
         stream.lifetime = FOR_EVER if is_known else stream.lifetime
-        fill(self.library, stream, size, self.now)
+        fill(self.store, stream, size, self.now)
 
     @rule(key=keys, size=st.sampled_from([1, 3_000]))
     def read_for_a_while(self, key: StreamKey, size: int) -> None:
-        stream = self.library.open(key, self.now)
+        stream = self.store.open(key, self.now)
         stream.pins += 1
-        fill(self.library, stream, size, self.now)
-        self.library.release(stream)
+        fill(self.store, stream, size, self.now)
+        self.store.release(stream)
 
     @rule(key=keys)
     def pin(self, key: StreamKey) -> None:
-        stream = self.library.open(key, self.now)
+        stream = self.store.open(key, self.now)
         stream.pins += 1
         self.pinned.append(stream)
 
@@ -97,60 +97,60 @@ class LibraryAgainstRecount(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         if self.pinned:
             index = data.draw(st.integers(0, len(self.pinned) - 1))
-            self.library.release(self.pinned.pop(index))
+            self.store.release(self.pinned.pop(index))
 
     @rule(key=keys)
     def lay_on_an_ended_record(self, key: StreamKey) -> None:
-        stream = self.library.open(key, self.now)
-        assert self.library.drop(stream, End.DELETED)
-        assert not self.library.drop(stream, End.GONE)
+        stream = self.store.open(key, self.now)
+        assert self.store.drop(stream, End.DELETED)
+        assert not self.store.drop(stream, End.GONE)
         assert stream.ended is End.DELETED
-        fill(self.library, stream, 100)
+        fill(self.store, stream, 100)
         assert stream.tape.block_count == 0
-        assert self.library.find(key) is None
+        assert self.store.find(key) is None
 
     @rule(key=keys)
     def forget_bytes(self, key: StreamKey) -> None:
-        stream = self.library.find(key)
+        stream = self.store.find(key)
         if stream is not None:
-            self.library.forget_bytes(stream)
+            self.store.forget_bytes(stream)
             assert stream.tape.block_count == 0
 
     @rule(key=keys)
     def purge(self, key: StreamKey) -> None:
-        assert all(stream.ended is End.RECREATED for stream in self.library.purge(key.group, End.RECREATED))
-        assert not self.library.group(key.group)
+        assert all(stream.ended is End.RECREATED for stream in self.store.purge(key.group, End.RECREATED))
+        assert not self.store.group(key.group)
 
     @invariant()
     def cost_is_the_sum_and_fits_the_budget_but_for_what_is_pinned(self) -> None:
-        streams = list(self.library)
-        assert self.library.cost == sum(stream.tape.cost for stream in streams)
-        assert self.library.lent == sum(self.lent.values())
-        assert self.recorder.cache_bytes == self.library.cost + self.library.lent
-        assert self.library.cost + self.library.lent <= self.library.budget_bytes or not any(
+        streams = list(self.store)
+        assert self.store.cost == sum(stream.tape.cost for stream in streams)
+        assert self.store.lent == sum(self.lent.values())
+        assert self.recorder.cache_bytes == self.store.cost + self.store.lent
+        assert self.store.cost + self.store.lent <= self.store.budget_bytes or not any(
             stream.tape.block_count for stream in streams
         )
-        assert len(self.library) == len(streams) == self.recorder.tapes
+        assert len(self.store) == len(streams) == self.recorder.tapes
         assert all(stream.ended is None for stream in streams)
         held = sum(TAPE_COST for stream in streams if stream.pins)
         # The stream that was opened or laid last is never given up whole.
-        assert self.library.cost <= max(self.library.budget_bytes, held + TAPE_COST)
+        assert self.store.cost <= max(self.store.budget_bytes, held + TAPE_COST)
 
     @invariant()
     def every_stream_can_still_be_given_up(self) -> None:
-        order = self.library._eviction
-        held = [stream for stream in self.library if stream.key in order]
-        assert all(stream.pins or stream.key in order for stream in self.library)
+        order = self.store._eviction
+        held = [stream for stream in self.store if stream.key in order]
+        assert all(stream.pins or stream.key in order for stream in self.store)
         assert len(order) == len(held)
 
     def teardown(self) -> None:
         for stream in self.pinned:
-            self.library.release(stream)
-        for stream in list(self.library):
-            self.library.drop(stream, End.PURGED)
-        assert self.library.cost == 0
-        assert len(self.library) == 0
-        assert not self.library._groups
+            self.store.release(stream)
+        for stream in list(self.store):
+            self.store.drop(stream, End.PURGED)
+        assert self.store.cost == 0
+        assert len(self.store) == 0
+        assert not self.store._groups
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -166,19 +166,19 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:
     """Three streams fill the library, the first is used, a fourth comes: how the first three ended."""
-    library, recorder = new_library(3 * 2_500, policy)
-    streams = [library.open(key(name), 0.0) for name in "abc"]
+    store, recorder = new_library(3 * 2_500, policy)
+    streams = [store.open(key(name), 0.0) for name in "abc"]
     for stream in streams:
-        fill(library, stream, 1_000)
-    use(library, streams[0])
-    fill(library, library.open(key("d"), 0.0), 1_000)
+        fill(store, stream, 1_000)
+    use(store, streams[0])
+    fill(store, store.open(key("d"), 0.0), 1_000)
     assert recorder.counts["eviction",] == 1
     return [stream.ended for stream in streams]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_stream_that_was_used_again_outlives_those_that_were_not(policy: str) -> None:
-    assert fourth_stream_after(policy, lambda library, stream: library.open(stream.key, USE_S)) == [
+    assert fourth_stream_after(policy, lambda store, stream: store.open(stream.key, USE_S)) == [
         None, End.EVICTED, None,
     ]  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_an_answer_given_elsewhere_is_a_use(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_requests_in_quick_succession_are_one_use(policy: str) -> None:
-    assert fourth_stream_after(policy, lambda library, stream: library.open(stream.key, USE_S * 0.9)) == [
+    assert fourth_stream_after(policy, lambda store, stream: store.open(stream.key, USE_S * 0.9)) == [
         End.EVICTED, None, None,
     ]  # fmt: skip
 
@@ -200,80 +200,80 @@ def test_requests_in_quick_succession_are_one_use(policy: str) -> None:
 def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not(
     policy: str, is_followed: bool
 ) -> None:
-    def append(library: TapeStore, stream: Stream) -> None:
+    def append(store: TapeStore, stream: Stream) -> None:
         stream.is_followed = is_followed
-        fill(library, stream, 1, now=5 * USE_S)
+        fill(store, stream, 1, now=5 * USE_S)
 
     first, second, _ = fourth_stream_after(policy, append)
     assert (first, second) == ((None, End.EVICTED) if is_followed else (End.EVICTED, None))
 
 
 def test_a_stream_that_comes_back_soon_after_it_was_given_up_is_off_probation() -> None:
-    library, _ = new_library(3 * 2_500, "s3-fifo")
+    store, _ = new_library(3 * 2_500, "s3-fifo")
     for name in "abcd":
-        fill(library, library.open(key(name), 0.0), 1_000)
-    assert library.find(key("a")) is None
-    back = library.open(key("a"), 10.0)
-    fill(library, back, 1_000)
+        fill(store, store.open(key(name), 0.0), 1_000)
+    assert store.find(key("a")) is None
+    back = store.open(key("a"), 10.0)
+    fill(store, back, 1_000)
     for name in "efghijkl":
-        fill(library, library.open(key(name), 10.0), 1_000)
+        fill(store, store.open(key(name), 10.0), 1_000)
     assert back.ended is None
 
 
 def test_a_stream_that_was_deleted_comes_back_as_a_newcomer() -> None:
-    library, _ = new_library(3 * 2_500, "s3-fifo")
+    store, _ = new_library(3 * 2_500, "s3-fifo")
     for name in "abc":
-        fill(library, library.open(key(name), 0.0), 1_000)
-    first = library.find(key("a"))
+        fill(store, store.open(key(name), 0.0), 1_000)
+    first = store.find(key("a"))
     assert first is not None
-    library.drop(first, End.DELETED)
-    again = library.open(key("a"), 10.0)
-    fill(library, again, 1_000)
+    store.drop(first, End.DELETED)
+    again = store.open(key("a"), 10.0)
+    fill(store, again, 1_000)
     for name in "efg":
-        fill(library, library.open(key(name), 10.0), 1_000)
+        fill(store, store.open(key(name), 10.0), 1_000)
     assert again.ended is End.EVICTED
 
 
 def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
-    library, _ = new_library(4_000)
-    followed = library.open(key("followed"), 0.0)
+    store, _ = new_library(4_000)
+    followed = store.open(key("followed"), 0.0)
     followed.pins += 1
     followed.lifetime = FOR_EVER
-    fill(library, followed, 2_000)
+    fill(store, followed, 2_000)
     followed.tape.reached("00000009", is_closed=True)
-    fill(library, library.open(key("other"), 0.0), 2_500)
+    fill(store, store.open(key("other"), 0.0), 2_500)
     assert followed.ended is None
     assert followed.tape.block_count == 0
     assert followed.tape.is_closed_at("00000009")
-    assert library.find(followed.key) is followed
+    assert store.find(followed.key) is followed
 
 
 def test_a_stream_that_was_pinned_while_it_lost_its_bytes_can_be_given_up_afterwards() -> None:
-    library, _ = new_library(4_000)
+    store, _ = new_library(4_000)
     for number in range(50):
-        stream = library.open(key(str(number)), 0.0)
+        stream = store.open(key(str(number)), 0.0)
         stream.pins += 1
         stream.lifetime = FOR_EVER
-        fill(library, stream, 1_500)
-        fill(library, library.open(key("other"), 0.0), 2_500)
-        library.release(stream)
-    assert library.cost <= library.budget_bytes
-    assert len(library) <= 4
+        fill(store, stream, 1_500)
+        fill(store, store.open(key("other"), 0.0), 2_500)
+        store.release(stream)
+    assert store.cost <= store.budget_bytes
+    assert len(store) <= 4
 
 
 def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> None:
-    library, _ = new_library(4_000)
-    stream = library.open(key("a"), 0.0)
+    store, _ = new_library(4_000)
+    stream = store.open(key("a"), 0.0)
     stream.pins += 1
-    library.release(stream)
-    assert len(library) == 0
-    assert library.cost == 0
+    store.release(stream)
+    assert len(store) == 0
+    assert store.cost == 0
 
 
 def test_a_write_concerns_every_query_and_partition_of_a_path() -> None:
-    library, _ = new_library(100_000)
+    store, _ = new_library(100_000)
     group = Group("default", "/a")
-    concerned = [library.open(StreamKey(group, query, partition), 0.0) for query in ("", "x=1") for partition in "pq"]
-    other = library.open(key("b"), 0.0)
-    assert set(map(id, library.purge(group, End.DELETED))) == set(map(id, concerned))
+    concerned = [store.open(StreamKey(group, query, partition), 0.0) for query in ("", "x=1") for partition in "pq"]
+    other = store.open(key("b"), 0.0)
+    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, concerned))
     assert other.ended is None

@@ -26,35 +26,35 @@ class LibraryWithWishes(LibraryAgainstRecount):
     @rule(
         reserved=st.lists(st.sampled_from(KEYS), unique=True),
         share=st.sampled_from([0.0, 0.3, 0.9]),
-        shunned=st.lists(st.sampled_from([key("b"), key("")]), max_size=1),
+        not_stored=st.lists(st.sampled_from([key("b"), key("")]), max_size=1),
     )
-    def wish(self, reserved: list[StreamKey], share: float, shunned: list[StreamKey]) -> None:
-        self.library.wish(reserved, share, shunned)
+    def wish(self, reserved: list[StreamKey], share: float, not_stored: list[StreamKey]) -> None:
+        self.store.wish(reserved, share, not_stored)
 
     @rule(budget_bytes=st.sampled_from([2_000, 4_500, 9_000]))
     def resize(self, budget_bytes: int) -> None:
-        self.library.resize(budget_bytes)
+        self.store.resize(budget_bytes)
 
     @invariant()
     def every_stream_can_still_be_given_up(self) -> None:
-        order, reserve = self.library._eviction, self.library.reserve
-        for stream in self.library:
-            assert stream.pins or (stream.key in order) != (stream.key in reserve)
-            assert not (stream.key in order and stream.key in reserve)
-        assert len(order) + len(reserve) == sum(one.key in order or one.key in reserve for one in self.library)
+        order, pinned = self.store._eviction, self.store.pinned
+        for stream in self.store:
+            assert stream.pins or (stream.key in order) != (stream.key in pinned)
+            assert not (stream.key in order and stream.key in pinned)
+        assert len(order) + len(pinned) == sum(one.key in order or one.key in pinned for one in self.store)
 
     @invariant()
     def what_is_kept_costs_what_it_says_and_no_more_than_its_share(self) -> None:
-        reserve = self.library.reserve
-        assert reserve.cost == sum(stream.tape.cost for stream in self.library if stream.key in reserve)
-        assert reserve.cost <= reserve.limit
+        pinned = self.store.pinned
+        assert pinned.cost == sum(stream.tape.cost for stream in self.store if stream.key in pinned)
+        assert pinned.cost <= pinned.limit
 
     @invariant()
     def what_is_shunned_holds_nothing_unless_somebody_needs_it(self) -> None:
-        for stream in self.library:
-            if self.library.is_shunned(stream) and not stream.pins:
+        for stream in self.store:
+            if self.store.is_not_stored(stream) and not stream.pins:
                 # Nobody lays for such a stream but on behalf of a holder, as the machine does without.
-                self.library._bare(stream)
+                self.store._bare(stream)
                 assert stream.tape.block_count == 0
 
 
@@ -69,10 +69,10 @@ def test_budget_and_share_hold_in_every_order_of_events(policy: str, monkeypatch
     run_state_machine_as_test(Against, settings=settings(max_examples=50, stateful_step_count=40))
 
 
-def a_stream(library: TapeStore, name: str, size: int) -> Stream:
-    stream = library.open(key(name), 0.0)
+def a_stream(store: TapeStore, name: str, size: int) -> Stream:
+    stream = store.open(key(name), 0.0)
     stream.lifetime = FOR_EVER
-    fill(library, stream, size)
+    fill(store, stream, size)
     return stream
 
 
@@ -84,91 +84,91 @@ def a_stream(library: TapeStore, name: str, size: int) -> Stream:
 def test_what_is_kept_is_never_chosen_while_it_is_within_its_share(
     policy: str, sizes: list[int], names: list[str]
 ) -> None:
-    library, _ = new_library(20_000, policy)
-    library.wish([key("a"), key("b"), key("c")], 0.5, [])
-    kept = [a_stream(library, name, 1_000) for name in "abc"]
+    store, _ = new_library(20_000, policy)
+    store.wish([key("a"), key("b"), key("c")], 0.5, [])
+    kept = [a_stream(store, name, 1_000) for name in "abc"]
     for name, size in zip(names, sizes, strict=False):
-        a_stream(library, name, size)
+        a_stream(store, name, size)
     assert all(stream.ended is None and stream.tape.size == 1_000 for stream in kept)
-    assert library.cost <= library.budget_bytes
+    assert store.cost <= store.budget_bytes
 
 
 def test_one_that_grows_past_the_share_has_the_least_worthwhile_let_go() -> None:
-    library, _ = new_library(10_000)
-    library.wish([key("a"), key("b")], 0.5, [])
-    first, second = a_stream(library, "a", 1_000), a_stream(library, "b", 1_000)
-    assert all(one.key in library.reserve for one in (first, second))
-    fill(library, first, 1_500)
-    assert (first.key in library.reserve, second.key in library.reserve) == (True, False)
+    store, _ = new_library(10_000)
+    store.wish([key("a"), key("b")], 0.5, [])
+    first, second = a_stream(store, "a", 1_000), a_stream(store, "b", 1_000)
+    assert all(one.key in store.pinned for one in (first, second))
+    fill(store, first, 1_500)
+    assert (first.key in store.pinned, second.key in store.pinned) == (True, False)
     # Both are still here: they are streams like any other until room is needed.
     ended = [first.ended, second.ended]
     for name in "cdef":
-        a_stream(library, name, 1_500)
+        a_stream(store, name, 1_500)
     assert [*ended, first.ended, second.ended] == [None, None, None, End.EVICTED]
 
 
 def test_a_stream_that_was_let_go_is_kept_again_once_there_is_room() -> None:
-    library, _ = new_library(10_000)
-    library.wish([key("a"), key("b")], 0.5, [])
-    first, second = a_stream(library, "a", 3_000), a_stream(library, "b", 1_500)
-    assert second.key not in library.reserve
-    library.drop(first, End.DELETED)
-    fill(library, second, 10)
-    assert second.key in library.reserve
+    store, _ = new_library(10_000)
+    store.wish([key("a"), key("b")], 0.5, [])
+    first, second = a_stream(store, "a", 3_000), a_stream(store, "b", 1_500)
+    assert second.key not in store.pinned
+    store.drop(first, End.DELETED)
+    fill(store, second, 10)
+    assert second.key in store.pinned
 
 
 def test_one_that_is_past_the_share_alone_does_not_take_the_others_with_it() -> None:
-    library, _ = new_library(10_000)
-    library.wish([key("a"), key("b"), key("c")], 0.5, [])
-    kept = [a_stream(library, name, 500) for name in "bc"]
-    large = a_stream(library, "a", 6_000)
-    assert [one.key in library.reserve for one in (large, *kept)] == [False, True, True]
+    store, _ = new_library(10_000)
+    store.wish([key("a"), key("b"), key("c")], 0.5, [])
+    kept = [a_stream(store, name, 500) for name in "bc"]
+    large = a_stream(store, "a", 6_000)
+    assert [one.key in store.pinned for one in (large, *kept)] == [False, True, True]
 
 
 def test_the_first_of_a_wish_come_before_those_that_an_earlier_one_kept() -> None:
-    library, _ = new_library(10_000)
-    late, first = a_stream(library, "a", 2_500), a_stream(library, "b", 2_500)
-    library.wish([late.key], 0.5, [])
-    library.wish([first.key, late.key], 0.5, [])
-    assert [one.key in library.reserve for one in (first, late)] == [True, False]
-    assert library.reserve.cost == first.tape.cost
+    store, _ = new_library(10_000)
+    late, first = a_stream(store, "a", 2_500), a_stream(store, "b", 2_500)
+    store.wish([late.key], 0.5, [])
+    store.wish([first.key, late.key], 0.5, [])
+    assert [one.key in store.pinned for one in (first, late)] == [True, False]
+    assert store.pinned.cost == first.tape.cost
 
 
 def test_another_wish_takes_the_place_of_the_one_before() -> None:
-    library, _ = new_library(10_000)
-    first, second = a_stream(library, "a", 1_000), a_stream(library, "b", 1_000)
-    library.wish([first.key], 0.5, [])
-    assert [one.key in library.reserve for one in (first, second)] == [True, False]
-    library.wish([second.key], 0.5, [])
-    assert [one.key in library.reserve for one in (first, second)] == [False, True]
-    library.wish([], 0.0, [])
-    assert not library.reserve
-    assert library.reserve.cost == 0
+    store, _ = new_library(10_000)
+    first, second = a_stream(store, "a", 1_000), a_stream(store, "b", 1_000)
+    store.wish([first.key], 0.5, [])
+    assert [one.key in store.pinned for one in (first, second)] == [True, False]
+    store.wish([second.key], 0.5, [])
+    assert [one.key in store.pinned for one in (first, second)] == [False, True]
+    store.wish([], 0.0, [])
+    assert not store.pinned
+    assert store.pinned.cost == 0
 
 
 def test_what_is_lent_does_not_push_out_what_is_kept() -> None:
-    library, _ = new_library(10_000)
-    library.wish([key("a")], 0.9, [])
-    kept = a_stream(library, "a", 6_000)
-    other = a_stream(library, "b", 100)
-    assert not library.lend(4_000, other)
+    store, _ = new_library(10_000)
+    store.wish([key("a")], 0.9, [])
+    kept = a_stream(store, "a", 6_000)
+    other = a_stream(store, "b", 100)
+    assert not store.lend(4_000, other)
     assert kept.tape.size == 6_000
 
 
 def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> None:
-    library, _ = new_library(10_000)
-    mine, theirs = a_stream(library, "a", 1_000), library.open(key("a", " someone"), 0.0)
+    store, _ = new_library(10_000)
+    mine, theirs = a_stream(store, "a", 1_000), store.open(key("a", " someone"), 0.0)
     theirs.lifetime = FOR_EVER
-    fill(library, theirs, 1_000)
+    fill(store, theirs, 1_000)
     theirs.pins += 1
-    library.wish([], 0.0, [mine.key])
-    assert library.is_shunned(theirs)
+    store.wish([], 0.0, [mine.key])
+    assert store.is_not_stored(theirs)
     assert [one.tape.size for one in (mine, theirs)] == [0, 1_000]
-    library.release(theirs)
+    store.release(theirs)
     assert theirs.tape.size == 0
     # What is known of it is still known.
     assert theirs.tape.tail is not None
-    assert library.cost == 2 * TAPE_COST
+    assert store.cost == 2 * TAPE_COST
 
 
 @given(
@@ -179,33 +179,33 @@ def test_a_shunned_stream_holds_bytes_only_while_somebody_needs_its_record() -> 
 )
 def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, int]]) -> None:
     keys = [key(str(rank)) for rank in range(8)]
-    reserve = PinnedTapes()
-    reserve.wish(keys, 20)
+    pinned = PinnedTapes()
+    pinned.wish(keys, 20)
     kept: dict[StreamKey, int] = {}
 
     def let_go(gone: Iterable[StreamKey]) -> None:
         for one in gone:
-            assert one == max(kept, key=keys.index) or kept[one] > reserve.limit
+            assert one == max(kept, key=keys.index) or kept[one] > pinned.limit
             del kept[one]
 
     for step, rank, size in steps:
         one = keys[rank]
         match step:
             case "take":
-                if reserve.take(one, size):
+                if pinned.take(one, size):
                     kept.setdefault(one, size)
             case "changed":
                 if one in kept:
                     kept[one] += size
-                let_go(reserve.changed(one, size))
+                let_go(pinned.changed(one, size))
             case "forget":
-                reserve.forget(one)
+                pinned.forget(one)
                 kept.pop(one, None)
             case "bound":
-                let_go(reserve.bound(size * 4))
+                let_go(pinned.bound(size * 4))
             case "pop":
-                last = reserve.pop_last()
+                last = pinned.pop_last()
                 assert (last is None) == (not kept)
                 let_go([last] if last is not None else [])
-        assert set(kept) == {one for one in keys if one in reserve}
-        assert reserve.cost == sum(kept.values()) <= reserve.limit
+        assert set(kept) == {one for one in keys if one in pinned}
+        assert pinned.cost == sum(kept.values()) <= pinned.limit

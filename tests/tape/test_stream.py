@@ -188,7 +188,7 @@ class TailAgainstModel(RuleBasedStateMachine):
         self.seen = None
 
     @rule()
-    def doubt(self) -> None:
+    def forget_facts(self) -> None:
         self.stream.doubts += 1
 
     @rule()

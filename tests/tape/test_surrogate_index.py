@@ -9,7 +9,7 @@ from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.store import MOST_TAGS, TapeStore
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 KEYS = ["red", "green", "blue"]
 PATHS = [f"/{number}" for number in range(6)]
@@ -24,18 +24,18 @@ class Index(RuleBasedStateMachine):
         super().__init__()
         numbers = iter(range(10_000))
         budget = 4 * TAPE_COST
-        self.library = TapeStore(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
+        self.store = TapeStore(budget, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
         self.expected: dict[Stream, frozenset[str]] = {}
         self.forgotten: set[Stream] = set()
         """Those whose next tags begin anew."""
 
     def _open(self, path: str) -> Stream:
-        return self.library.open(StreamKey(Group("http://origin", path), "", "default"), 0.0)
+        return self.store.open(StreamKey(Group("http://origin", path), "", "default"), 0.0)
 
     @rule(path=st.sampled_from(PATHS), named=keys)
     def tag(self, path: str, named: frozenset[str]) -> None:
         stream = self._open(path)
-        self.library.tag(stream, named)
+        self.store.tag(stream, named)
         if named:
             self.expected[stream] = (
                 named if stream in self.forgotten else named | self.expected.get(stream, frozenset())
@@ -43,59 +43,59 @@ class Index(RuleBasedStateMachine):
             self.forgotten.discard(stream)
 
     @rule(path=st.sampled_from(PATHS), size=st.integers(1, 3_000))
-    def lay(self, path: str, size: int) -> None:
+    def store(self, path: str, size: int) -> None:
         stream = self._open(path)
         end = f"{int(stream.tape.tail or 0) + 1:04}"
-        self.library.lay(stream, stream.tape.tail or "-1", end, [b"x" * size], 0.0)
+        self.store.store(stream, stream.tape.tail or "-1", end, [b"x" * size], 0.0)
         stream.tape.reached(end)
 
     @rule(path=st.sampled_from(PATHS))
     def drop(self, path: str) -> None:
-        self.library.drop(self._open(path), End.DELETED)
+        self.store.drop(self._open(path), End.DELETED)
 
     @rule(path=st.sampled_from(PATHS))
     def forget_bytes(self, path: str) -> None:
         stream = self._open(path)
-        self.library.forget_bytes(stream)
+        self.store.forget_bytes(stream)
         self.forgotten.add(stream)
 
     @rule(budget=st.integers(1, 6))
     def resize(self, budget: int) -> None:
-        self.library.resize(budget * TAPE_COST)
-        assert self.library.cost <= budget * TAPE_COST
+        self.store.resize(budget * TAPE_COST)
+        assert self.store.cost <= budget * TAPE_COST
 
     @precondition(lambda self: any(stream.ended for stream in self.expected))
     @rule(named=keys)
     def tag_ended(self, named: frozenset[str]) -> None:
         """Nothing is remembered of a stream that has ended."""
-        self.library.tag(next(stream for stream in self.expected if stream.ended), named)
+        self.store.tag(next(stream for stream in self.expected if stream.ended), named)
 
     @invariant()
     def leads_to_what_lives_and_to_nothing_else(self) -> None:
         for key in KEYS:
             wanted = {stream for stream, named in self.expected.items() if stream.ended is None and key in named}
-            assert set(self.library.tagged(key)) == wanted
-        assert len(self.library) == sum(1 for _ in self.library)
+            assert set(self.store.tagged(key)) == wanted
+        assert len(self.store) == sum(1 for _ in self.store)
 
     def teardown(self) -> None:
         for path in PATHS:
-            self.library.drop(self._open(path), End.DELETED)
-        assert not self.library._tagged
+            self.store.drop(self._open(path), End.DELETED)
+        assert not self.store._tagged
 
 
 def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_first_of_them() -> None:
     numbers = iter(range(10))
-    library = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), Silent())
-    stream = library.open(StreamKey(Group("http://origin", "/s"), "", "default"), 0.0)
+    store = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
+    stream = store.open(StreamKey(Group("http://origin", "/s"), "", "default"), 0.0)
     for number in range(MOST_TAGS):
-        library.tag(stream, frozenset({f"key-{number}"}))
-    library.lay(stream, "-1", "0001", [b"bytes"], 0.0)
-    library.tag(stream, frozenset({"key-7"}))
+        store.tag(stream, frozenset({f"key-{number}"}))
+    store.store(stream, "-1", "0001", [b"bytes"], 0.0)
+    store.tag(stream, frozenset({"key-7"}))
     assert stream.tape.size == 5
-    library.tag(stream, frozenset({"one-more"}))
+    store.tag(stream, frozenset({"one-more"}))
     assert stream.tape.size == 0
-    assert library.tagged("key-7") == []
-    assert library.tagged("one-more") == [stream]
+    assert store.tagged("key-7") == []
+    assert store.tagged("one-more") == [stream]
 
 
 TestIndex = Index.TestCase

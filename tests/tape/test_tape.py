@@ -16,23 +16,23 @@ def read(tape: Tape, start: str, limit: int = 1 << 20) -> tuple[bytes, str]:
 
 def test_two_fetches_that_meet_are_read_as_one() -> None:
     tape = Tape("i")
-    tape.lay("3", "5", [b"de"], 2.0)
-    tape.lay("-1", "3", [b"abc"], 1.0)
+    tape.store("3", "5", [b"de"], 2.0)
+    tape.store("-1", "3", [b"abc"], 1.0)
     assert read(tape, "-1") == (b"abcde", "5")
 
 
 def test_an_offset_that_the_tape_does_not_know_gives_nothing() -> None:
     tape = Tape("i")
-    tape.lay("-1", "5", [b"abcde"], 1.0)
+    tape.store("-1", "5", [b"abcde"], 1.0)
     assert read(tape, "3") == (b"", "3")
     assert not tape.knows_after("3")
 
 
 def test_an_unknown_offset_finds_its_place_by_the_end_that_it_shares() -> None:
     tape = Tape("i")
-    tape.lay("-1", "5", [b"abcde"], 1.0)
+    tape.store("-1", "5", [b"abcde"], 1.0)
     cost = tape.cost
-    tape.lay("3", "5", [b"de"], 2.0)
+    tape.store("3", "5", [b"de"], 2.0)
     assert tape.block_count == 1
     assert tape.cost == cost + TOKEN_COST
     assert read(tape, "-1", 3) == (b"abc", "3")
@@ -40,8 +40,8 @@ def test_an_unknown_offset_finds_its_place_by_the_end_that_it_shares() -> None:
 
 def test_an_end_inside_a_block_finds_its_place_by_the_start_that_it_shares() -> None:
     tape = Tape("i", is_json=True)
-    tape.lay("-1", "5", [b'"a,b",[1,2],3'], 1.0)
-    tape.lay("-1", "2", [b'"a,b",[1,2]'], 2.0)
+    tape.store("-1", "5", [b'"a,b",[1,2],3'], 1.0)
+    tape.store("-1", "2", [b'"a,b",[1,2]'], 2.0)
     assert read(tape, "-1", 11) == (b'"a,b",[1,2]', "2")
     assert read(tape, "2") == (b"3", "5")
 
@@ -52,17 +52,17 @@ def test_an_end_inside_a_block_finds_its_place_by_the_start_that_it_shares() -> 
 def test_a_comma_inside_a_message_is_no_place_for_an_offset(whole: bytes, other: bytes) -> None:
     """The bytes behind such a comma may be those of another message; they are never taken for its end."""
     tape = Tape("i", is_json=True)
-    tape.lay("-1", "5", [whole], 1.0)
-    tape.lay("3", "5", [other], 2.0)
+    tape.store("-1", "5", [whole], 1.0)
+    tape.store("3", "5", [other], 2.0)
     assert read(tape, "3") == (other, "5")
     assert read(tape, "-1", 1) == (whole, "5")
 
 
 def test_the_same_array_spelled_in_two_ways_is_read_whole_either_way() -> None:
     tape = Tape("i", is_json=True)
-    tape.lay("-1", "5", [b"1 , 2,\n3"], 1.0)
-    tape.lay("2", "5", [b"2,3"], 2.0)
-    tape.lay("-1", "2", [b"1"], 3.0)
+    tape.store("-1", "5", [b"1 , 2,\n3"], 1.0)
+    tape.store("2", "5", [b"2,3"], 2.0)
+    tape.store("-1", "2", [b"1"], 3.0)
     for start, messages in (("-1", [1, 2, 3]), ("2", [2, 3])):
         text, end = read(tape, start)
         assert json.loads(b"[" + text + b"]") == messages
@@ -71,8 +71,8 @@ def test_the_same_array_spelled_in_two_ways_is_read_whole_either_way() -> None:
 
 def test_a_step_without_bytes_leads_on() -> None:
     tape = Tape("i")
-    tape.lay("-1", "0", [], 1.0)
-    tape.lay("0", "3", [b"abc"], 2.0)
+    tape.store("-1", "0", [], 1.0)
+    tape.store("0", "3", [b"abc"], 2.0)
     assert read(tape, "-1") == (b"abc", "3")
     assert tape.has_seen("-1")
 
@@ -80,14 +80,14 @@ def test_a_step_without_bytes_leads_on() -> None:
 def test_a_reading_stops_at_the_last_known_offset_within_the_limit_but_takes_one_step() -> None:
     tape = Tape("i")
     for start, end in (("-1", "2"), ("2", "4"), ("4", "9")):
-        tape.lay(start, end, [b"x" * (int(end) - max(0, int(start)))], 1.0)
+        tape.store(start, end, [b"x" * (int(end) - max(0, int(start)))], 1.0)
     assert [read(tape, "-1", limit)[1] for limit in (1, 2, 3, 4, 8, 9)] == ["2", "2", "2", "4", "4", "9"]
 
 
 def test_a_block_that_is_full_takes_no_more_and_the_oldest_goes_first() -> None:
     tape = Tape("i")
-    tape.lay("-1", "1", [b"a" * SEAL_BYTES], 1.0)
-    tape.lay("1", "2", [b"b"], 2.0)
+    tape.store("-1", "1", [b"a" * SEAL_BYTES], 1.0)
+    tape.store("1", "2", [b"b"], 2.0)
     assert tape.block_count == 2
     assert tape.drop_oldest() >= SEAL_BYTES
     assert read(tape, "-1") == (b"", "-1")
@@ -98,7 +98,7 @@ def test_a_block_that_is_full_takes_no_more_and_the_oldest_goes_first() -> None:
 
 def test_a_tape_with_empty_steps_only_can_be_emptied() -> None:
     tape = Tape("i")
-    tape.lay("-1", "0", [], 1.0)
+    tape.store("-1", "0", [], 1.0)
     assert tape.drop_oldest() == TOKEN_COST
     assert tape.cost == TAPE_COST
 
@@ -143,7 +143,7 @@ def test_nothing_lies_behind_the_end_of_a_closed_stream() -> None:
     tape.reached("5", is_closed=True)
     with pytest.raises(TailMovedBack):
         tape.check("5", "6", has_bytes=True)
-    tape.doubt()
+    tape.forget_facts()
     tape.check("5", "6", has_bytes=True)
 
 

@@ -104,7 +104,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
     def fetch(self, data: st.DataObject, cuts: list[int], is_spaced: bool) -> None:
         start = self.token(data)
         end = self.token(data, self.places[start])
-        self.lay(start, end, cuts, is_spaced)
+        self.store(start, end, cuts, is_spaced)
 
     @rule(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=4), count=st.integers(0, 3))
     def append_and_fetch_at_the_tail(self, data: st.DataObject, cuts: list[int], count: int) -> None:
@@ -112,9 +112,9 @@ class TapeAgainstModel(RuleBasedStateMachine):
             self.append(data, count)
         tail = max(self.places, key=lambda token: (self.places[token], token))
         start = self.tape.tail or START
-        self.lay(start, tail, cuts, is_spaced=False)
+        self.store(start, tail, cuts, is_spaced=False)
 
-    def lay(self, start: str, end: str, cuts: list[int], is_spaced: bool) -> None:
+    def store(self, start: str, end: str, cuts: list[int], is_spaced: bool) -> None:
         low, high = self.places[start], self.places[end]
         if start not in (START, end) and end < start:
             return  # the two spellings of one place, the wrong way round
@@ -122,7 +122,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
         pieces = cut_up(text, cuts) if text else []
         self.tape.check(start, end, has_bytes=bool(text))
         self.now += 1
-        self.tape.lay(start, end, pieces, self.now)
+        self.tape.store(start, end, pieces, self.now)
         self.tape.reached(end, is_short=high < len(self.messages))
 
     @precondition(lambda self: not self.is_closed and len(self.messages) > 12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from gateway.http.http2.head import Asked
+from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
 
 
@@ -13,7 +13,7 @@ class Begun(NamedTuple):
     """A request has come; `is_whole` where it has no body."""
 
     stream: Stream
-    asked: Asked
+    asked: Http2Request
     is_whole: bool
 
 

@@ -33,10 +33,10 @@ _FORBIDDEN: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection"
 _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
-class Asked:
+class Http2Request:
     """What a field list asks for.  One object may be what many requests ask for: nothing of it is changed."""
 
-    __slots__ = ("_headers", "_with_body", "_without_body", "is_malformed", "length", "method", "spelling", "target")
+    __slots__ = ("_headers", "_with_body", "_without_body", "alias", "is_malformed", "length", "method", "target")
 
     def __init__(self, fields: FieldList) -> None:
         self.is_malformed = False
@@ -46,7 +46,7 @@ class Asked:
         self.method = self.target = ""
         self.length: int | None = None
         """Bytes of the body as announced."""
-        self.spelling: bytes | None = None
+        self.alias: bytes | None = None
         """The request in HTTP/1.1, where it is a plain GET."""
         try:
             self._read(fields)
@@ -128,7 +128,7 @@ class Asked:
         self._headers.extend([(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular])
         if method == b"GET" and size < _LONGEST_SPELLING and not any(name in _UNPLAIN for name, _ in regular):
             lines = [b"%b: %b\r\n" % (name.title(), value) for name, value in regular]
-            self.spelling = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path, authority, b"".join(lines))
+            self.alias = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path, authority, b"".join(lines))
 
 
 class _Malformed(Exception):

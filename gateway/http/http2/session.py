@@ -22,7 +22,7 @@ from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
-from gateway.http.http2.head import MOST_LIST_BYTES, Asked
+from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
 from gateway.http.http2.sending import Sending
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
@@ -46,7 +46,7 @@ class Session(Sending):
     def __init__(self, most_streams: int) -> None:
         super().__init__()
         self._most_streams = most_streams
-        self._reader = BlockReader(MOST_LIST_BYTES, Asked)
+        self._reader = BlockReader(MOST_LIST_BYTES, Http2Request)
         self._budget = Budget()
         self._rest = b""
         self._is_greeted = False
@@ -214,7 +214,7 @@ class Session(Sending):
             # Trailers, which are dropped.
             self._end_body(stream)
 
-    def _begin(self, stream_id: int, asked: Asked, ends: bool) -> None:
+    def _begin(self, stream_id: int, asked: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
         if self._last_taken is not None and stream_id > self._last_taken:
             # The client knows that it is not looked at, and may try again elsewhere (RFC 9113 section 6.8).

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.config.file import ConfigError
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import NothingToRead, Subject
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -64,22 +64,22 @@ class Reloaded:
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
     """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
 
-    async def config(_: Asked[Nothing, Nothing]) -> dict[str, Any]:
+    async def config(_: ApiRequest[Nothing, Nothing]) -> dict[str, Any]:
         # What is secret is so by its type (pydantic's SecretStr), and comes out as asterisks.
         return subject.config.model_dump(mode="json")
 
-    async def drain(asked: Asked[Nothing, DrainBody]) -> Draining:
+    async def drain(asked: ApiRequest[Nothing, DrainBody]) -> Draining:
         subject.drain(asked.body.within_s)
         return Draining(subject.engine.drain.is_set)
 
-    async def log_level(_: Asked[Nothing, Nothing]) -> LogLevel:
+    async def log_level(_: ApiRequest[Nothing, Nothing]) -> LogLevel:
         return LogLevel(_level_now())
 
-    async def set_log_level(asked: Asked[Nothing, LogLevel]) -> LogLevel:
+    async def set_log_level(asked: ApiRequest[Nothing, LogLevel]) -> LogLevel:
         logging.getLogger(LOGGER).setLevel(_LEVELS[asked.body.level])
         return LogLevel(_level_now())
 
-    async def reload(_: Asked[Nothing, Nothing]) -> Reloaded:
+    async def reload(_: ApiRequest[Nothing, Nothing]) -> Reloaded:
         try:
             change = await subject.reload()
         except ConfigError as error:

@@ -26,7 +26,7 @@ from cachetools import LRUCache
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, TargetText
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
 from gateway.protocol.etag import names
 from gateway.tape.stream import Edition
 
@@ -102,7 +102,7 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
     # One at a time: what is counted twice as fast is taken from the readers.
     counting = asyncio.Lock()
 
-    async def counts(asked: Asked[CountsQuery, Nothing]) -> Counts:
+    async def counts(asked: ApiRequest[CountsQuery, Nothing]) -> Counts:
         query = asked.query
         runs: list[CountedRun] = []
         stream = next((one for one in directory.at(query.stream) if names(query.etag, one.tape.incarnation)), None)

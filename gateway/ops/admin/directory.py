@@ -4,7 +4,7 @@ An `id` is made of what tells streams apart and stays the same when the stream i
 partition in it is the one that the access log names: what readers showed as credentials can be neither read nor guessed
 from it.
 
-A library may hold a hundred thousand streams and its loop has clients to serve, so whoever goes through all of them
+A tape store may hold a hundred thousand streams and its loop has clients to serve, so whoever goes through all of them
 does it in slices, with a turn for everybody else between any two.
 """
 
@@ -82,7 +82,7 @@ class Directory:
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
         """Every stream of a path that was held when this began, as long as it is."""
         found: list[Stream] = []
-        for group in self._engine.library.groups():
+        for group in self._engine.store.groups():
             for stream in list(group.values()):
                 if stream.ended is None:
                     found.append(stream)
@@ -96,7 +96,7 @@ class Directory:
         """The stream of an id; Refused (404) where there is none."""
         name = name_of(id_)
         if name is not None:
-            async for stream in in_turns(self._engine.library.group(Group(name.origin, name.path))):
+            async for stream in in_turns(self._engine.store.group(Group(name.origin, name.path))):
                 if stream.key.query == name.query and self.name(stream) == name and stream.ended is None:
                     return stream
         raise Refused(404, "no such stream is held")
@@ -109,9 +109,9 @@ class Directory:
 
     def on(self, path: str, origin: str | None = None) -> list[Stream]:
         """Every stream of a path, of all queries and partitions and of all origins or one."""
-        library = self._engine.library
-        origins = library.origins if origin is None else [origin]
-        return [stream for one in origins for stream in library.group(Group(one, path))]
+        store = self._engine.store
+        origins = store.origins if origin is None else [origin]
+        return [stream for one in origins for stream in store.group(Group(one, path))]
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:

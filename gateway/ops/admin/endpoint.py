@@ -64,7 +64,7 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Q, B]):
+class ApiRequest(Generic[Q, B]):
     """One request: its parameters, its body, and the parts of its path."""
 
     query: Q
@@ -79,7 +79,7 @@ class Endpoint:
     method: str
     path: str
     summary: str
-    handle: Callable[[Asked[Any, Any]], Awaitable[object]]
+    handle: Callable[[ApiRequest[Any, Any]], Awaitable[object]]
     answer: Any
     query: Any = Nothing
     body: Any = Nothing
@@ -102,7 +102,7 @@ class Endpoint:
 
         async def handle(request: web.Request) -> web.Response:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
-            asked: Asked[Any, Any] = Asked(
+            asked: ApiRequest[Any, Any] = ApiRequest(
                 _judged(partial(query.validate_strings, _parameters(request)), "query"),
                 # Numbers and the like are read from a parameter's text; a body says what it means.
                 _judged(partial(body.validate_json, given, strict=True), "body", self.expects),

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.figures import DELAY_BOUNDS_S
 from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
@@ -52,7 +52,7 @@ class HistoryShown:
 def history_endpoints(subject: Subject) -> list[Endpoint]:
     """`GET /api/history`."""
 
-    async def history(_: Asked[Nothing, Nothing]) -> HistoryShown:
+    async def history(_: ApiRequest[Nothing, Nothing]) -> HistoryShown:
         return HistoryShown(
             interval_s=INTERVAL_S,
             window_s=WINDOW_S,

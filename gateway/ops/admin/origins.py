@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.origins import OriginState
 
@@ -57,7 +57,7 @@ class ShownOrigins:
 def origins_endpoints(subject: Subject) -> list[Endpoint]:
     """`GET /api/origins`."""
 
-    async def origins(_: Asked[Nothing, Nothing]) -> ShownOrigins:
+    async def origins(_: ApiRequest[Nothing, Nothing]) -> ShownOrigins:
         return ShownOrigins([_shown(origin) for origin in subject.engine.origins.look()])
 
     return [Endpoint("GET", "/api/origins", "The origins, and whether they answer", origins, ShownOrigins)]

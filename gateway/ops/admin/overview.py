@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway import __version__
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.history import Recent
 from gateway.ops.spared import Tally
@@ -124,7 +124,7 @@ class _Samples:
 def overview_endpoints(subject: Subject) -> list[Endpoint]:
     """`GET /api/overview`."""
 
-    async def overview(_: Asked[Nothing, Nothing]) -> Overview:
+    async def overview(_: ApiRequest[Nothing, Nothing]) -> Overview:
         engine, samples, sample = subject.engine, _Samples(subject), subject.sample()
         uptime_s = engine.clock.now() - subject.started_at
         return Overview(
@@ -145,9 +145,9 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
             subscribers=samples.by("gateway_subscribers", "mode"),
             connections=subject.connections,
             cache=Cache(
-                bytes=engine.library.cost + engine.library.lent,
-                limit_bytes=engine.library.budget_bytes,
-                tapes=len(engine.library),
+                bytes=engine.store.cost + engine.store.lent,
+                limit_bytes=engine.store.budget_bytes,
+                tapes=len(engine.store),
                 evictions=samples.total("gateway_evictions"),
             ),
             followed_streams=len(engine.live),

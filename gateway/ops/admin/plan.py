@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway.config.cache_plan import Entry, Lifetime
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.plan_state import PlanState
 
@@ -129,7 +129,7 @@ class PlanShown:
 def plan_endpoints(subject: Subject) -> list[Endpoint]:
     """`/api/plan`."""
 
-    async def plan(_: Asked[Nothing, Nothing]) -> PlanShown:
+    async def plan(_: ApiRequest[Nothing, Nothing]) -> PlanShown:
         subject.metrics.before_collect()
         state = subject.metrics.plan()
         return PlanShown(_shown(subject, state) if state is not None else None)
@@ -138,7 +138,7 @@ def plan_endpoints(subject: Subject) -> list[Endpoint]:
 
 
 def _shown(subject: Subject, state: PlanState) -> PlanInEffect:
-    plan, memory, budget = state.plan, state.plan.memory, subject.engine.library.budget_bytes
+    plan, memory, budget = state.plan, state.plan.memory, subject.engine.store.budget_bytes
     return PlanInEffect(
         file=subject.config.cache.plan.file,
         made_at=plan.made_at.isoformat(),

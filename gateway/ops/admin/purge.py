@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 
@@ -74,9 +74,9 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`POST /api/purge`."""
     engine = subject.engine
 
-    async def purge(asked: Asked[Nothing, PurgeBody]) -> Purged:
+    async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> Purged:
         body = asked.body
-        act = engine.purge.doubt if body.soft else engine.purge.drop
+        act = engine.purge.revalidate if body.soft else engine.purge.drop
 
         async def purged(streams: list[Stream]) -> Purged:
             return Purged(sum([act(stream) async for stream in in_turns(streams)]))
@@ -91,7 +91,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
                     count += sum([act(one) for one in streams if one.key.group.path.startswith(prefix)])
                 return Purged(count)
             case PurgeKey(key):
-                return await purged(engine.library.tagged(key))
+                return await purged(engine.store.tagged(key))
             case PurgeId(id_):
                 try:
                     return await purged([await directory.find(id_)])

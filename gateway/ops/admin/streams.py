@@ -12,7 +12,7 @@ from pydantic import Field, with_config
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import Listener
 from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, named_by, read_prefix
-from gateway.ops.admin.endpoint import SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
@@ -158,7 +158,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`GET /api/streams`, `/api/streams/{id}` and `/api/top`."""
     shown = _Shown(subject, directory)
 
-    async def page(asked: Asked[StreamsQuery, Nothing]) -> StreamPage:
+    async def page(asked: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
         subject.metrics.before_collect()
         query = asked.query
         prefix, after = read_prefix(query.prefix), named_by(query.after)
@@ -171,11 +171,11 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         rows = [shown.row(stream) for _, stream in first[: query.limit]]
         return StreamPage(rows, last.cursor if last is not None else None)
 
-    async def one(asked: Asked[Nothing, Nothing]) -> StreamDetail:
+    async def one(asked: ApiRequest[Nothing, Nothing]) -> StreamDetail:
         subject.metrics.before_collect()
         return shown.detail(await directory.find(asked.path["id"]))
 
-    async def top(asked: Asked[TopQuery, Nothing]) -> TopStreams:
+    async def top(asked: ApiRequest[TopQuery, Nothing]) -> TopStreams:
         subject.metrics.before_collect()
         query = asked.query
         measure = shown.measures[query.by]

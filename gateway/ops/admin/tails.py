@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix
-from gateway.ops.admin.endpoint import MOST_BODY_BYTES, SHOWN, Asked, Endpoint, Nothing
+from gateway.ops.admin.endpoint import MOST_BODY_BYTES, SHOWN, ApiRequest, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
@@ -55,7 +55,7 @@ class TailsBody:
 def tails_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET` and `POST /api/tails`."""
 
-    async def page(asked: Asked[TailsQuery, Nothing]) -> Tails:
+    async def page(asked: ApiRequest[TailsQuery, Nothing]) -> Tails:
         query, prefix = asked.query, read_prefix(asked.query.prefix)
         found: dict[str, Stream] = {}
         async for streams in directory.slices():
@@ -70,7 +70,7 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
         names = names[: query.limit]
         return Tails({name: found[name].tape.tail for name in names}, None if is_last else names[-1])
 
-    async def named(asked: Asked[Nothing, TailsBody]) -> Tails:
+    async def named(asked: ApiRequest[Nothing, TailsBody]) -> Tails:
         tails: dict[str, str | None] = {}
         async for target in in_turns(asked.body.streams):
             streams = directory.at(target)

@@ -19,7 +19,7 @@ from gateway.errors import GatewayError
 from gateway.ops.log_sinks.producer import Producer, Step, Verdict
 from gateway.ops.log_sinks.sink import Trouble
 from gateway.protocol.names import JSON_TYPE
-from gateway.upstream.client import Client
+from gateway.upstream.client import OriginClient
 from gateway.upstream.reply import Bounds
 
 _BOUNDS = Bounds(connect_s=5.0, first_byte_s=15.0, idle_s=5.0, total_s=30.0)
@@ -39,7 +39,7 @@ class StreamSink:
         self._clock = clock
         self._rng = rng
         self._producer = Producer(f"{node}-{rng.getrandbits(64):016x}")
-        self._client = Client(1)
+        self._client = OriginClient(1)
         self._trouble = Trouble(url)
         self._headers = CIMultiDict({"User-Agent": node, "Content-Type": JSON_TYPE})
         if authorization:

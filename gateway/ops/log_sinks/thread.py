@@ -27,7 +27,7 @@ class WorkThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
-        def settle(result: T | None, error: Exception | None) -> None:
+        def resolve(result: T | None, error: Exception | None) -> None:
             if done.done():
                 return
             if error is not None:
@@ -42,7 +42,7 @@ class WorkThread:
             except Exception as raised:
                 error = raised
             try:
-                loop.call_soon_threadsafe(settle, result, error)
+                loop.call_soon_threadsafe(resolve, result, error)
             except RuntimeError:
                 # The loop has been closed meanwhile: nobody waits any more.
                 return

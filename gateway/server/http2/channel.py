@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import BadRequest
 from gateway.http.http2.blocks import block_of, status_block
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.head import VERSION, Asked
+from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.protocol.cache_status import Outcome
@@ -27,8 +27,8 @@ from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients, Work
 from gateway.server.head import response_head
-from gateway.server.remembered import Ready
-from gateway.server.request import Giver, Note, Request
+from gateway.server.remembered import RememberedAnswer
+from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NO_ROUTE
 
@@ -98,7 +98,7 @@ class StreamChannel:
 
     versions = frozenset({VERSION})
 
-    def __init__(self, connection: Home, stream: Stream, asked: Asked) -> None:
+    def __init__(self, connection: Home, stream: Stream, asked: Http2Request) -> None:
         self._connection = connection
         self.stream = stream
         self._asked = asked
@@ -115,7 +115,7 @@ class StreamChannel:
         """What the client had left to be sent when that was looked at last."""
         self._is_bodiless = False
         """Whether the answer has no body whatever its head says (RFC 9110 section 6.4.1)."""
-        self._live: Giver | None = None
+        self._live: LiveAnswer | None = None
         """Who gives the answer, where that is told of room and of the client's end; below, what is noted over SSE."""
         self._live_route = NO_ROUTE
         self._live_began = 0.0
@@ -162,9 +162,9 @@ class StreamChannel:
         return self._connection.scheme
 
     @property
-    def spelling(self) -> bytes | None:
+    def alias(self) -> bytes | None:
         """The request as HTTP/1.1 spells it, where it may be remembered."""
-        return self._asked.spelling if self._generation == self._connection.clients.joins.generation else None
+        return self._asked.alias if self._generation == self._connection.clients.joins.generation else None
 
     # -- the request
 
@@ -366,7 +366,7 @@ class StreamChannel:
             # Or its connection is what is stuck, which has a deadline of its own.
             self._watch()
             return
-        self._connection.clients.recorder.slow_consumer()
+        self._connection.clients.metrics.slow_consumer()
         self.why_cut = CloseReason.SLOW
         self.abort()
 
@@ -375,19 +375,19 @@ class StreamChannel:
         if self.stream.gone is None:
             self._connection.reset(self, ErrorCode.CANCEL if self.why_cut else ErrorCode.INTERNAL_ERROR)
 
-    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
+    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        spelling, ready = self.spelling, self._connection.clients.ready
-        if spelling is not None and ready is not None:
-            ready.remember(spelling, answer, credential_headers)
+        alias, remembered = self.alias, self._connection.clients.remembered
+        if alias is not None and remembered is not None:
+            remembered.remember(alias, answer, credential_headers)
 
-    def hand_over(self, giver: Giver) -> None:
-        """The answer is given by `giver`, who is told of room and of the client's end, until `answered`."""
-        self._live = giver
+    def hand_over(self, answering: LiveAnswer) -> None:
+        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
+        self._live = answering
 
     # -- live answers
 
-    def park(self, live: Giver, *, keeps: bool, is_chunked: bool = True) -> None:
+    def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
         """The answer is given by `live` from here on, until `release`."""
         self._live = live
         self.live_bytes = 0
@@ -398,14 +398,14 @@ class StreamChannel:
         self._connection.check(self)
 
     def follow(
-        self, live: Giver, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
+        self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
         self._live_route = route
         self._live_began = began
         self._live_note = note
-        self._connection.clients.recorder.subscribers(Mode.SSE, 1, route)
+        self._connection.clients.metrics.subscribers(Mode.SSE, 1, route)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
@@ -421,7 +421,7 @@ class StreamChannel:
         connection.session.send(self.stream, _payload(chunk))
         if self.stream.queued_bytes and (self._stuck is None or not self._stuck.is_set):
             # It is sent no more until it has read: moved back to reading the tape.
-            connection.clients.recorder.slow_consumer(is_closed=False)
+            connection.clients.metrics.slow_consumer(is_closed=False)
             self._watch()
         self.live_bytes += size
         connection.clients.sent_bytes += size
@@ -437,8 +437,8 @@ class StreamChannel:
         outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
         clients, route, note = self._connection.clients, self._live_route, self._live_note
         self._live_note = None
-        clients.recorder.subscribers(Mode.SSE, -1, route)
-        clients.recorder.request(
+        clients.metrics.subscribers(Mode.SSE, -1, route)
+        clients.metrics.request(
             Mode.SSE,
             outcome,
             clients.now() - self._live_began,

@@ -17,14 +17,14 @@ from multidict import CIMultiDict
 from gateway.http.http2.blocks import block_of
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode
-from gateway.http.http2.head import Asked
+from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.server.alarm import Alarm
-from gateway.server.clients import Client, Clients
+from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
-from gateway.server.remembered import Ready
+from gateway.server.remembered import RememberedAnswer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
@@ -103,7 +103,7 @@ class Http2Connection(asyncio.Protocol):
             return
         self._begin(made)
 
-    def take_over(self, predecessor: Client, transport: asyncio.Transport, data: bytes) -> None:
+    def take_over(self, predecessor: ClientConnection, transport: asyncio.Transport, data: bytes) -> None:
         """Have what came with `data` as HTTP/1.1, and turned out to be HTTP/2."""
         self.transport = transport
         self.clients.replace(predecessor, self)
@@ -155,7 +155,7 @@ class Http2Connection(asyncio.Protocol):
                     return
                 if not asked.is_answered:
                     self._refuse(stream, asked)
-                elif not (is_whole and asked.spelling is not None and self._is_remembered(stream, asked)):
+                elif not (is_whole and asked.alias is not None and self._is_remembered(stream, asked)):
                     begun = self._channels[stream] = StreamChannel(self, stream, asked)
                     if not is_whole:
                         begun.read_body()
@@ -185,11 +185,11 @@ class Http2Connection(asyncio.Protocol):
 
     # -- requests
 
-    def _is_remembered(self, stream: Stream, asked: Asked) -> bool:
+    def _is_remembered(self, stream: Stream, asked: Http2Request) -> bool:
         """Whether the request was answered, or its live answer begun, from memory."""
-        clients, spelling = self.clients, asked.spelling
-        assert spelling is not None
-        if clients.join is not None and (join := clients.joins.get(spelling)) is not None:
+        clients, alias = self.clients, asked.alias
+        assert alias is not None
+        if clients.join is not None and (join := clients.joins.get(alias)) is not None:
             channel = self._channels[stream] = StreamChannel(self, stream, asked)
             try:
                 if clients.join(channel, join):
@@ -199,15 +199,15 @@ class Http2Connection(asyncio.Protocol):
                 channel.abort()
                 return True
             del self._channels[stream]
-        if clients.ready is None or (answer := clients.ready.find(spelling)) is None:
+        if clients.remembered is None or (answer := clients.remembered.find(alias)) is None:
             return False
         answer.hits += 1
         self._give(stream, answer, asked)
         if clients.on_hit is not None:
-            clients.on_hit(answer, self.client, spelling)
+            clients.on_hit(answer, self.client, alias)
         return True
 
-    def _give(self, stream: Stream, answer: Ready, asked: Asked) -> None:
+    def _give(self, stream: Stream, answer: RememberedAnswer, asked: Http2Request) -> None:
         session = self.session
         body = answer.body
         session.send_head(stream, answer.block(), ends=not body)
@@ -217,13 +217,13 @@ class Http2Connection(asyncio.Protocol):
             session.send(stream, piece, ends=not left)
         self._see_off(stream, asked)
 
-    def _see_off(self, stream: Stream, asked: Asked) -> None:
+    def _see_off(self, stream: Stream, asked: Http2Request) -> None:
         """Where the answer is not out, there has to be somebody to see that the client takes it."""
         if stream.queued_bytes:
             channel = self._channels[stream] = StreamChannel(self, stream, asked)
             channel.watch()
 
-    def _refuse(self, stream: Stream, asked: Asked) -> None:
+    def _refuse(self, stream: Stream, asked: Http2Request) -> None:
         """The request is beyond the bounds, or of a kind that is not answered here."""
         self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
@@ -348,7 +348,7 @@ class Http2Connection(asyncio.Protocol):
         if self._unsent < unsent:
             self._stuck.set(self.clients.limits.client_write_timeout_s)
         else:
-            self.clients.recorder.slow_consumer()
+            self.clients.metrics.slow_consumer()
             self._cut(CloseReason.SLOW)
 
     # -- the end

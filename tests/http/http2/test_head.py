@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.http2.blocks import FieldList
-from gateway.http.http2.head import Asked
+from gateway.http.http2.head import Http2Request
 from gateway.http.request import LONGEST_LINE, MOST_FIELDS, Mark, RequestHead, RequestParser
 
 GET: FieldList = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"edge"), (b":path", b"/s?offset=-1")]
@@ -89,10 +89,10 @@ def having(name: bytes, value: bytes) -> FieldList:
     ],
 )
 def test_what_has_no_one_meaning_is_malformed(fields: FieldList) -> None:
-    asked = Asked(fields)
+    asked = Http2Request(fields)
     assert asked.is_malformed
     assert not asked.is_answered
-    assert asked.spelling is None
+    assert asked.alias is None
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_what_has_no_one_meaning_is_malformed(fields: FieldList) -> None:
     ],
 )
 def test_what_is_answered_by_nobody_here_is_refused(fields: FieldList) -> None:
-    asked = Asked(fields)
+    asked = Http2Request(fields)
     assert not asked.is_malformed
     assert not asked.is_answered
 
 
 def test_a_request_is_read_as_one_of_http_1_1() -> None:
-    asked = Asked([*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")])
+    asked = Http2Request([*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")])
     head = asked.head(has_body=False)
     assert (head.method, head.target, head.version, head.length) == ("GET", "/s?offset=-1", "2.0", 0)
     assert list(head.headers.items()) == [
@@ -124,11 +124,11 @@ def test_a_request_is_read_as_one_of_http_1_1() -> None:
 
 @pytest.mark.parametrize("host", [b"edge", b"EDGE"])
 def test_a_host_beside_the_authority_may_say_the_same(host: bytes) -> None:
-    assert Asked([*GET, (b"host", host)]).head(has_body=False).headers.getall("Host") == ["edge"]
+    assert Http2Request([*GET, (b"host", host)]).head(has_body=False).headers.getall("Host") == ["edge"]
 
 
 def test_a_host_may_stand_for_the_authority() -> None:
-    assert Asked([*without(b":authority"), (b"host", b"edge")]).head(has_body=False).headers["Host"] == "edge"
+    assert Http2Request([*without(b":authority"), (b"host", b"edge")]).head(has_body=False).headers["Host"] == "edge"
 
 
 @pytest.mark.parametrize(
@@ -136,24 +136,24 @@ def test_a_host_may_stand_for_the_authority() -> None:
     [(POST, None), ([*POST, (b"content-length", b"3")], 3), ([*POST, (b"content-length", b"0")], 0)],
 )
 def test_a_body_has_the_length_that_is_announced(fields: FieldList, length: int | None) -> None:
-    assert Asked(fields).head(has_body=True).length == length
+    assert Http2Request(fields).head(has_body=True).length == length
 
 
 def test_the_same_length_twice_is_one() -> None:
-    asked = Asked([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
+    asked = Http2Request([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
     assert asked.head(has_body=True).headers.getall("Content-Length") == ["3"]
 
 
 def test_a_plain_get_has_a_spelling() -> None:
-    asked = Asked([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
-    assert asked.spelling == (
+    asked = Http2Request([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
+    assert asked.alias == (
         b'GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nAccept-Encoding: br\r\nIf-None-Match: "a"\r\n\r\n'
     )
 
 
 @pytest.mark.parametrize("fields", [POST, [*GET, (b"content-length", b"0")], [*GET, (b"expect", b"100-continue")]])
 def test_nothing_else_has_one(fields: FieldList) -> None:
-    assert Asked(fields).spelling is None
+    assert Http2Request(fields).alias is None
 
 
 _BYTES = st.text(st.characters(max_codepoint=255), max_size=12).map(lambda text: text.encode("latin-1"))
@@ -164,10 +164,10 @@ _NAMES = st.one_of(
 
 @given(st.lists(st.tuples(_NAMES, _BYTES), max_size=6), _BYTES, _BYTES)
 def test_whatever_passes_is_one_request_to_the_strict_parser(more: FieldList, path: bytes, authority: bytes) -> None:
-    asked = Asked([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
-    if asked.spelling is None:
+    asked = Http2Request([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
+    if asked.alias is None:
         return
-    head, end = RequestParser().feed(asked.spelling)
+    head, end = RequestParser().feed(asked.alias)
     assert end is Mark.END
     assert isinstance(head, RequestHead)
     mine = asked.head(has_body=False)

@@ -92,11 +92,11 @@ class Bench:
         for _ in range(2):
             await self.read(path, **headers)
         assert "; hit" in (await self.read(path, **headers))[2]
-        ready = self.gateway.clients.ready
-        assert ready is not None
-        served = ready.served
+        remembered = self.gateway.clients.remembered
+        assert remembered is not None
+        served = remembered.served
         await self.read(path, **headers)
-        assert ready.served == served + 1
+        assert remembered.served == served + 1
 
     async def until_readers(self, path: str, count: int) -> None:
         """Wait until a stream has so many live readers."""

@@ -218,7 +218,7 @@ async def test_a_smaller_cache_is_made_room_for_at_once(bench: Bench, file: File
     for number in range(8):
         await bench.put(f"/big/{number}", b"x" * 100_000)
         await bench.read(f"/big/{number}?offset=-1")
-    assert bench.gateway.engine.library.cost > 800_000
+    assert bench.gateway.engine.store.cost > 800_000
     file.write(limits='cache_bytes = "256KiB"')
     await bench.post("/api/reload", {})
     overview = await bench.get("/api/overview")

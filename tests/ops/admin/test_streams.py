@@ -55,7 +55,7 @@ async def test_readers_with_credentials_have_streams_of_their_own_that_show_none
         await bench.read("/mine?offset=-1", Authorization=secret)
     rows = (await bench.get("/api/streams?prefix=/mine"))["streams"]
     partitions = {row["partition"] for row in rows}
-    held = {stream.key.partition for stream in bench.gateway.engine.library}
+    held = {stream.key.partition for stream in bench.gateway.engine.store}
     assert len(partitions) == len(rows) == 3
     assert {row["route"] for row in rows} == {"default"}
     for digest in (partition.partition(" ")[2] for partition in held):
@@ -159,8 +159,8 @@ async def test_the_overview_says_what_the_metrics_say(start: Start, origin: Runn
         "tapes": 1,
         "evictions": 0,
     }
-    library = bench.gateway.engine.library
-    assert overview["cache"]["bytes"] == library.cost + library.lent > 0
+    store = bench.gateway.engine.store
+    assert overview["cache"]["bytes"] == store.cost + store.lent > 0
 
 
 async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(start: Start) -> None:
@@ -182,10 +182,10 @@ async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(
 
 
 async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench: Bench) -> None:
-    library = bench.gateway.engine.library
+    store = bench.gateway.engine.store
     group = Group("http://origin", "/room")
     for number in range(1_203):
-        library.open(StreamKey(group, "", f"default {number:032x}"), 0.0)
+        store.open(StreamKey(group, "", f"default {number:032x}"), 0.0)
     slices = [len(streams) async for streams in Directory(bench.gateway.engine, PartitionIds()).slices()]
     assert slices == [500, 500, 203]
     others_turns = 0
@@ -204,15 +204,15 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     seen = 0
     async for streams in Directory(bench.gateway.engine, PartitionIds()).slices():
         seen += len(streams)
-        library.purge(group, End.DELETED)
+        store.purge(group, End.DELETED)
     assert seen == 500
 
 
 async def test_of_a_tape_in_many_pieces_the_first_thousand_are_told(bench: Bench) -> None:
-    library = bench.gateway.engine.library
-    stream = library.open(StreamKey(Group("http://origin", "/torn"), "", "default"), 0.0)
+    store = bench.gateway.engine.store
+    stream = store.open(StreamKey(Group("http://origin", "/torn"), "", "default"), 0.0)
     for number in range(0, 2_400, 2):
-        library.lay(stream, f"{number:08}", f"{number + 1:08}", [b"x"], 0.0)
+        store.store(stream, f"{number:08}", f"{number + 1:08}", [b"x"], 0.0)
     told = await bench.stream("/torn")
     assert told["blocks"] == 1_200
     assert len(told["tape"]) == 1_000

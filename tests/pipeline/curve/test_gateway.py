@@ -16,7 +16,7 @@ from gateway.tape.eviction import POLICIES
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Group, StreamKey
 from gateway.tape.tape import TOKEN_COST
-from gateway.telemetry.metrics import Silent
+from gateway.telemetry.metrics import NoMetrics
 
 STREAMS = 150
 STEPS = 4
@@ -55,7 +55,7 @@ def visits(seed: int) -> list[Visit]:
 
 def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
     """What a real library of that budget did not have: bytes are laid as the engine lays them."""
-    library = TapeStore(budget_bytes, POLICIES[policy](), map(str, count()).__next__, Silent())
+    library = TapeStore(budget_bytes, POLICIES[policy](), map(str, count()).__next__, NoMetrics())
     missed = Missed()
     for visit in read:
         stream = library.open(StreamKey(Group("default", f"/{visit.stream}"), "", ""), visit.at)
@@ -72,7 +72,7 @@ def replayed(policy: str, budget_bytes: int, read: Sequence[Visit]) -> Missed:
                 continue
             # The origin answers up to the next place that is known, or to where the reader stopped.
             missing += size
-            library.lay(stream, tokens[at], tokens[at + 1], [bytes(size)], visit.at)
+            library.store(stream, tokens[at], tokens[at + 1], [bytes(size)], visit.at)
             stream.tape.reached(tokens[at + 1])
             at += 1
         library.release(stream)
