@@ -215,7 +215,7 @@ class Listeners:
             protocols,
             self._proxies,
             config.proxy_protocol == "on",
-            (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
+            (lambda name: self.certificates[index].context(name)) if config.tls is not None else None,
             partial(self._failed, config.address),
         )
         return partial(Opening, door)

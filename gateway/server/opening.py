@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, cast
 
+from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
 from gateway.server.clients import Clients
@@ -25,6 +26,8 @@ HTTP_2: Final = "h2"
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
 """Of a client's side: its certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16
+_ILLEGAL_PARAMETER: Final = bytes([21, 3, 3, 0, 2, 2, 47])
+"""A fatal alert in a record of its own (RFC 8446 section 6)."""
 _PLAIN_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\nThis port speaks TLS: https\n"
@@ -49,7 +52,7 @@ class HandshakeFailure(StrEnum):
     REFUSED = "refused"
     """The client did not take what it was shown: it does not trust the certificate, most of the time."""
     MALFORMED = "malformed"
-    """What came is no TLS, or too much."""
+    """What came is no TLS, or too much, or names a server that cannot be."""
 
 
 _REASONS: Final[Mapping[str, HandshakeFailure]] = {
@@ -91,8 +94,8 @@ class Door:
     """Whose PROXY headers are believed; None is everybody's."""
     expects_proxy: bool
     """Whether every connection begins with a PROXY header."""
-    context: Callable[[], ssl.SSLContext] | None
-    """The certificates now; None where there is no TLS."""
+    context: Callable[[str | None], ssl.SSLContext] | None
+    """What shows the certificate for a name, of those that are in effect now; None where there is no TLS."""
     on_failure: Callable[[HandshakeFailure], None]
 
 
@@ -104,6 +107,7 @@ class Opening(asyncio.Protocol):
         "_data",
         "_door",
         "_expects_proxy",
+        "_hello_bytes",
         "_incoming",
         "_outgoing",
         "_ssl",
@@ -120,7 +124,9 @@ class Opening(asyncio.Protocol):
         """Whether a PROXY header is still to come."""
         self._told: str | None = None
         self._data = b""
-        """Of a PROXY header that is not whole."""
+        """Of a PROXY header, or of the client's first message of TLS, that is not whole."""
+        self._hello_bytes = 1
+        """The least that the first message takes, as far as it is known; 0 once it has been read."""
         self._ssl: ssl.SSLObject | None = None
         self._came_bytes = 0
         self._tick = NEVER
@@ -226,18 +232,20 @@ class Opening(asyncio.Protocol):
 
     def _begin_handshake(self) -> None:
         assert self._door.context is not None
+        # The context that shows the right certificate takes its place once the name has been read.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._ssl = self._door.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._ssl = self._door.context(None).wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._watch(self._door.clients.limits.tls_handshake_timeout_s)
 
     def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
         tls = self._ssl
         if tls is None:
             return
-        if not self._came_bytes and data[0] != _HANDSHAKE_RECORD:
-            is_text = chr(data[0]).isalpha() and data[:1].isascii()
-            self._fail(transport, HandshakeFailure.PLAIN_HTTP if is_text else HandshakeFailure.MALFORMED)
-            return
+        if self._hello_bytes:
+            whole = self._read_hello(transport, tls, data)
+            if whole is None:
+                return
+            data = whole
         view = memoryview(data)
         while True:
             piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
@@ -260,6 +268,29 @@ class Opening(asyncio.Protocol):
                 break
         self._flush(transport)
         self._hand_over(transport, bytes(view))
+
+    def _read_hello(self, transport: asyncio.Transport, tls: ssl.SSLObject, data: bytes) -> bytes | None:
+        """All that has come, once the client's first message is whole and the certificate chosen by it; else None."""
+        data = self._data + data
+        if data[0] != _HANDSHAKE_RECORD:
+            is_text = chr(data[0]).isalpha() and data[:1].isascii()
+            self._fail(transport, HandshakeFailure.PLAIN_HTTP if is_text else HandshakeFailure.MALFORMED)
+            return None
+        if len(data) >= self._hello_bytes:
+            try:
+                hello = read_client_hello(data)
+            except BadServerName:
+                transport.write(_ILLEGAL_PARAMETER)
+                self._fail(transport, HandshakeFailure.MALFORMED)
+                return None
+            if isinstance(hello, ClientHello):
+                self._hello_bytes, self._data = 0, b""
+                assert self._door.context is not None
+                tls.context = self._door.context(hello.server_name)
+                return data
+            self._hello_bytes = hello
+        self._data = data
+        return None
 
     def _flush(self, transport: asyncio.Transport) -> None:
         if self._outgoing.pending:

@@ -207,6 +207,27 @@ async def test_who_names_nothing_known_is_shown_the_first(
     await close(writer)
 
 
+@pytest.mark.parametrize("certificates", [1, 2])
+async def test_a_name_that_is_no_ascii_is_refused_quietly(
+    bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, certificates: int
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    names = ["edge.test", "other.test"][:certificates]
+    gateway = await bench.start(tls(*(authority.issue(name) for name in names)))
+    outgoing = ssl.MemoryBIO()
+    client = authority.client().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="edge.test")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read().replace(b"edge.test", b"edg\xe9.test")
+    # A fatal alert: illegal_parameter (RFC 8446 section 6.2).
+    assert await raw(gateway, hello) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert await raw(gateway, hello[:90], hello[90:]) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert failures(gateway) == {"malformed": 2}
+    assert unraisable == []
+    assert gateway.connections == 0
+
+
 async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
     pair = authority.issue("edge.test")
     gateway = await bench.start(tls(pair), tls(pair, minimum_version="1.3"))
