@@ -100,7 +100,7 @@ class RequestBody:
                 size += len(piece)
                 if size > limits.max_request_bytes:
                     self.error = BodyTooLarge()
-                    raise self.error
+                    raise BodyTooLarge
                 yield piece
             if self.is_whole and self.error is None:
                 return
@@ -109,16 +109,16 @@ class RequestBody:
     async def _more(self, limits: LimitsConfig) -> None:
         """Wait for the next piece, or the end.  Raises why there is none."""
         if self.error is not None:
-            raise self.error
+            raise self.error.anew()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(limits.client_idle_timeout_s):
                 await self._waiter
         except TimeoutError:
             self.error = RequestTimeout()
-            raise self.error from None
+            raise RequestTimeout from None
         if self.error is not None:
-            raise self.error
+            raise self.error.anew()
 
     def _take(self) -> bytes:
         pieces = self._pieces

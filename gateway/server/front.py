@@ -28,7 +28,7 @@ from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.clients import Work
 from gateway.server.crowd import Rendering
-from gateway.server.delivery import Delivery
+from gateway.server.delivery import Aborted, Delivery
 from gateway.server.errand import Asked, Errand, Teller
 from gateway.server.facts import Facts
 from gateway.server.joins import Join, Joins
@@ -75,7 +75,9 @@ class Front:
             found = self._begin(errand)
             if found is not None and not isinstance(found, Answered):
                 found = await self._finish(errand, found)
-            return await over if errand.is_relayed else found
+            if errand.is_relayed and (found := await over) is None:
+                raise Aborted("connection dropped")
+            return found
         except (asyncio.CancelledError, ConnectionError):
             errand.outcome = Outcome.ABORTED
             raise

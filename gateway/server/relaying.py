@@ -22,7 +22,7 @@ from gateway.journal import Journal, Place, note_fetched, note_origin_request
 from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
-from gateway.server.delivery import PART_BYTES, Aborted
+from gateway.server.delivery import PART_BYTES
 from gateway.server.errand import Asked, Errand, Teller
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
@@ -293,7 +293,7 @@ class Relaying:
             # Its connection may have gone long ago, and have been kept for this answer alone.
             self._channel.answered(self._request)
         elif not over.done():
-            over.set_exception(Aborted("connection dropped"))
+            over.set_result(None)
 
     def _close(self) -> None:
         self._is_over = True

@@ -28,7 +28,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.config_tls import OriginTls
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, bare
 from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.tasks import Tasks
@@ -304,7 +304,7 @@ class Exchange:
             by_client = self._upload is not None and self._upload.is_to_blame(error)
             if self._sending.failed(error, by_client=by_client):
                 failure = UpstreamUnreachable()
-        failure.__cause__ = error
+        failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
             self._span.end()
