@@ -11,8 +11,6 @@ from gateway.config import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
 
-_MOST_UNREAD: Final = 1 << 18
-"""Bytes that wait here before the client has to."""
 _MOST_GATHERED: Final = 1 << 16
 """A body that is announced as no larger than this is waited for, before the origin hears of the request."""
 
@@ -20,11 +18,8 @@ _MOST_GATHERED: Final = 1 << 16
 class Flow(Protocol):
     """Where a body comes from."""
 
-    def hold(self) -> None:
-        """No more of it is wanted now."""
-
-    def go_on(self) -> None:
-        """More of it is wanted."""
+    def unread(self, size: int) -> None:
+        """So many bytes of it wait to be read: whether more is to come meanwhile is the connection's to say."""
 
 
 class RequestBody:
@@ -48,8 +43,7 @@ class RequestBody:
     def feed(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._size += len(piece)
-        if self._size > _MOST_UNREAD:
-            self._flow.hold()
+        self._flow.unread(self._size)
         self._wake()
 
     def end(self) -> None:
@@ -124,7 +118,6 @@ class RequestBody:
         pieces = self._pieces
         piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if self._size > _MOST_UNREAD:
-            self._flow.go_on()
         self._size = 0
+        self._flow.unread(0)
         return piece

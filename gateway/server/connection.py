@@ -40,6 +40,8 @@ _SLICE_BYTES: Final = 1 << 14
 """So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
 _MOST_PENDING: Final = 1 << 12
 """Bytes, and events, that wait behind the request that is being answered before no more is read."""
+_MOST_UNREAD: Final = 1 << 18
+"""Bytes of a body that wait to be read before the client has to."""
 _BAD_REQUEST: Final = b"Bad request\n"
 _PREFACE: Final = frames.PREFACE
 _NOTHING: Final[deque[Event]] = deque()
@@ -203,7 +205,7 @@ class Connection(WritingConnection):
         elif self._is_unread and not self._pending:
             self._is_unread = False
             if not self._is_held:
-                self.go_on()
+                self._read_on()
 
     def _feed(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
@@ -412,7 +414,7 @@ class Connection(WritingConnection):
         is_whole = request.body is None or request.body.is_whole
         self._body = None
         if self._is_held:
-            self.go_on()
+            self._read_on()
         if not is_whole:
             self._linger()
         elif not request.keeps_alive or self._clients.is_leaving:
@@ -485,12 +487,16 @@ class Connection(WritingConnection):
 
     # -- a body's side
 
-    def hold(self) -> None:
-        self._is_held = True
-        if self.transport is not None:
-            self.transport.pause_reading()
+    def unread(self, size: int) -> None:
+        if size > _MOST_UNREAD:
+            self._is_held = True
+            if self.transport is not None:
+                self.transport.pause_reading()
+        elif self._is_held:
+            self._read_on()
 
-    def go_on(self) -> None:
+    def _read_on(self) -> None:
+        """Take in more of what the client sends."""
         self._is_held = False
         if self._pending or self._rest:
             # Not before that has been taken.

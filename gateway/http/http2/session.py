@@ -7,8 +7,7 @@ the next one stands on them.
 What goes is written by `sending`, to `out`, in order; whoever owns the transport takes it from there, and says by
 `is_blocked` when no more DATA is to be put there.
 
-A window is opened again by what was taken, not by what has come: `withhold` keeps the bytes of one stream back, from
-its own window and from that of the connection.
+What it takes in of bodies is bounded by `receiving`.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from gateway.http.http2.budget import Budget, Kind
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Asked
-from gateway.http.http2.sending import Sending
+from gateway.http.http2.receiving import CONNECTION_WINDOW, Receiving
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
 
-_CONNECTION_WINDOW: Final = 1 << 20
-"""Bytes of all requests' bodies that may be on their way."""
 _MOST_FORGOTTEN: Final = 256
 """Streams reset by this side for which the client's frames are on their way still (RFC 9113 section 5.1)."""
 
@@ -40,8 +37,8 @@ class _Failed(Exception):
         self.code = code
 
 
-class Session(Sending):
-    """The state of one connection.  Owns its streams."""
+class Session(Receiving):
+    """The state of one connection."""
 
     def __init__(self, most_streams: int) -> None:
         super().__init__()
@@ -53,8 +50,6 @@ class Session(Sending):
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
-        self.streams: dict[int, Stream] = {}
-        """Those that either side may still send on."""
         self._last_id = 0
         self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
         self._last_taken: int | None = None
@@ -66,8 +61,6 @@ class Session(Sending):
         self._block_bytes = 0
         self._block_id = 0
         self._block_ends = False
-        self._receive_window = _CONNECTION_WINDOW
-        self._unacknowledged = 0
         self._write(
             frames.settings(
                 {
@@ -77,11 +70,12 @@ class Session(Sending):
                 }
             )
         )
-        self._write(frames.window_update(0, _CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+        self._write(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def __repr__(self) -> str:
         state = "open" if self.failed is None else self.failed.name
-        return f"<Session {state}: {len(self.streams)} streams, {len(self._turns)} waiting, window {self._send_window}>"
+        counts = f"{len(self.streams)} streams, {len(self._turns)} waiting, {self._unread_bytes} unread"
+        return f"<Session {state}: {counts}, window {self._send_window}>"
 
     # -- what comes
 
@@ -284,38 +278,6 @@ class Session(Sending):
         self._events.append(Ended(stream))
         self._settle(stream)
 
-    def acknowledge(self, stream: Stream, size: int) -> None:
-        """So many bytes of DATA have been taken in."""
-        stream.unacknowledged_bytes += size
-        stream.kept_bytes += size
-        if not stream.withholds or stream.gone is not None:
-            self._go_on(stream)
-
-    def withhold(self, stream: Stream, *, withholds: bool) -> None:
-        """Whether the client is to wait with more of this body."""
-        stream.withholds = withholds
-        if not withholds:
-            self._go_on(stream)
-
-    def _go_on(self, stream: Stream) -> None:
-        # The connection's window at once: what many streams have each begun to send would keep it shut.
-        kept, stream.kept_bytes = stream.kept_bytes, 0
-        self._open_window(kept)
-        if not stream.is_receiving or stream.gone is not None:
-            return
-        size = stream.unacknowledged_bytes
-        if size and (size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size):
-            stream.unacknowledged_bytes = 0
-            stream.receive_window += size
-            self._write(frames.window_update(stream.id, size))
-
-    def _open_window(self, size: int) -> None:
-        self._unacknowledged += size
-        if self._unacknowledged >= _CONNECTION_WINDOW // 4 and self.failed is None:
-            self._receive_window += self._unacknowledged
-            self._write(frames.window_update(0, self._unacknowledged))
-            self._unacknowledged = 0
-
     # -- the rest of what comes
 
     def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
@@ -431,8 +393,7 @@ class Session(Sending):
             # The rest of the body is of no use to anybody (RFC 9113 section 8.1).
             self.reset(stream, ErrorCode.NO_ERROR)
         else:
-            self._go_on(stream)
-            self.streams.pop(stream.id, None)
+            self._remove(stream)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream at once, unless it is over."""
@@ -442,11 +403,10 @@ class Session(Sending):
 
     def _drop(self, stream: Stream, code: ErrorCode) -> None:
         stream.gone = code
-        del self.streams[stream.id]
+        self._remove(stream)
         self._turns.pop(stream, None)
         stream.queue.clear()
         stream.queued_bytes = 0
-        self._go_on(stream)
 
     def _forget(self, stream_id: int, code: ErrorCode) -> None:
         self._forgotten.append(stream_id)

@@ -216,7 +216,10 @@ class StreamChannel:
 
     def answered(self, request: Request) -> None:
         """The answer is out."""
-        self._live = self._request = self._body = None
+        self._live = self._request = None
+        if self._body is not None:
+            self._body = None
+            self.unread(0)
         self._connection.check(self)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -248,14 +251,13 @@ class StreamChannel:
         if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
 
-    def hold(self) -> None:
-        """No more of the request's body is wanted now."""
-        self._connection.session.withhold(self.stream, withholds=True)
-
-    def go_on(self) -> None:
-        """More of it is wanted."""
-        self._connection.session.withhold(self.stream, withholds=False)
-        self._connection.wake()
+    def unread(self, size: int) -> None:
+        """So many bytes of the request's body wait to be read."""
+        session = self._connection.session
+        session.unread(self.stream, size)
+        if session.out_bytes:
+            # Windows that are open again.
+            self._connection.wake()
 
     # -- answers by a handler
 
