@@ -181,6 +181,18 @@ def test_an_end_needs_no_window() -> None:
     assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
+def test_an_end_below_zero_is_no_data() -> None:
+    """h2's client takes even an empty DATA frame for an error there, which RFC 9113 section 6.9.1 allows."""
+    server = Server()
+    server.take(request(1))
+    server.session.send(server.streams[1], bytes(100))
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
+    server.said()
+    server.session.end(server.streams[1])
+    assert server.said() == [(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, b"")]
+    assert not server.session.streams
+
+
 def test_streams_take_turns() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), window(0, 1 << 20), *map(request, (1, 3, 5)))
