@@ -115,6 +115,9 @@ class Sending(ABC):
             if self._send_window <= 0 and stream.queue:
                 break
             del turns[stream]
+            if stream.queue and stream.send_window <= 0:
+                # It has shrunk meanwhile; its stream has a turn again when it opens.
+                continue
             self._send_frame(stream)
             if not stream.queue:
                 drained.append(stream)

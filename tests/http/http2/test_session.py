@@ -193,6 +193,21 @@ def test_an_end_below_zero_is_no_data() -> None:
     assert not server.session.streams
 
 
+def test_a_window_that_shrinks_before_its_turn_is_waited_out() -> None:
+    server = Server()
+    server.take(request(1))
+    server.session.send(server.streams[1], bytes(100))
+    server.session.is_blocked = True
+    server.session.send(server.streams[1], b"abc", ends=True)
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
+    server.said()
+    server.session.is_blocked = False
+    server.session.pump()
+    assert server.said() == []
+    server.take(window(1, 103))
+    assert sent(server) == {1: b"abc"}
+
+
 def test_streams_take_turns() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), window(0, 1 << 20), *map(request, (1, 3, 5)))
