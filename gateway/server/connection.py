@@ -59,6 +59,7 @@ class Connection(WritingConnection):
         "_is_busy",
         "_is_going_on",
         "_is_held",
+        "_is_local",
         "_is_unread",
         "_parser",
         "_pending",
@@ -70,8 +71,9 @@ class Connection(WritingConnection):
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
-    def __init__(self, clients: Clients, told: str | None = None) -> None:
-        """`told` is the client's address where the connection's own peer is not the client."""
+    def __init__(self, clients: Clients, told: str | None = None, *, is_local: bool = False) -> None:
+        """`told` is the client's address where the connection's own peer is not the client; `is_local` says that the
+        peer is the client although it may be a proxy."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
@@ -99,6 +101,7 @@ class Connection(WritingConnection):
         self._candidate_era = 0
         """That of what is remembered when the candidate was read."""
         self._client = told
+        self._is_local = is_local
 
     @property
     def client(self) -> str | None:
@@ -110,7 +113,7 @@ class Connection(WritingConnection):
 
     @property
     def proxies(self) -> Proxies | None:
-        return self._clients.proxies
+        return self._clients.proxies if not self._is_local else None
 
     @property
     def spelling(self) -> bytes | None:
@@ -150,7 +153,7 @@ class Connection(WritingConnection):
         else:
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self.client, data)
+            self._clients.on_hit(answer, self, data)
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
@@ -186,7 +189,9 @@ class Connection(WritingConnection):
             return False
         self._unwatch()
         self.transport = None
-        Http2Connection(self._clients, self._client, is_expected=False).take_over(self, transport, data)
+        Http2Connection(self._clients, self._client, is_expected=False, is_local=self._is_local).take_over(
+            self, transport, data
+        )
         return True
 
     def _read(self, is_first: bool = False) -> None:
@@ -477,7 +482,7 @@ class Connection(WritingConnection):
         else:
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self.client, request)
+            self._clients.on_hit(answer, self, request)
 
     def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
         """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""

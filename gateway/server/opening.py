@@ -79,8 +79,9 @@ def failure_of(error: ssl.SSLError) -> HandshakeFailure:
 class Connect(Protocol):
     """Makes the protocol of a connection that is ready for it."""
 
-    def __call__(self, told: str | None, *, is_secure: bool) -> asyncio.Protocol:
-        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS."""
+    def __call__(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
+        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS,
+        `is_local` whether a PROXY header has named nobody: then the peer is the client, and speaks for nobody else."""
 
 
 @dataclass(slots=True)
@@ -310,7 +311,8 @@ class Opening(asyncio.Protocol):
         """Make the protocol that has been agreed on, and be gone."""
         door, tls, self._ssl, self._transport = self._door, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
-        protocol = door.protocols[agreed](self._told, is_secure=tls is not None)
+        is_local = door.expects_proxy and self._told is None
+        protocol = door.protocols[agreed](self._told, is_secure=tls is not None, is_local=is_local)
         self._leave()
         if tls is None:
             transport.set_protocol(protocol)

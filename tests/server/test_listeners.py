@@ -596,6 +596,40 @@ async def test_the_log_names_the_client_behind_a_trusted_proxy(
     assert await clients_in_log(bench, gateway) == [client] * 4
 
 
+LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
+"""A PROXY header of version 2: the balancer speaks for itself."""
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("header", "client"),
+    [
+        (LOCAL, "127.0.0.1"),
+        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
+        (b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", "203.0.113.7"),
+    ],
+)
+async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
+    bench: Bench, authority: Authority, header: bytes, client: str, is_secure: bool, fast_path: bool
+) -> None:
+    """The proxy has not looked at the requests: what they say of their client is their client's word."""
+    listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
+    more: dict[str, Any] = {"trusted_proxies": ["127.0.0.1"], "fast_path": fast_path}
+    gateway = await noted(bench, {**listener, "proxy_protocol": "on"}, **more)
+    sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
+    sock.sendall(header)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(
+        sock=sock, ssl=authority.client() if is_secure else None, server_hostname="edge.test" if is_secure else None
+    )
+    for _ in range(4):
+        writer.write(REQUEST[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
+        assert (await read_response(reader)).status == 200
+    await close(writer)
+    assert await clients_in_log(bench, gateway) == [client] * 4
+
+
 @pytest.mark.parametrize(("trusted", "scheme"), [(["127.0.0.1"], "https"), ([], "http")])
 async def test_the_scheme_behind_a_trusted_proxy_is_the_clients(bench: Bench, trusted: list[str], scheme: str) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0"}, trusted_proxies=trusted)

@@ -62,6 +62,10 @@ class Home(Protocol):
     def client(self) -> str | None:
         """The client's address, without its port."""
 
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+
     def wake(self) -> None:
         """Have what is written go out."""
 
@@ -154,7 +158,7 @@ class StreamChannel:
     @property
     def proxies(self) -> Proxies | None:
         """Who is believed about whom they pass on; None where nobody is."""
-        return self._connection.clients.proxies
+        return self._connection.proxies
 
     @property
     def scheme(self) -> str:
