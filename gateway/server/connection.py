@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
-
-from multidict import CIMultiDict
 
 from gateway.errors import BadRequest
 from gateway.http.http2 import frames
@@ -24,7 +22,8 @@ from gateway.http.request import Event, Mark, RequestHead, RequestParser
 from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Work
+from gateway.server.clients import Clients
+from gateway.server.handling import Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
@@ -47,7 +46,7 @@ _PREFACE: Final = frames.PREFACE
 _NOTHING: Final[deque[Event]] = deque()
 
 
-class Connection(WritingConnection):
+class Connection(WritingConnection, Handling):
     """One client's connection.  Owner of its transport."""
 
     __slots__ = (
@@ -351,18 +350,8 @@ class Connection(WritingConnection):
             self._take_body(body, pending)
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
-        try:
-            work = self._clients.handler(request)
-        except Exception:
-            _log.exception("unhandled error")
-            if self._live is None:
-                self._fail(request)
-            else:
-                self.abort()
-            return
-        if work is not None:
-            self._task = task = self._clients.loop.create_task(self._work(request, work))
-            task.add_done_callback(self._ended)
+        if (task := self._handle(request)) is not None:
+            self._task = task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What was left to be done has been, or was cancelled before it began."""
@@ -383,31 +372,6 @@ class Connection(WritingConnection):
             _log.exception("unhandled error")
             self.abort()
             return True
-
-    async def _work(self, request: Request, work: Work) -> None:
-        """Have the request answered, whatever comes of that."""
-        try:
-            answered = await work
-        except ConnectionError:
-            self.abort()
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-        except Exception:
-            _log.exception("unhandled error")
-            self._fail(request)
-        else:
-            if answered is not None:
-                self.answered(request)
-
-    def _fail(self, request: Request) -> None:
-        """What went wrong in detail is in the log."""
-        if request.has_begun:
-            self.abort()
-            return
-        request.keeps_alive = False
-        self.respond(request, 500, _plain(), b"Internal error\n")
-        self.answered(request)
 
     def answered(self, request: Request) -> None:
         """The answer is out: the connection is free for the next request, or goes."""
@@ -453,7 +417,7 @@ class Connection(WritingConnection):
         """What came is no request, and the connection goes."""
         self._clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         assert self.transport is not None
-        headers = _plain()
+        headers = plain_text()
         headers["Content-Length"] = str(len(_BAD_REQUEST))
         self.transport.write(response_head(400, headers, self._clients.wall(), keeps=False) + _BAD_REQUEST)
         self._linger()
@@ -484,12 +448,6 @@ class Connection(WritingConnection):
         if self._clients.on_hit is not None:
             self._clients.on_hit(answer, self, request)
 
-    def learn(self, answer: Ready, credential_headers: Collection[str]) -> None:
-        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        spelling, ready = self.spelling, self._clients.ready
-        if spelling is not None and ready is not None:
-            ready.remember(spelling, answer, credential_headers)
-
     # -- a body's side
 
     def unread(self, size: int) -> None:
@@ -516,10 +474,6 @@ class SecureConnection(Connection):
     __slots__ = ()
 
     scheme = "https"
-
-
-def _plain() -> CIMultiDict[str]:
-    return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:

@@ -58,8 +58,8 @@ class Relays:
     async def until_begun(self, errand: Errand, asked: Asked) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
         request, body = errand.request, errand.request.body
-        if body is None:
-            self._relay(errand, asked, None)
+        if body is None or body.is_whole:
+            self.begin(errand, asked)
             return
         # Before the client is told to go on: a body that is announced as too large need not be sent.
         body.check(request.head, self._limits)
