@@ -12,22 +12,19 @@ What it takes in of bodies is bounded by `receiving`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.ending import Ending
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Asked
-from gateway.http.http2.receiving import CONNECTION_WINDOW, Receiving
+from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
-
-_MOST_FORGOTTEN: Final = 256
-"""Streams reset by this side for which the client's frames are on their way still (RFC 9113 section 5.1)."""
 
 
 class _Failed(Exception):
@@ -37,7 +34,7 @@ class _Failed(Exception):
         self.code = code
 
 
-class Session(Receiving):
+class Session(Ending):
     """The state of one connection."""
 
     def __init__(self, most_streams: int) -> None:
@@ -50,10 +47,6 @@ class Session(Receiving):
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
-        self._last_id = 0
-        self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
-        self._last_taken: int | None = None
-        """The last stream that is looked at, where this side has said so."""
         self.is_left = False
         """Whether the client has said that it begins nothing more."""
         self._block: list[bytes] | None = None
@@ -89,16 +82,6 @@ class Session(Receiving):
         """Whether a part of something other than a body is here, and the rest is to come."""
         rest = self._rest
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether nothing more is read or written."""
-        return self.failed is not None
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the client has been told which of its requests is the last one."""
-        return self._last_taken is not None
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """What these bytes bring, in order.  After `failed` nothing is read."""
@@ -383,35 +366,7 @@ class Session(Receiving):
         if self._turns:
             self._events += map(Drained, self.pump())
 
-    # -- how streams and the connection end
-
-    def _settle(self, stream: Stream) -> None:
-        """See whether the stream is over: its answer is."""
-        if not stream.is_ended or stream.gone is not None:
-            return
-        if stream.is_receiving:
-            # The rest of the body is of no use to anybody (RFC 9113 section 8.1).
-            self.reset(stream, ErrorCode.NO_ERROR)
-        else:
-            self._remove(stream)
-
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream at once, unless it is over."""
-        if stream.id in self.streams:
-            self._drop(stream, code)
-            self._forget(stream.id, code)
-
-    def _drop(self, stream: Stream, code: ErrorCode) -> None:
-        stream.gone = code
-        self._remove(stream)
-        self._turns.pop(stream, None)
-        stream.queue.clear()
-        stream.queued_bytes = 0
-
-    def _forget(self, stream_id: int, code: ErrorCode) -> None:
-        self._forgotten.append(stream_id)
-        if self.failed is None:
-            self._write(frames.rst_stream(stream_id, code))
+    # -- mistakes
 
     def _wrong(self, stream: Stream, code: ErrorCode) -> None:
         """The client has made a mistake on one stream."""
@@ -420,24 +375,9 @@ class Session(Receiving):
         self._events.append(Gone(stream, is_by_client=False))
 
     def fail(self, code: ErrorCode) -> None:
-        """End the connection; what is open is over."""
-        if self.failed is None:
-            self._write(frames.goaway(self._last_id, code))
-            self.failed = code
-            self._rest = b""
-            self._block = None
-
-    def leave(self, *, is_final: bool) -> None:
-        """Have the client begin nothing more: first it is told so, with a PING whose answer says that it has heard;
-        then, finally, which of its requests are answered still (RFC 9113 section 6.8)."""
-        if self.failed is not None or self._last_taken is not None:
-            return
-        if is_final:
-            self._last_taken = self._last_id
-            self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
-        else:
-            self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))
-            self._write(frames.ping(b"leaving!", is_ack=False))
+        super().fail(code)
+        self._rest = b""
+        self._block = None
 
 
 def _unpadded(payload: bytes, flags: int) -> bytes:
