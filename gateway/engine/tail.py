@@ -170,7 +170,7 @@ class Tail:
             case Beyond() | None:
                 raise UpstreamBroken
             case _:
-                raise head
+                raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic; `left` is owed."""
@@ -183,7 +183,7 @@ class Tail:
             OriginAccess(
                 source,
                 lambda at: self._fetches.fresh_head(stream, METADATA if at is None else at, route, source),
-                lambda at: self._fill(route, source, topic, at),
+                lambda topic, at: self._fill(route, source, topic, at),
             ),
             Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
@@ -487,7 +487,7 @@ class Tail:
     async def _fill_for(self, subscriber: Subscriber) -> None:
         has_changed: bool | None = None
         try:
-            has_changed = await subscriber.topic.access.fill(subscriber.at)
+            has_changed = await subscriber.topic.access.fill(subscriber.topic, subscriber.at)
         except (StreamEnded, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass
