@@ -87,8 +87,9 @@ class LiveReader(Protocol):
         """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""
 
 
-Fill = Callable[[str], Awaitable[bool]]
-"""Has what lies after an offset fetched, where it is not for the follower to bring; whether that changed anything."""
+Fill = Callable[["Topic", str], Awaitable[bool]]
+"""Has what lies after an offset of the topic fetched, where it is not for the follower to bring; whether that changed
+anything."""
 
 
 @dataclass(frozen=True, slots=True)

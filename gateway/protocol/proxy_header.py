@@ -2,7 +2,8 @@
 
 Read strictly, because whoever writes it says who somebody else is: a header is right in every byte or the connection
 ends.  Addresses of TCP over IPv4 and IPv6 are taken.  LOCAL (a check of the balancer's own), UNKNOWN and Unix sockets
-name nobody, and the connection's own peer stays.  What version 2 has behind the addresses (TLVs) is skipped.
+name nobody: the connection's own peer is the client, and is not believed about others.  What version 2 has behind the
+addresses (TLVs) is skipped.
 """
 
 from __future__ import annotations

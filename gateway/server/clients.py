@@ -59,6 +59,18 @@ class ClientConnection(Protocol):
         """End it at once."""
 
 
+class Peer(Protocol):
+    """The other end of a connection."""
+
+    @property
+    def client(self) -> str | None:
+        """Its address, without its port, or that which it was told; None where it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+
+
 class Clients:
     """Knows the connections that are open.  `remembered` is None where nothing is answered from memory as bytes;
     `on_bad_request` is called with the status, the body's bytes and the client's address of what no handler saw."""
@@ -89,8 +101,8 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
-        self.on_hit: Callable[[RememberedAnswer, str | None, bytes], None] | None = None
-        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes], None] | None = None
+        """Called with each ready answer, its connection and its request, where somebody notes them one by one."""
         self.proxies: Proxies | None = None
         """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False

@@ -72,3 +72,6 @@ async def answer_to(ask: Callable[[Asker], Asking], on_sent: Callable[[], object
             # It came in the very turn in which the wait was called off.
             answer.result().close()
         raise
+    finally:
+        # What is raised has this frame, and must not be found from it.
+        del waiter, asking, answer

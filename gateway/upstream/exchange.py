@@ -29,7 +29,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, bare
 from gateway.http.outgoing import UnfitRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
@@ -235,10 +235,10 @@ class Exchange:
         or a kept one will not do."""
         loop = asyncio.get_running_loop()
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
-        if self._sending is not None:
-            self._sending.may_end(lambda: bound.reschedule(loop.time()))
         pool = self._pool
         async with bound:
+            if self._sending is not None:
+                self._sending.may_end(lambda: bound.reschedule(loop.time()))
             is_upload = self._upload is not None
             await pool.place(endpoint, is_upload=is_upload)
             try:
@@ -263,14 +263,15 @@ class Exchange:
         incoming = connection.ask(self._request, whole, self._by, is_head=self._method == "HEAD")
         self._incoming = incoming
         incoming.on_change = self._changed
-        if self._sending is not None:
-            self._sending.may_end(incoming.give_up)
         if self._upload is not None:
             pool, endpoint = self._pool, connection.endpoint
             upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
             # Not in the task itself: one that is cancelled before its first step never gets to its `finally`.
             upload.add_done_callback(lambda _: pool.uploaded(endpoint))
             connection.uploading(upload)
+        if self._sending is not None:
+            # Last: it may be over by that.
+            self._sending.may_end(incoming.give_up)
 
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
@@ -304,7 +305,7 @@ class Exchange:
             by_client = self._upload is not None and self._upload.is_to_blame(error)
             if self._sending.failed(error, by_client=by_client):
                 failure = UpstreamUnreachable()
-        failure.__cause__ = error
+        failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
             self._span.end()

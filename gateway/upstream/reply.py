@@ -96,8 +96,11 @@ class Sending:
         return self._sent.has_ended
 
     def may_end(self, end: Callable[[], None]) -> None:
-        """`end` is how the books can have the request fail while its head is awaited."""
+        """`end` is how the books can have the request fail while its head is awaited; called now where they have called
+        for that already."""
         self._sent.on_end = end
+        if self._sent.has_ended:
+            end()
 
     def close(self) -> None:
         """All of it is over."""

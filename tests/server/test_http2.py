@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
@@ -11,6 +12,7 @@ from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFra
 
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.http.http2.receiving import MOST_UNREAD_BYTES
 from gateway.origin.requests import Kind
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
@@ -289,6 +291,61 @@ async def test_a_hundred_writes_may_come_piece_by_piece(pair: Pair) -> None:
                 await wire.part(b"a" * size, ends=ends, call=call)
         for call in calls:
             assert (await wire.answer_of(call)).status == 201
+
+
+async def test_uploads_that_are_stuck_share_a_bound_and_others_go_on() -> None:
+    """Their origin accepts no connection, so that nothing is read of them."""
+    count = 60
+    pair = await start_pair()
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    ahead = [socket.socket() for _ in range(4)]
+    for one in ahead:
+        one.setblocking(False)
+        one.connect_ex(full.getsockname())
+    routes = [
+        {"name": name, "prefix": f"/{name}", "origin": url, "connect_timeout_s": 60}
+        for name, url in (("stuck", f"http://127.0.0.1:{full.getsockname()[1]}"), ("flows", pair.origin.url))
+    ]
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 0.1}
+    gateway = await start_gateway(GatewayConfig.model_validate({"server": server, "routes": routes}))
+    try:
+        async with wire_to(gateway) as wire:
+            stuck = await several_begun(wire, [f"/stuck/{number}" for number in range(count)])
+            sent = 0
+            while room := [(call, min(call.window, 1 << 14)) for call in stuck if call.window]:
+                for call, size in room:
+                    await wire.part(bytes(size), call=call)
+                    sent += size
+                await heard(wire)
+            assert sent <= MOST_UNREAD_BYTES + (count + 1) * 65_535
+            flows = (await several_begun(wire, ["/flows"]))[0]
+            for _ in range(64):
+                await wire.part(bytes(1 << 14), call=flows)
+            await wire.part(b"", call=flows, ends=True)
+            assert (await wire.answer_of(flows)).status == 201
+            assert all(call.window == 0 for call in stuck)
+    finally:
+        await gateway.stop()
+        await stop_pair(pair)
+        for one in (full, *ahead):
+            one.close()
+
+
+async def several_begun(wire: Http2Wire, targets: list[str]) -> list[Call]:
+    """Uploads whose bodies are still to come."""
+    calls = []
+    for target in targets:
+        await wire.ask(target, TEXT, "PUT", b"", ends=False)
+        calls.append(wire.call)
+    return calls
+
+
+async def heard(wire: Http2Wire) -> None:
+    """Have the gateway look at all that was sent, and take in what it says of that."""
+    known = len(wire.pongs)
+    await wire.frame(PingFrame(0, b"12345678"))
+    while len(wire.pongs) == known:
+        await wire.read()
 
 
 async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair) -> None:

@@ -221,6 +221,27 @@ async def test_who_names_nothing_known_is_shown_the_first(
     await close(writer)
 
 
+@pytest.mark.parametrize("certificates", [1, 2])
+async def test_a_name_that_is_no_ascii_is_refused_quietly(
+    bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, certificates: int
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    names = ["edge.test", "other.test"][:certificates]
+    gateway = await bench.start(tls(*(authority.issue(name) for name in names)))
+    outgoing = ssl.MemoryBIO()
+    client = authority.client().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="edge.test")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read().replace(b"edge.test", b"edg\xe9.test")
+    # A fatal alert: illegal_parameter (RFC 8446 section 6.2).
+    assert await raw(gateway, hello) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert await raw(gateway, hello[:90], hello[90:]) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert failures(gateway) == {"malformed": 2}
+    assert unraisable == []
+    assert gateway.connections == 0
+
+
 async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
     pair = authority.issue("edge.test")
     gateway = await bench.start(tls(pair), tls(pair, minimum_version="1.3"))
@@ -642,6 +663,40 @@ async def test_the_log_names_the_client_behind_a_trusted_proxy(
     reader, writer = await open_to(gateway)
     for _ in range(4):
         writer.write(REQUEST[:-2] + header + b"\r\n\r\n")
+        assert (await read_response(reader)).status == 200
+    await close(writer)
+    assert await clients_in_log(bench, gateway) == [client] * 4
+
+
+LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
+"""A PROXY header of version 2: the balancer speaks for itself."""
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("header", "client"),
+    [
+        (LOCAL, "127.0.0.1"),
+        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
+        (b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", "203.0.113.7"),
+    ],
+)
+async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
+    bench: Bench, authority: Authority, header: bytes, client: str, is_secure: bool, fast_path: bool
+) -> None:
+    """The proxy has not looked at the requests: what they say of their client is their client's word."""
+    listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
+    more: dict[str, Any] = {"trusted_proxies": ["127.0.0.1"], "fast_path": fast_path}
+    gateway = await noted(bench, {**listener, "proxy_protocol": "on"}, **more)
+    sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
+    sock.sendall(header)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(
+        sock=sock, ssl=authority.client() if is_secure else None, server_hostname="edge.test" if is_secure else None
+    )
+    for _ in range(4):
+        writer.write(REQUEST[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
         assert (await read_response(reader)).status == 200
     await close(writer)
     assert await clients_in_log(bench, gateway) == [client] * 4

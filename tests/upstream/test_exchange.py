@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,11 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from multidict import CIMultiDict
 
+from gateway.aio.clock import ManualClock
+from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream import connection as connection_module
 from gateway.upstream.exchange import Exchanges
+from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.reply import Bounds, Reply, Sending
 
 T = TypeVar("T")
 
@@ -337,6 +341,70 @@ async def test_who_leaves_while_waiting_leaves_no_connection_behind(exchanges: E
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert exchanges.open_connections == 0
+
+
+class News:
+    """Takes note of nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def on_open(self, origin: Books) -> None: ...
+
+
+class Heard:
+    """Asks, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.failures: list[GatewayError] = []
+
+    def sent(self) -> None: ...
+
+    def answered(self, reply: Reply) -> None:
+        reply.close()
+
+    def failed(self, error: GatewayError) -> None:
+        self.failures.append(error)
+
+
+async def uploaded() -> AsyncIterator[bytes]:
+    """A body that does not come to its end."""
+    yield b"part"
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("has_upload", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 40])
+async def test_a_request_that_is_called_off_ends_however_far_it_is(
+    exchanges: Exchanges, turns: int, is_kept: bool, has_upload: bool
+) -> None:
+    """Because its origin is to be asked no more: another one is, instead."""
+
+    async def script(peer: Peer) -> None:
+        if is_kept:
+            await peer.asked()
+            await peer.says(GOOD)
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        if is_kept:
+            await body_of(await send(exchanges, running.url))
+        clock = ManualClock()
+        books = Books(running.url, OriginsConfig(), random.Random(1), clock.now(), News())
+        sent = books.admit(clock.now(), is_live=True)
+        assert sent is not None
+        heard = Heard()
+        exchanges.ask(
+            heard, "POST" if has_upload else "GET", f"{running.url}/s", CIMultiDict(), PATIENT,
+            uploaded() if has_upload else None, Sending(sent, clock.now),
+        )  # fmt: skip
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sent.end()
+        await eventually(lambda: bool(heard.failures))
+        assert [type(error) for error in heard.failures] == [UpstreamUnreachable]
+        assert "0 in flight" in repr(books)
+        assert "closed" in repr(books), "it is no failure of the origin"
 
 
 # -- bounds
