@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -22,7 +21,7 @@ from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
 from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
-from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
+from tests.memory_upstream import Asked, MemoryUpstream
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -32,13 +31,6 @@ def part_of_stream(body: bytes, end: str, **more: str) -> Callable[[Asked], None
     fields = {**TEXT, "Stream-Next-Offset": end, "Stream-Up-To-Date": "true"}
     fields |= {name.replace("_", "-"): value for name, value in more.items()}
     return lambda asked: asked.answer(200, fields, body if asked.method == "GET" else b"")
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Let the tasks go on until a state is reached."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 class EngineBench:

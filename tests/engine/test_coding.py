@@ -29,6 +29,7 @@ from gateway.tape.eviction import LeastRecentlyUsed
 from gateway.tape.library import Library
 from gateway.tape.stream import End, Group, Stream, StreamKey
 from tests.codings import DECODERS, messages
+from tests.waiting import pass_turns
 
 SMALL = messages(100)
 LARGE = messages(1_000)
@@ -92,7 +93,7 @@ class Bench:
             self.coder.code(self.read(stream, accept_encoding), self.answer(stream, body, end))
         )
         while not coding.done():
-            await asyncio.sleep(0)
+            await pass_turns(1)
             self.gate.release()
         return coding.result()
 
@@ -100,8 +101,7 @@ class Bench:
 async def started(work: Any) -> asyncio.Task[Answer]:
     """The work, gone on until it waits for something."""
     task: asyncio.Task[Answer] = asyncio.create_task(work)
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await pass_turns(3)
     return task
 
 

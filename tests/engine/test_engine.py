@@ -11,8 +11,9 @@ import pytest
 from gateway.engine.answer import Answer
 from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.mode import Mode
-from tests.engine.bench import TEXT, EngineBench, eventually, part_of_stream
+from tests.engine.bench import TEXT, EngineBench, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
+from tests.waiting import eventually, pass_turns
 
 Start = Callable[..., EngineBench]
 
@@ -74,8 +75,7 @@ async def test_a_read_is_tried_again_after_a_pause(start: Start, trouble: int | 
     else:
         first.fail(trouble)
     await eventually(lambda: bench.clock.pending > 0)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await pass_turns(20)
     assert len(bench.upstream.asked) == 1
     bench.clock.advance(0.2)
     part_of_stream(b"ab", "0002")(await bench.until(2))

@@ -24,8 +24,9 @@ from gateway.ops.log_sinks.sink import Sink
 from gateway.ops.log_sinks.stream import StreamSink
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
-from tests.ops.log_reading import BOUND_S, eventually, messages, numbered, numbers_in, time_passing
+from tests.ops.log_reading import BOUND_S, messages, numbered, numbers_in
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
+from tests.waiting import eventually, time_passing
 
 PATH = "/logs/edge"
 

@@ -16,8 +16,9 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.origin.sse import control_event
 from gateway.protocol.cursor import interval
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.waiting import eventually
 
 JSON = "application/json"
 TYPES = [JSON, "text/plain", "application/octet-stream"]

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.origin.app import RunningOrigin
 from tests.ops.log_reading import lines_of
-from tests.scenarios.conftest import Edge, eventually
+from tests.scenarios.conftest import Edge
 from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"

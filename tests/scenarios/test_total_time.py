@@ -8,8 +8,9 @@ from multidict import CIMultiDict
 from gateway.errors import UpstreamTimeout
 from gateway.upstream.client import Client
 from gateway.upstream.reply import Bounds
-from tests.scenarios.conftest import Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.waiting import eventually
 
 BODY = b"x" * (16 << 20)
 
