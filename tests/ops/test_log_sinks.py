@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -230,6 +231,7 @@ async def test_lines_go_to_a_descriptor_whole(pipe: list[int]) -> None:
 
 
 async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None:
+    before = set(threading.enumerate())
     sink = DescriptorSink(pipe[1], "pipe")
     writing = asyncio.create_task(sink.write(numbered(range(100_000))))
     # The pipe is full once it takes nothing more, and the loop still turns: this is it turning.
@@ -241,7 +243,7 @@ async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None
         await sink.close()
     os.close(pipe[0])
     # The thread is freed by the broken pipe, and leaves.
-    await eventually(lambda: not sink._thread._thread.is_alive())
+    await eventually(lambda: set(threading.enumerate()) <= before)
     os.close(pipe[1])
 
 

@@ -37,7 +37,7 @@ class LibraryWithWishes(LibraryAgainstRecount):
 
     @invariant()
     def every_stream_can_still_be_given_up(self) -> None:
-        order, reserve = self.library._eviction, self.library.reserve
+        order, reserve = self.order, self.library.reserve
         for stream in self.library:
             assert stream.pins or (stream.key in order) != (stream.key in reserve)
             assert not (stream.key in order and stream.key in reserve)
@@ -51,10 +51,11 @@ class LibraryWithWishes(LibraryAgainstRecount):
 
     @invariant()
     def what_is_shunned_holds_nothing_unless_somebody_needs_it(self) -> None:
-        for stream in self.library:
+        for stream in list(self.library):
             if self.library.is_shunned(stream) and not stream.pins:
-                # Nobody lays for such a stream but on behalf of a holder, as the machine does without.
-                self.library._bare(stream)
+                # Bytes are laid for such a stream on behalf of a holder alone; the machine does without one.
+                stream.pins += 1
+                self.library.release(stream)
                 assert stream.tape.block_count == 0
 
 
