@@ -18,6 +18,8 @@ LOCUST_INSTALLED := $(LOCUST)/.installed
 
 # Tests find node and npm on PATH: the machine's own, or those that PyPI's wheel puts beside Python.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of short programs start in the tests: what Python has compiled is kept for the next.
+unexport PYTHONDONTWRITEBYTECODE
 
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
 NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
