@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
 from gateway.engine.answer import Answer
 from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.mode import Mode
-from tests.engine.bench import TEXT, EngineBench, part_of_stream
+from tests.engine.bench import TEXT, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
 from tests.waiting import eventually, pass_turns
-
-Start = Callable[..., EngineBench]
 
 HALF = bytes(1 << 19)
 """Of a body that is too large to be waited for."""
 SIZE = 2 * len(HALF)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    benches: list[EngineBench] = []
-
-    def start_one(script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> EngineBench:
-        benches.append(EngineBench(script, **settings))
-        return benches[-1]
-
-    yield start_one
-    for bench in benches:
-        await bench.close()
 
 
 async def begun(bench: EngineBench) -> tuple[Asked, Answer]:
