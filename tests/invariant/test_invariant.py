@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from tests.effort import examples
 from tests.invariant.world import PollReader, SseReader, World, going_on, ignoring_result
 
 HUNT = int(os.environ.get("INVARIANT_EXAMPLES", "0"))
@@ -271,7 +272,7 @@ def test_every_client_has_exactly_the_streams_bytes(machine: type[SystemAgainstL
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=HUNT or 60,
+            max_examples=HUNT or examples(30, 600),
             derandomize=not HUNT,
             stateful_step_count=30,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -17,6 +17,7 @@ from gateway.pipeline.curve.kernel import Ints, Trace
 from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, missed, threshold
 from gateway.pipeline.curve.simulate import USE_US, Read, play
 from gateway.tape.tape import TAPE_COST
+from tests.effort import some
 from tests.pipeline.curve.traces import TRACES, only, sizes_of, trace_of
 
 _RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
@@ -67,7 +68,8 @@ def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) ->
     assert np.abs(mine - Oracle(trace, tmp_path / "trace").ratios(sizes)).max() < 1e-9
 
 
-@pytest.mark.parametrize("name", TRACES)
+# Of all of them the sample of this one is furthest off, and that of the other one the most skewed.
+@pytest.mark.parametrize("name", some(["drifting", "looping"], list(TRACES)))
 def test_a_tenth_of_the_blocks_is_off_by_a_hundredth_at_most(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(2), 1_800_000, 1_800_000))
     sizes = sizes_of(trace, 3)
