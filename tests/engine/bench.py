@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -228,3 +229,19 @@ async def _whole(answer: Answer) -> bytes:
     if answer.parts is None:
         return answer.body
     return b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
+
+
+@asynccontextmanager
+async def benches() -> AsyncIterator[Start]:
+    """Makes benches, which are closed when the block ends."""
+    made: list[EngineBench] = []
+
+    def start(script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> EngineBench:
+        made.append(EngineBench(script, **settings))
+        return made[-1]
+
+    try:
+        yield start
+    finally:
+        for bench in made:
+            await bench.close()

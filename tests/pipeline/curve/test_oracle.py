@@ -68,8 +68,8 @@ def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) ->
     assert np.abs(mine - Oracle(trace, tmp_path / "trace").ratios(sizes)).max() < 1e-9
 
 
-# Of all of them the sample of this one is furthest off, and that of the other one the most skewed.
-@pytest.mark.parametrize("name", some(["drifting", "looping"], list(TRACES)))
+# The samples of these two are the furthest off: by requests (0.003) and by bytes (0.005).
+@pytest.mark.parametrize("name", some(["scanned", "drifting"], list(TRACES)))
 def test_a_tenth_of_the_blocks_is_off_by_a_hundredth_at_most(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(2), 1_800_000, 1_800_000))
     sizes = sizes_of(trace, 3)
