@@ -14,7 +14,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from gateway.cache_plan import CachePlan, parse_plan
 from gateway.config import CachePlanConfig
 from tests.effort import examples
-from tests.invariant.test_invariant import HUNT, Binary, Json, SystemAgainstLog, Text
+from tests.invariant.machine import HUNT, Binary, Json, SystemAgainstLog, Text
 from tests.invariant.world import PATH, going_on
 
 SAMPLE: Final = json.loads((Path(__file__).parents[2] / "config" / "cache-plan.json").read_bytes())

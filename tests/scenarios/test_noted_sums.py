@@ -17,7 +17,7 @@ from gateway.protocol.mode import Mode
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_noted
 from tests.scenarios.conftest import Edge, Start, bounded
-from tests.scenarios.test_noted_lives import confirmed
+from tests.scenarios.noting import confirmed
 from tests.scenarios.wire import Dropped
 from tests.waiting import eventually
 

@@ -8,37 +8,25 @@ from typing import cast
 import aiohttp
 import pytest
 
-from gateway.app import RunningGateway
 from gateway.origin.requests import Kind
 from gateway.server.connection import Connection
-from tests.server.conftest import BOUND_S, Pair, ask, close, connect, read_response, start_pair, stop_pair
+from tests.server.conftest import (
+    BOUND_S,
+    Pair,
+    ask,
+    close,
+    connect,
+    create_closed,
+    get,
+    hits,
+    read_response,
+    start_pair,
+    stop_pair,
+    write,
+)
 from tests.waiting import eventually
 
 CHANGING = ("date", "age")
-
-
-def get(target: str, *lines: str) -> bytes:
-    return "\r\n".join([f"GET {target} HTTP/1.1", "Host: edge", *lines, "", ""]).encode()
-
-
-async def write(gateway: RunningGateway, method: str, path: str, body: bytes = b"", **headers: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with session.request(method, gateway.gateway_url + path, data=body, headers=named) as response:
-            assert response.status < 300
-
-
-async def create_closed(
-    pair: Pair, path: str = "/s", body: bytes = b"x" * 1_000, content_type: str = "text/plain"
-) -> None:
-    await write(pair.fast, "PUT", path, body, Content_Type=content_type, Stream_Closed="true")
-
-
-def hits(gateway: RunningGateway) -> int:
-    """Answers that no strict protocol has seen."""
-    ready = gateway.clients.ready
-    assert ready is not None
-    return ready.served
 
 
 async def test_the_door_answers_a_repeated_hit_without_the_strict_way(pair: Pair) -> None:

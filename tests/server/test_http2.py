@@ -16,8 +16,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
-from tests.server.conftest import Pair, ask, start_pair, stop_pair
-from tests.server.test_door import create_closed, get, hits, write
+from tests.server.conftest import Pair, ask, create_closed, get, hits, start_pair, stop_pair, write
 from tests.waiting import eventually, pass_turns, time_passing
 
 TEXT = {"Content-Type": "text/plain"}

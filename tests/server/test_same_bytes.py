@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
-from tests.server.conftest import Pair, close, connect, start_pair, stop_pair
-from tests.server.test_door import create_closed
+from tests.server.conftest import Pair, close, connect, create_closed, start_pair, stop_pair
 from tests.waiting import pass_turns
 
 TARGETS = [

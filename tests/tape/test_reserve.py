@@ -15,7 +15,7 @@ from gateway.tape.library import Library
 from gateway.tape.reserve import Reserve
 from gateway.tape.stream import End, Stream, StreamKey
 from gateway.tape.tape import TAPE_COST
-from tests.tape.test_library import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
+from tests.tape.library_machine import FOR_EVER, LibraryAgainstRecount, fill, key, new_library
 
 KEYS = [key("a"), key("a", "p"), key("b")]
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from gateway.pipeline.curve.kernel import Ints, Trace
-from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, missed, threshold
+from gateway.pipeline.curve.shards import missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
 from gateway.tape.tape import TAPE_COST
 from tests.effort import some
-from tests.pipeline.curve.traces import TRACES, only, sizes_of, trace_of
+from tests.pipeline.curve.samples import sampled
+from tests.pipeline.curve.traces import TRACES, sizes_of, trace_of
 
 _RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 
@@ -41,22 +42,6 @@ class Oracle:
         return np.array(
             [policy(size).process_trace(libcachesim.TraceReader(self._path, kind)) for size in cache_bytes.tolist()]
         )
-
-
-def sampled(trace: Trace, cache_bytes: Ints, rate: float) -> Curve:
-    """The curve from a sample, taken as the pipeline takes it, without Spark."""
-    kept = threshold(rate)
-    sample = only(trace, np.mod(trace.keys, SPACE) < kept)
-    part = np.mod(sample.keys >> 24, REPLICAS)
-    share = kept / SPACE
-    return curve_of(
-        missed(sample, cache_bytes, share),
-        [missed(only(sample, part == number), cache_bytes, share / REPLICAS) for number in range(REPLICAS)],
-        cache_bytes,
-        references=trace.references,
-        asked_bytes=trace.bytes,
-        rate=share,
-    )
 
 
 @pytest.mark.parametrize("name", TRACES)
