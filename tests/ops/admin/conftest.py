@@ -19,7 +19,7 @@ from gateway.config import GatewayConfig
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.waiting import eventually
 
-BOUND_S = 10.0
+BOUND_S = 30.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
