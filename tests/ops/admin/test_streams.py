@@ -11,6 +11,7 @@ from gateway.origin.app import RunningOrigin
 from gateway.tape.stream import End, Group, StreamKey
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
+from tests.waiting import pass_turns
 
 
 async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
@@ -193,7 +194,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     async def others() -> None:
         nonlocal others_turns
         while True:
-            await asyncio.sleep(0)
+            await pass_turns(1)
             others_turns += 1
 
     task = asyncio.create_task(others())
