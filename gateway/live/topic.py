@@ -203,6 +203,11 @@ class Topic:
         self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of frames that are kept for the next reader at the same place."""
+        return int(self._frames.currsize)
+
     # -- the follower's side
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:

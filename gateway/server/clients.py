@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -122,6 +122,9 @@ class Clients:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._open)
 
     def expect(self) -> None:
         """A connection has been accepted; `admit` is owed."""

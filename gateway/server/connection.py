@@ -61,6 +61,24 @@ class Connection(ReadingConnection, Handling):
         self._client = told
         self._is_local = is_local
 
+    def __repr__(self) -> str:
+        """Its phase, and what it holds for a request."""
+        held = {
+            "parser": self._parser is not None,
+            "task": self._task is not None,
+            "request": self._request is not None,
+            "body": self._body is not None,
+            "whole body": self._request is not None and self._request.body is not None and self._request.body.is_whole,
+            "pending": bool(self._pending),
+        }
+        names = [name for name, is_held in held.items() if is_held]
+        return f"<{type(self).__name__} {', '.join([self.phase.name, *names])}>"
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request that has been parsed waits for the one before it."""
+        return bool(self._pending)
+
     @property
     def client(self) -> str | None:
         """The address that the connection has come from, without its port; None where it has none."""

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.origin.app import RunningOrigin
-from tests.ops.log_reading import lines_of
-from tests.scenarios.conftest import Edge, eventually
+from tests.scenarios.conftest import Edge
+from tests.scenarios.noting import TRACE, TRACEPARENT, noted
 from tests.scenarios.wire import Dropped
-
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -24,19 +22,6 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(log: Path) -> dict[str, Any]:
     return {"sink": "file", "path": str(log), "client_address": "full", "node_name": "west"}
-
-
-async def noted(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
-    """So many lines, which is all there are."""
-
-    def has_come() -> bool:
-        edge.clock.advance(1.0)
-        return log.read_bytes().count(b"\n") >= count
-
-    await eventually(has_come)
-    lines = lines_of(log)
-    assert len(lines) == count
-    return lines
 
 
 async def test_each_request_has_one_line_that_says_what_it_was_told(edge: Edge, log: Path) -> None:

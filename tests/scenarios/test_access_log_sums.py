@@ -16,9 +16,10 @@ from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import Place
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_access_log
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_access_log_of_lives import confirmed
+from tests.scenarios.conftest import Edge, Start, bounded
+from tests.scenarios.noting import confirmed
 from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
 
 log = test_access_log.log
 settings = test_access_log.settings
@@ -43,12 +44,11 @@ async def all_told(edge: Edge, log: Path) -> list[dict[str, Any]]:
     be the counters'."""
     await edge.leave()
     await edge.until_idle()
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
 
     def has_come() -> bool:
         edge.clock.advance(60)
-        return not access_log._ledger and not access_log._queue and not access_log._unwritten
+        return repr(access_log) == "0 queued, 0 unwritten, 0 unclaimed"
 
     await eventually(has_come)
     lines = lines_of(log)
@@ -108,7 +108,7 @@ async def test_what_comes_for_a_follower_that_lingers_has_a_line_of_its_own(
 
     await eventually(is_noted)
     await edge.post("/s?room=1", b"[2]", "application/json")
-    (topic,) = edge.gateway.engine.live._topics.values()
+    (topic,) = edge.gateway.engine.live.topics()
     tail = topic.stream.acked
     await eventually(lambda: topic.position == tail)
     lines = await all_told(edge, log)
@@ -186,8 +186,7 @@ async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, live_interval_s=0)
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
     for number in range(300):
         access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
     lines = await all_told(edge, log)
@@ -198,8 +197,7 @@ async def test_very_many_followed_streams_have_no_line_for_each_piece(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, followed_streams=6_000, queue_records=100_000)
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
     for _ in range(3):
         for number in range(6_000):
             access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
@@ -223,7 +221,7 @@ async def test_a_drain_and_an_end_leave_nothing_untold(
 
         def has_left() -> bool:
             edge.clock.advance(0.1)
-            return not any(topic.readers_now for topic in edge.gateway.engine.live._topics.values())
+            return not any(topic.readers_now for topic in edge.gateway.engine.live.topics())
 
         await eventually(has_left)
         await edge.post("/s", b"[2]", "application/json")

@@ -10,7 +10,8 @@ from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
+from tests.waiting import eventually
 
 SMALL = 30_000
 
@@ -135,8 +136,8 @@ async def test_the_delay_of_a_delivery_is_not_the_silence_before_it(edge: Edge, 
     await bounded(wire.head())
     await bounded(wire.event())
     await eventually(lambda: counters.parked == 1)
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: any(topic.is_confirmed for topic in topics.values()))
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed for topic in topics()))
     edge.clock.advance(3)
     await edge.post("/s", b"more")
     while (event := await bounded(wire.event())) is not None and event.data != "more":

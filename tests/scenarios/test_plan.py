@@ -17,9 +17,10 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
 from tests.plans import MIB, PlanFile, entry
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_access_log_of_lives import confirmed
+from tests.scenarios.conftest import Edge, Start, bounded
+from tests.scenarios.noting import confirmed
 from tests.scenarios.wire import Answer
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 from gateway.config.watched_files import LOOK_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
-from tests.scenarios.conftest import Edge, Start, as_json, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, as_json, bounded
 from tests.tls_origin import behind_tls, made, server_context
+from tests.waiting import eventually
 
 JSON = "application/json"
 
@@ -50,7 +51,7 @@ async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: st
     for _ in range(2):
         looks = renewal.looks
         edge.clock.advance(LOOK_S)
-        await eventually(lambda looks=looks: renewal.looks > looks)  # type: ignore[misc]
+        await eventually(lambda looks=looks: renewal.looks > looks)
     await eventually(lambda: any(said in record.getMessage() for record in caplog.records[before:]))
 
 

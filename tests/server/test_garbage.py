@@ -18,6 +18,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import start_origin
 from tests.scenarios.hostile import Asked, HostileOrigin, Script, answer
 from tests.transports import HTTP_1, TLS, listening, made
+from tests.waiting import eventually
 
 BOUND_S = 20.0
 ROUNDS = 5
@@ -116,8 +117,7 @@ async def test_no_relay_that_comes_to_nothing_leaves_its_request_behind(how: str
             if how == "its answer breaks off":
                 await reader.read()
             writer.transport.abort()
-            while gateway.connections or gateway.engine.client.open_connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not gateway.connections and not gateway.engine.client.open_connections)
 
     try:
         await use(0)

@@ -18,17 +18,10 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
-from tests.server.conftest import BOUND_S, Pair, ask, start_pair, stop_pair
-from tests.server.test_remembered_requests import create_closed, get, hits, write
+from tests.server.conftest import Pair, ask, create_closed, get, hits, start_pair, stop_pair, write
+from tests.waiting import eventually, pass_turns, time_passing
 
 TEXT = {"Content-Type": "text/plain"}
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state inside the gateway that nothing announces."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -49,13 +42,6 @@ async def several(wire: Http2Wire, *targets: str) -> list[Call]:
     return calls
 
 
-async def pass_time(pair: Pair) -> None:
-    """Let the manual clock run."""
-    while True:
-        await asyncio.sleep(0.005)
-        pair.clock.advance(0.1)
-
-
 @asynccontextmanager
 async def gateway_before(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
@@ -74,10 +60,8 @@ async def gateway_before(
 
 def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
     """Whether so many live readers stand at the tail of streams that are followed."""
-    topics = gateway.engine.live._topics
-    return lambda: (
-        sum(len(topic.readers_now) + topic.crowded for topic in topics.values() if topic.is_confirmed) == count
-    )
+    topics = gateway.engine.live.topics
+    return lambda: sum(len(topic.readers_now) + topic.crowded for topic in topics() if topic.is_confirmed) == count
 
 
 async def test_requests_on_one_connection_are_answered_side_by_side(pair: Pair) -> None:
@@ -100,7 +84,7 @@ async def test_the_preface_may_come_in_pieces(pair: Pair) -> None:
         frame = SettingsFrame(0).serialize()
         for byte in PREFACE + frame:
             await wire.send(bytes((byte,)))
-            await asyncio.sleep(0)
+            await pass_turns(1)
         wire.is_greeted = True
         await wire.ask("/s?offset=-1")
         assert (await wire.answer()).status == 200
@@ -235,7 +219,7 @@ async def test_a_client_that_has_ended_and_takes_nothing_is_let_go() -> None:
             while not pair.fast.clients.unsent()[0]:
                 done = hits(pair.fast)
                 await wire.ask("/s?offset=-1")
-                await eventually(lambda done=done: hits(pair.fast) > done)  # type: ignore[misc]
+                await eventually(lambda done=done: hits(pair.fast) > done)
             wire.writer.write_eof()
             await eventually(lambda: not len(pair.fast.clients))
     finally:
@@ -501,16 +485,15 @@ async def test_a_drain_ends_live_reads_and_answers_what_is_on_its_way() -> None:
         assert wire.goaways == [((1 << 31) - 1, 0)]
         await wire.ask("/s?offset=-1")
         assert (await wire.answer()).body == b"abc"
-        passing = asyncio.create_task(pass_time(pair))
-        while not (poll.is_ended and sse.is_ended):
-            await wire.read()
-        assert poll.heads[-1].status == 204
-        assert poll.reset is None
-        assert sse.reset is None
-        assert await wire.is_ended()
-        assert wire.goaways[-1][1] == 0
-        await stopping
-        passing.cancel()
+        async with time_passing(pair.clock, 0.1, 0.005):
+            while not (poll.is_ended and sse.is_ended):
+                await wire.read()
+            assert poll.heads[-1].status == 204
+            assert poll.reset is None
+            assert sse.reset is None
+            assert await wire.is_ended()
+            assert wire.goaways[-1][1] == 0
+            await stopping
     await pair.strict.stop()
     await pair.origin.stop(grace_s=0)
 

@@ -10,7 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
+from tests.waiting import eventually, pass_turns
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge.test\r\n\r\n"
 
@@ -140,12 +141,6 @@ def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
 def failures(gateway: RunningGateway) -> dict[str, int]:
     counted = figures(gateway, "durable_gateway_tls_handshake_failures_total").items()
     return {why: int(n) for (why,), n in counted if n}
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
@@ -344,7 +339,7 @@ async def test_a_handshake_by_bytes_comes_to_its_end(bench: Bench, authority: Au
                 pass
             for byte in outgoing.read():
                 writer.write(bytes([byte]))
-                await asyncio.sleep(0)
+                await pass_turns(1)
             if not found.endswith(b"hello"):
                 incoming.write(await reader.read(1 << 16))
     await close(writer)
@@ -433,14 +428,11 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
         await gateway.reload()
     else:
 
-        async def looked() -> bool:
+        async def is_new() -> bool:
             bench.clock.advance(LOOK_S)
-            await asyncio.sleep(0.005)
             return await serial(gateway, context) != before
 
-        async with asyncio.timeout(BOUND_S):
-            while not await looked():
-                pass
+        await eventually(is_new)
     assert await serial(gateway, context) != before
     assert figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds") == {
         ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
@@ -532,12 +524,14 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
     new.certificate.replace(pair.certificate)
     for _ in range(3):
         bench.clock.advance(LOOK_S / 4)
-        await asyncio.sleep(0.005)
+        assert await serial(gateway, context) == before
     new.key.replace(pair.key)
-    async with asyncio.timeout(BOUND_S):
-        while await serial(gateway, context) == before:
-            bench.clock.advance(LOOK_S)
-            await asyncio.sleep(0.005)
+
+    async def is_new() -> bool:
+        bench.clock.advance(LOOK_S)
+        return await serial(gateway, context) != before
+
+    await eventually(is_new)
     assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
@@ -602,7 +596,7 @@ async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authorit
         # By bytes: a header may come in any pieces.
         for byte in header:
             sock.send(bytes([byte]))
-            await asyncio.sleep(0)
+            await pass_turns(1)
         context = authority.client() if is_secure else None
         sock.setblocking(False)
         reader, writer = await asyncio.open_connection(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gateway.server.tls import TlsTransport
 from tests.certificates import Authority
+from tests.waiting import pass_turns
 
 
 class Raw(asyncio.Transport):
@@ -212,7 +213,7 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
                 assert seen % every == 0
                 wired.transport.resume_reading()
                 assert len(wired.up.pieces) == seen, "not in the middle of whoever resumes"
-                await asyncio.sleep(0)
+                await pass_turns(1)
             else:
                 wired.transport.data_received(stream[:cut])
                 stream = stream[cut:]

@@ -21,6 +21,7 @@ from gateway.upstream.exchange import Exchanges
 from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
 from gateway.upstream.reply import Bounds, Reply, Sending
+from tests.waiting import at_rest, eventually
 
 T = TypeVar("T")
 
@@ -33,12 +34,6 @@ PATIENT = Bounds(connect_s=20.0, first_byte_s=20.0, idle_s=20.0, total_s=20.0)
 async def bounded(work: Awaitable[T]) -> T:
     async with asyncio.timeout(20):
         return await work
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Peer:
@@ -489,10 +484,7 @@ async def test_no_more_is_read_than_a_reader_takes(exchanges: Exchanges) -> None
 
     async with origin(script) as running:
         reply = await send(exchanges, running.url)
-        before = -1
-        while sent != before or not sent:
-            before = sent
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: sent)
         # What the kernels hold on both sides, and the reader's own share.
         assert sent < 4 * LARGE
         size = 0
@@ -523,10 +515,7 @@ async def test_an_upload_is_taken_no_faster_than_the_origin_reads_it(exchanges: 
 
     async with origin(script) as running:
         asking = asyncio.create_task(send(exchanges, running.url, "POST", body=chunks()))
-        before = -1
-        while made != before or not made:
-            before = made
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: made)
         assert made < 4 * LARGE
         go_on.set()
         assert await body_of(await bounded(asking)) == b"good"
