@@ -1,11 +1,11 @@
-"""The plan in effect: what a running gateway makes of it, and undoes when another takes its place.
+"""Applies a cache plan to a running engine and undoes it when another plan replaces it.
 
-Taking a plan is one step between two requests: the tape store is told whom to keep and who is to hold no bytes, a round
-of warming begins where the plan names other streams for it than the last one did, and those with a lifetime are looked
-at from time to time.  A plan changes what is kept and never what is answered: everything that it does is what an
-eviction, or a reader who came a little earlier, might have done.
+Applying a plan is one synchronous step between two requests.  The tape store learns which streams are pinned and which
+are not to be stored.  A warming round starts if the plan names other streams to warm than the plan before.  Streams
+with an idle lifetime are swept periodically.  A plan changes what is kept and never what is answered: each of its
+effects could also come from an eviction or from an earlier reader.
 
-Nothing of it is on the path of a request.  That a stream was idle is seen by its counters standing still.
+The plan does no work on the request path.  A stream counts as idle while its counters do not change.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from gateway.plan.warming import Warming
 from gateway.tape.stream import End, Stream
 
 _LOOKS: Final = 4
-"""Looks at idle streams in the shortest of their lifetimes."""
+"""Sweeps of idle streams within the shortest lifetime."""
 _MOST_OFTEN_S: Final = 1.0
 _LEAST_OFTEN_S: Final = 30.0
 _AT_ONCE: Final = 256
-"""Lifetimes looked at in one turn of the loop: about a millisecond."""
+"""Lifetimes examined in one turn of the loop: about a millisecond."""
 
 
 class _Seen(NamedTuple):
-    """A stream's counters, and since when they have stood like that (monotonic seconds)."""
+    """A stream's counters, and since when they have had these values (monotonic seconds)."""
 
     counters: tuple[int, int, float]
     since: float
 
 
 class PlanApplier:
-    """Owner of the plan in effect and of what goes on because of it; `leave` ends that."""
+    """Owner of the plan in effect and of its warming round and sweeps; `leave` stops both."""
 
     def __init__(self, engine: Engine, rng: random.Random) -> None:
         self._engine = engine
         self._rng = rng
         self.plan: CachePlan | None = None
         self.taken_at = 0.0
-        """When it was taken (Unix seconds)."""
+        """When the plan was applied (Unix seconds)."""
         self.entries = PlanEntries()
         self._granted_by: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
-        """The latest round."""
+        """The latest warming round."""
         self._unlaid_before = 0
         self.given_up = 0
-        """Tapes given up because their time without a reader was over, since the plan was taken."""
+        """Tapes dropped since the plan was applied because they were idle for their lifetime."""
         self._idle: dict[Stream, _Seen] = {}
         self._timer: Timer | None = None
 
     @property
     def unlaid_bytes(self) -> int:
-        """Bytes fetched and not kept, since the plan was taken."""
+        """Bytes fetched and not stored since the plan was applied."""
         return self._engine.store.unlaid_bytes - self._unlaid_before
 
     def take(
@@ -70,15 +70,15 @@ class PlanApplier:
         routes: Sequence[Route],
         budget_bytes: int | None = None,
     ) -> bool:
-        """Have this plan in effect from here on, or none, and keep to this budget where one is named; whether it is
-        another plan than before.
+        """Apply `plan`, or no plan, and resize the budget if one is given; return whether the plan differs from the
+        one before.
 
-        To be called again with the same plan when the configuration or the routes have changed.
+        Call it again with the same plan when the configuration or the routes have changed.
         """
         engine, is_new = self._engine, plan != self.plan
         before = self.entries.warm
         if is_new or self._granted_by is None or self._granted_by[0] != grants or self._granted_by[1] is not routes:
-            # Tens of thousands of names to understand: not at each reload that has another reason.
+            # Resolving tens of thousands of names is too costly for reloads that change neither plan nor routes.
             self.entries = granted(plan, grants, routes)
             self._granted_by = grants, routes
         if is_new:
@@ -94,7 +94,7 @@ class PlanApplier:
             grants.pin_share if plan is not None else 0.0,
             [keyed.key for keyed in self.entries.not_stored],
         )
-        # Less room only now: those that are pinned from here on are not to be given up for it.
+        # Shrink the budget only now, so that the streams the new plan pins are not evicted for it.
         engine.store.resize(budget_bytes)
         if [keyed.key for keyed in self.entries.warm] != [keyed.key for keyed in before]:
             self._warm(grants)
@@ -102,7 +102,7 @@ class PlanApplier:
         return is_new
 
     def leave(self) -> None:
-        """The gateway is leaving: nothing is fetched for nobody any more."""
+        """Stop warming and sweeping: the gateway is shutting down."""
         if self.warming is not None:
             self.warming.stop()
         if self._timer is not None:
@@ -144,7 +144,7 @@ class PlanApplier:
         self._look_on({}, 0)
 
     def _look_on(self, idle: dict[Stream, _Seen], begin: int) -> None:
-        """Look at some of them, and have the others looked at in turns to come."""
+        """Examine one batch of lifetimes and schedule the next batch."""
         self._timer = None
         store, now = self._engine.store, self._engine.clock.now()
         end = begin + _AT_ONCE
