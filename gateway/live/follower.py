@@ -1,13 +1,13 @@
-"""The follower: the one live request that a stream costs its origin.
+"""The follower: the one live request per stream at its origin.
 
-It stands at the tape's tail, lays what it receives there and moves the topic.  JSON and binary streams are followed
-by SSE.  Text cannot be: SSE loses the difference between CR, LF and CRLF, so text is followed by long-poll, as is
-everything at an origin that does not speak SSE, and a binary stream while its events are large: base64 adds a third to
-them, a long-poll only two heads.  A data event counts only with the control event behind it; what a
-dying connection left half-sent is dropped and asked for again.
+It starts at the tape's tail, stores what it receives and moves the topic.  It follows JSON and binary streams by SSE.
+Text needs long-poll, because SSE loses the difference between CR, LF and CRLF; so does every stream of an origin
+without SSE.  A binary stream is long-polled while its events are large: base64 adds a third to their size, a long-poll
+adds only two heads.  A data event counts only once its control event has arrived.  What a dying connection left
+incomplete is dropped and requested again.
 
-An origin may keep an SSE connection open for ever, even that of a deleted stream, so each has a lifetime here.  When
-the origin is lost the follower comes back with growing, jittered pauses; readers notice a pause, nothing else.
+An origin may keep an SSE connection open for ever, even for a deleted stream, so each connection has a lifetime.  When
+the origin is lost, the follower reconnects after growing, jittered pauses; readers notice only a pause.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ _LONGEST_PAUSE_S = 5.0
 _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
-"""A third of this is what two heads of HTTP come to, several times over: larger binary events are long-polled."""
+"""Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
 class FollowingEnded(Exception):
-    """The origin says that the stream is no more."""
+    """The origin says that the stream no longer exists."""
 
     def __init__(self, why: End) -> None:
         super().__init__(why)
@@ -104,25 +104,25 @@ class Follower:
         self._access_log = access_log
         self._asked = Place.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
-        """How the origin was asked last."""
+        """The mode of the latest live request."""
         self._acks = 0
-        """Writes to the stream that had been acknowledged when the origin was asked last."""
+        """Writes to the stream that had been acknowledged when the origin was last asked."""
         self._counted: GatewayError | None = None
-        """The latest failure that has been counted elsewhere: a look's where it was made, a status as a reply."""
+        """The latest failure that is counted elsewhere: by the look that met it, or as a reply's status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
-        """Whether nothing was known of the stream before this follower's first connection."""
+        """Whether the stream was unknown before this follower's first connection."""
         content_type = topic.stream.content_type
         self._speaks_sse = is_json(content_type) or not is_sse_text(content_type)
         self._is_bulk = False
         self._tries_sse_again = False
-        """Whether SSE, given up because it failed, is to be tried again when a connection's lifetime has passed."""
+        """Whether to retry SSE, which had failed, after a connection's lifetime."""
         self._may_poll = True
-        """Whether bulk may be long-polled: until an origin proves not to speak that."""
+        """Whether bulk may be long-polled; False once the origin's long-polls have proved broken."""
 
     async def run(self) -> End | None:
-        """Follow until the stream is closed (None) or gone (why)."""
-        # It outlives the reader for whom it was begun.
+        """Follow until the stream is closed (None) or has ended (the reason)."""
+        # The follower outlives the reader that started it.
         detach()
         note_nothing()
         failures = 0
@@ -147,8 +147,8 @@ class Follower:
                 return None
             self._metrics.reconnect(self._route, is_planned=trouble is None)
             if trouble is None and self._is_bulk is not was_bulk:
-                continue  # changing over from one mode to the other is no failure
-            # A connection that brought something or lived for a while was a good one, however it ended.
+                continue  # switching between the modes is no failure
+            # A connection that moved the position or lasted for a while succeeded, however it ended.
             if self._topic.position != came_from or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
             if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
@@ -158,18 +158,18 @@ class Follower:
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
             if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
-                # Or its connections were cut, for a while.
+                # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
     def _place(self) -> str:
-        """Where the next live request starts: the furthest tail known."""
+        """The offset of the next live request: the furthest known tail."""
         return self._stream.tape.tail or START
 
     # -- long-poll
 
     async def _by_long_poll(self) -> None:
-        """One long-poll after the other, each from where the last one ended; bulk only until it pauses."""
+        """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
         ends_at = self._clock.now() + self._topic.terms.lifetime_s
         self._acks = self._stream.acks
         head = await self._topic.access.look(self._place)
@@ -196,11 +196,11 @@ class Follower:
                 self._speaks_sse, self._tries_sse_again = True, False
                 return
             if is_empty and self._clock.now() - asked_at < _FIRST_PAUSE_S and not self._is_closed_here():
-                # An origin that does not hold its long-polls is not to be asked in a tight loop.
+                # Do not ask an origin in a tight loop if it does not hold its long-polls.
                 await pause(self._clock, _FIRST_PAUSE_S)
 
     async def _take_poll(self, at: str, reply: Reply) -> bool:
-        """Take one answer; whether it brought no bytes."""
+        """Process one answer; return whether it had no bytes."""
         if reply.status not in (200, 204):
             await self._check_place(at, reply.status)
             self._refused(reply.status)
@@ -227,7 +227,7 @@ class Follower:
     # -- SSE
 
     async def _by_sse(self) -> None:
-        """One SSE connection, from the tail until its lifetime is over."""
+        """Read one SSE connection, from the tail until its lifetime is over."""
         lifetime_s = self._topic.terms.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
         at = self._place
@@ -247,15 +247,15 @@ class Follower:
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
-                # The planned end of this connection: what was half-sent on it is asked for again.
+                # The connection's planned end: incomplete events are requested again.
                 return
 
     async def _recognise(self) -> None:
-        """Make sure that the events of a connection just opened are of the stream that is remembered.
+        """Verify that the connection just opened is for the stream in memory.
 
-        Nothing in them would tell: a stream deleted and made anew may have the same offsets.  What a HEAD names after
-        the connection was opened is what the connection is of.  A stream that began with a PUT has no name yet to
-        know it by later.
+        Its events cannot tell: a stream that was deleted and re-created may have the same offsets.  A HEAD sent after
+        the connection was opened names the stream of that connection.  A stream that began with a PUT has no identity
+        yet by which a later HEAD could recognise it.
         """
         is_new, self._is_new = self._is_new, False
         if is_new and self._stream.identity is not None and self._stream.lifetime is not None:
@@ -263,7 +263,7 @@ class Follower:
         await self._learn_lifetime()
 
     async def _learn_lifetime(self) -> None:
-        """Ask for the metadata, which say how long the stream lives and which one it is."""
+        """Fetch the metadata: the stream's lifetime and identity."""
         self._acks = self._stream.acks
         head = await self._topic.access.look(None)
         if isinstance(head, OriginError):
@@ -296,7 +296,7 @@ class Follower:
                     if control.is_closed:
                         return
             if not waiting and parser.is_between_events:
-                # A comment is a sign of life as good as an event: what came before it has come.
+                # A comment shows as well as an event that everything before it has arrived.
                 self._topic.heard(self._clock.now())
             if self._is_bulk and not waiting:
                 return
@@ -330,18 +330,18 @@ class Follower:
         return reply
 
     def _sent(self) -> None:
-        """A live request is being sent to an origin; one that an open breaker refused is no contact."""
+        """A live request is being sent; a request that an open circuit breaker refused does not count as contact."""
         self._stream.contacted(self._clock.now())
         self._metrics.upstream_request(self._mode, self._route)
         self._access_log.unclaimed(self._asked, self._mode, requests=1)
 
     def _came(self, size: int, mode: Mode) -> None:
-        """Body bytes have come.  All readers' together, they are told by the next of them who is noted."""
+        """Body bytes arrived.  They belong to all live readers, so the next access record to be written claims them."""
         self._metrics.upstream_bytes(size, mode, self._route)
         self._access_log.unclaimed(self._asked, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
-        """Lay what came from `at` on the tape and move the topic; where it stands now."""
+        """Store the bytes from `at` on the tape and move the topic; return the new position."""
         tape, end = self._stream.tape, control.next_offset
         if self._stream.ended is not None:
             raise FollowingEnded(self._stream.ended)
@@ -354,8 +354,8 @@ class Follower:
         return end
 
     def _why_not_shared(self, headers: Headers) -> str | None:
-        """Why a live answer may not be shared; None where it may.  `no-store` says nothing of that: a live answer is
-        passed on and never stored."""
+        """Why a live answer may not be shared; None if it may.  `no-store` is no reason, because a live answer is
+        passed on and not stored."""
         if "Set-Cookie" in headers:
             return "cookie"
         if headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -365,7 +365,7 @@ class Follower:
         return None
 
     def _refuse_sharing(self, why: str) -> None:
-        """The origin's live answers are not for sharing: live readers are relayed."""
+        """Stop following: the origin's live answers may not be shared, so live readers are relayed."""
         self._topic.foreign = NotShareable(why)
         self._counted = UpstreamBroken()
         raise self._counted
@@ -375,17 +375,17 @@ class Follower:
         return position is not None and self._stream.tape.is_closed_at(position)
 
     async def _check_place(self, at: str, status: int) -> None:
-        """Where the origin refuses an offset that it has named itself, look what it makes of that: the look ends the
-        stream if it is another one by now."""
+        """If the origin refused an offset that it has named itself, fetch that offset: the fetch ends the record if the
+        origin now has another stream."""
         if status == 400 and at == self._stream.tape.tail:
             await self._topic.access.look(at)
             if self._stream.ended is not None:
                 raise FollowingEnded(self._stream.ended)
 
     def _refused(self, status: int) -> None:
-        """Raise what a status that is no success means to a follower."""
+        """Raise the error that an unsuccessful status means for a follower."""
         if status in (404, 410) and self._stream.acks != self._acks:
-            # A write that was acknowledged since it asked found the stream there: it asks again.
+            # A write acknowledged since the request was sent found the stream there: ask again.
             raise UpstreamUnavailable
         if status == 404:
             raise FollowingEnded(End.DELETED)
