@@ -1,8 +1,8 @@
-"""What is no read, or may not be shared, goes through: bodies stream both ways, nothing is kept, nothing is repeated.
+"""Relaying: requests that are no reads, or whose answers may not be shared.
 
-A write's answer is recorded before any byte of it reaches the client, so a read that starts after the acknowledgement
-cannot be answered from before it: what the tape may claim without the origin ends here, and whoever looks at the tail
-afterwards does so with a request of its own.
+Bodies stream both ways; nothing is stored and nothing is retried.  A write's answer is recorded before any byte of it
+reaches the client, so a read that starts after the acknowledgement cannot be answered from an earlier state.  From then
+on the tape may not state the tail without the origin, and a read that needs the tail sends a request of its own.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ WRITES = frozenset({Mode.CREATE, Mode.APPEND, Mode.DELETE})
 
 @dataclass(frozen=True, slots=True)
 class RelayedRequest:
-    """A request to be relayed: everything the origin is to see, and what is remembered of its stream.
+    """A request to be relayed: everything that the origin is sent, and the keys of what is remembered of its stream.
 
-    `group` is what a write to the path concerns, `query` the canonical rest of its target; `own` is the tape that the
-    writer itself would read from, None where it would read past all tapes.
+    `group` is what a write to the path affects and `query` the canonical rest of its target.  `own` is the key of the
+    tape that the client itself would read, None if its reads would bypass all tapes.
     """
 
     route: Route
@@ -60,7 +60,7 @@ class RelayedRequest:
 
 
 class RelayExchange:
-    """One request on its way, and an `Asker` of the origin's."""
+    """One relayed request under way; the `Asker` of its upstream request."""
 
     __slots__ = (
         "_asked_at",
@@ -84,9 +84,9 @@ class RelayExchange:
         self._has_left = False
         self.passed = passed
         self.own = own
-        """The writer's own tape as it was when the request was sent, the only one of which the answer states facts."""
+        """The client's own tape when the request was sent, the only one about which the answer states facts."""
         self.turn = own.write_turn if own is not None else None
-        """The turn of its writes then."""
+        """Its `Stream.write_turn` at that time."""
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 
@@ -96,8 +96,8 @@ class RelayExchange:
         self._asking = upstream.ask(self, passed.method, url, passed.headers, bounds, passed.body, is_live=is_live)
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more.  That takes no write back, so what it changed is recorded all the
-        same."""
+        """The client no longer waits for the answer.  A write is not cancelled by that, so its effects are still
+        recorded."""
         self._has_left = True
         if not self._is_write and self._asking is not None:
             asking, self._asking = self._asking, None
@@ -125,7 +125,7 @@ class RelayExchange:
 
 
 class Relay:
-    """Relays requests and records what writes change."""
+    """Relays requests and records the effects of writes."""
 
     def __init__(
         self,
@@ -146,14 +146,14 @@ class Relay:
         """Writes that have been sent and not answered."""
 
     def ask(self, passed: RelayedRequest, asker: Asker) -> RelayExchange:
-        """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
+        """Relay a request.  Its effects are recorded before `asker` is called, possibly before this returns."""
         route = passed.route
         url = route.upstream_base(passed.path)
         if passed.raw_query:
             url = f"{url}?{passed.raw_query}"
         bounds = route.live_bounds if passed.mode in (Mode.LONGPOLL, Mode.SSE) else route.bounds
         if passed.mode is Mode.SSE:
-            # An origin may be silent on an SSE connection for as long as nothing is appended.
+            # An origin may be silent on an SSE connection while nothing is appended.
             bounds = replace(bounds, idle_s=route.config.total_timeout_s, total_s=None)
         own = self._store.find(passed.own) if passed.own is not None else None
         relayed = RelayExchange(self, passed, asker, own, self._clock.now())
@@ -164,7 +164,7 @@ class Relay:
         return relayed
 
     def answered(self, relayed: RelayExchange, reply: Reply, asked_at: float) -> None:
-        """The head of the answer is here: record what it says."""
+        """The head of the answer has arrived: record its effects."""
         passed = relayed.passed
         self.metrics.upstream_head(passed.mode, reply.status, self._clock.now() - asked_at, passed.route.config.name)
         if passed.mode in WRITES:
@@ -183,8 +183,8 @@ class Relay:
         if not is_cut_short and not isinstance(error, CircuitOpen):
             self.metrics.upstream_failure(passed.mode, type(error).__name__, passed.route.config.name)
         if passed.mode in WRITES:
-            # What the origin never had cannot have changed anything there, nor can a body that the client itself did
-            # not finish: the origin never had a complete request.
+            # The origin changes nothing for a request that it never received, nor for one whose body the client did not
+            # finish, which was never complete.
             if not error.is_unsent and not is_cut_short:
                 self._mark_stale(passed)
             self._forget(relayed)
@@ -199,15 +199,15 @@ class Relay:
 
     def _record(self, passed: RelayedRequest, reply: Reply, write: RelayExchange) -> None:
         if write.is_overtaken:
-            # It speaks of the stream that was, or of the one that is now; their offsets may well be the same.
+            # The answer may concern the stream before or the one now, and their offsets may coincide.
             self._distrust(passed)
         elif passed.mode is Mode.DELETE:
             if reply.status < 300:
                 self._end_group(passed, End.DELETED)
             self._lost(write, reply.status)
             if reply.status in (404, 410):
-                # An earlier attempt of this client's may have done it, and its answer got lost; or it is the one client
-                # to whom the stream is not shown.
+                # An earlier attempt of this client may have deleted it and its answer was lost, or the stream is hidden
+                # from this client alone.
                 for stream in self._store.group(passed.group):
                     stream.mark_stale()
         elif passed.mode is Mode.CREATE and reply.status == 201:
@@ -225,18 +225,18 @@ class Relay:
             self._live.end(stream, why)
 
     def _lost(self, sent: RelayExchange, status: int) -> None:
-        """The origin told this client that there is no such stream; others may still see it."""
+        """Record that the origin reported the stream missing to this client; others may still see it."""
         if sent.own is None or status not in (404, 410):
             return
         if sent.own.write_turn != sent.turn:
-            # A write that was acknowledged since found it there: the next request tells what is true now.
+            # A write acknowledged since then found the stream: the next request shows what is true now.
             sent.own.mark_stale()
             self._live.revalidate(sent.own)
         else:
             self._live.drop(sent.own, End.GONE if status == 410 else End.DELETED)
 
     def _begin(self, passed: RelayedRequest, reply: Reply) -> None:
-        """A stream was created here: what a HEAD would tell is known already."""
+        """Record a stream created here: the answer to a PUT says what a HEAD would."""
         if passed.own is None or STREAM_FORKED_FROM in passed.headers or "Content-Type" not in reply.headers:
             return
         stream = self._store.open(passed.own, self._clock.now())
@@ -256,7 +256,7 @@ class Relay:
             else:
                 stream.acknowledged(tail, is_closed=is_closed, query=passed.query)
                 self._live.expect(stream)
-        # Other partitions may name another stream by this path: only the writer's own takes the facts.
+        # Other partitions may name another stream by this path, so only the client's own takes the facts.
         if write.own is not None and write.own.ended is None:
             self._reached(write.own, reply)
 
@@ -272,17 +272,17 @@ class Relay:
         stream.tape.reached(tail, is_closed=is_true(reply.headers.get(STREAM_CLOSED)))
 
     def _mark_stale(self, passed: RelayedRequest) -> None:
-        """The write may have been done: what is held is kept, and the origin is looked at before the next hit."""
+        """The write may have been done: keep what is held, and ask the origin before the next hit."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 if stream.needs_revalidation:
-                    # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
+                    # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
             stream.mark_stale()
 
     def _distrust(self, passed: RelayedRequest) -> None:
-        """Believe nothing of what is held."""
+        """Drop every belief about what is held."""
         for stream in self._store.group(passed.group):
             if passed.mode is not Mode.APPEND:
                 self._store.forget_bytes(stream)

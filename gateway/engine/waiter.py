@@ -1,9 +1,9 @@
-"""A waiter: long-poll clients at one place of the tail, as an object of a few slots, with no task and no timer.
+"""A waiter: the long-poll clients at one offset, as an object of a few slots, without a task or a timer.
 
-When its topic moves it looks whether it can be answered; when its time is up it is answered with nothing, if the
-follower can vouch for that.  Only where the origin has to be asked does it need a task, for as long as that takes.
+When its topic moves, it checks whether it can be answered.  When its time is up, it is answered with a 204 if the
+follower confirms the tail.  It needs a task only if the origin has to be asked, for as long as that takes.
 
-Those who are woken by one event and whose answers cannot differ are given the same bytes, made once.
+Waiters that are woken by one event and whose answers cannot differ share the same bytes, made once.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ class Rendered(NamedTuple):
     data: bytes
     body_bytes: int
     answer: Answer
-    """What it was made of."""
+    """The answer it was made of."""
 
     @property
     def cursor(self) -> int | None:
-        """The cursor that it hands out; None where there is none."""
+        """The cursor in the response; None if it has none."""
         return parse_cursor(self.answer.headers.get(STREAM_CURSOR))
 
 
 class PollClient(Protocol):
-    """The client of a long-poll, or several that wait for the same answer, as far as a waiter sees them."""
+    """The client of a long-poll, or several clients that wait for the same answer."""
 
     @property
     def shape(self) -> Hashable:
-        """What of the client shapes the response: two of one shape are rendered alike."""
+        """What in the client determines the response: clients of equal shape get the same bytes."""
 
     def render(self, answer: Answer) -> Rendered:
-        """The response to such a client."""
+        """The response for such a client."""
 
     def send(self, rendered: Rendered) -> None:
-        """Write it."""
+        """Write the response."""
 
     def account(self, rendered: Rendered) -> None:
-        """It has been written: count it, and let the connection go on."""
+        """The response has been written: count it, and let the connection continue."""
 
     def apart(self) -> Iterable[PollClient]:
-        """All of several clients but one, each by itself from here on; `waits` is owed to each."""
+        """All clients but one, each by itself from now on; the caller must call `waits` on each."""
 
     def waits(self, waiter: Waiter) -> None:
-        """It waits by this waiter."""
+        """Set the waiter by which this client waits."""
 
     def has_gone(self) -> None:
-        """It went before it was answered."""
+        """The client disconnected before it was answered."""
 
 
 class Polls(Protocol):
-    """What answers waiters, and what all of them share: `gateway.engine.long_poll.LongPoll`."""
+    """Answers waiters and holds what they share; implemented by `gateway.engine.long_poll.LongPoll`."""
 
     clock: Clock
     tasks: Tasks
@@ -76,33 +76,33 @@ class Polls(Protocol):
     code_now: Callable[[Read, Answer], Answer]
 
     def wait(self, place: Waiting, client: PollClient) -> Waiter:
-        """A waiter, to be started."""
+        """A waiter, not yet started."""
 
     def left(self, topic: Topic) -> None:
         """A reader has left the topic."""
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """The answer to a long-poll where it can be given at once.  Raises Ended."""
+        """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
 
     async def poll_looking(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome) -> Answer | Poll:
-        """Have fetched what stands in the way of an answer."""
+        """Fetch what is missing for an answer."""
 
     def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
-        """The 204 of a wait that is over, where the follower can vouch for it."""
+        """The 204 of a wait that has timed out, if the follower confirms the tail."""
 
     async def nothing_new(self, read: Read, stream: Stream) -> Answer:
-        """The same, where the origin has to be asked."""
+        """The same when the origin has to be asked."""
 
     async def answer(self, read: Read) -> Answer | Waiting:
-        """The answer to a long-poll that begins again, or where it waits."""
+        """Answer a long-poll that starts again, or return its new place."""
 
     async def past_tape(self, read: Read, stream: Stream) -> Answer:
-        """The answer to a long-poll whose bytes are not on the tape."""
+        """Answer a long-poll whose bytes are not on the tape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One long-poll client's place, before it waits; `start` or `close` is owed."""
+    """One long-poll client's place in the stream before it waits; `start` or `close` must be called."""
 
     polls: Polls
     read: Read
@@ -118,7 +118,7 @@ class Waiting:
 
 
 class Waiter:
-    """Long-poll clients that wait together.  They are answered, or found gone, once."""
+    """Long-poll clients that wait together.  They are answered, or found disconnected, once."""
 
     __slots__ = (
         "_client",
@@ -141,29 +141,29 @@ class Waiter:
         self._place = place
         self._client = client
         self._kind = (read.start, read.accepted, client.shape) if read.if_none_match is None else None
-        """What shapes its answer, but for the cursor; None where that is an answer of its own."""
+        """What determines its answer, except the cursor; None if the answer cannot be shared."""
         self._cursor = parse_cursor(read.cursor) or -1
         self._was_confirmed = place.topic.is_confirmed
-        """Whether the follower has vouched for the stream since the client came."""
+        """Whether the follower has confirmed the stream since the client arrived."""
         self._is_over = False
         self._is_asking = False
         self._has_missed = False
-        """Whether the topic has changed while the origin was being asked."""
+        """Whether the topic changed while the origin was being asked."""
         self._is_late = False
         self.began = polls.clock.now()
         self.clients = 1
         """How many clients wait here for the same answer."""
         self._turn = place.stream.tail_turns, place.stream.stale_marks
-        """What was known of the stream when the first of them came."""
+        """The stream's state when the first client arrived."""
         self._tick = polls.wheel.add(self, patience_s)
 
     @property
     def at(self) -> str:
-        """Up to where the client has everything."""
+        """The offset before which the client has everything."""
         return self._place.read.start
 
     def join(self, now: float) -> bool:
-        """Whether one more client, who has sent the same, may wait with those that are here."""
+        """Add one more client with the same request, if it may wait with the others; return whether it does."""
         stream = self._place.stream
         if (
             self._is_over
@@ -182,7 +182,7 @@ class Waiter:
         return True
 
     def leave_one(self) -> None:
-        """One of several clients has gone."""
+        """One of several clients has disconnected."""
         topic = self._place.topic
         self.clients -= 1
         topic.readers -= 1
@@ -194,7 +194,7 @@ class Waiter:
         self._look(Outcome.HIT)
 
     def pump(self) -> None:
-        """The topic has changed: answer, if there is something to answer with."""
+        """The topic has changed: answer if that is possible now."""
         self._look(Outcome.FOLLOWED)
 
     def _look(self, outcome: Outcome) -> None:
@@ -212,7 +212,7 @@ class Waiter:
         answers = topic.shared_answers() if self._kind is not None and place.stream.ended is None else None
         kind: Hashable = self._kind
         if self._cursor >= topic.answers_cursor:
-            # What is not below the others' cursor is answered by a cursor of its own, unless it is far above.
+            # A client whose cursor is not below the shared one needs its own, unless it is among the far-ahead clients.
             kind = (kind, "far" if topic.is_far(self._cursor) else self._cursor)
         if answers is not None and isinstance(shared := answers.get(kind), Rendered) and self._goes_on(shared):
             self._is_over = True
@@ -232,27 +232,27 @@ class Waiter:
         if isinstance(found, Answer):
             rendered = self._finish(found)
             if answers is not None and topic.is_confirmed:
-                # What was said on the word of a look is good for as long as that, which may be less than a second.
+                # Without a confirmed follower the tail may be valid for less than a second: do not share it.
                 answers[kind] = rendered
         elif found is Poll.LOOK:
             self._ask(place.polls.poll_looking(place.read, place.stream, topic, outcome))
 
     def _goes_on(self, shared: Rendered) -> bool:
-        """Whether an answer that was made for others may be this client's: no cursor goes back (section 8.1)."""
+        """Whether an answer made for others suits this client: its cursor must not go back (section 8.1)."""
         return self._cursor < 0 or (cursor := shared.cursor) is None or cursor > self._cursor
 
     def account(self, sent: object) -> None:
-        """Leave, after what was sent."""
+        """Leave, after the answer was sent."""
         assert isinstance(sent, Rendered)
         self._leave()
         self._count(sent)
         self._client.account(sent)
 
     def beat(self) -> None:
-        """A long-poll has no body yet to show a sign of life in."""
+        """Do nothing: a long-poll has no body yet that could carry a heartbeat."""
 
     def apart(self) -> list[Waiter]:
-        """Itself, and those who waited here with others, each with a waiter of its own from here on."""
+        """Itself and the clients that waited here, each with a waiter of its own from now on."""
         if self.clients == 1 or self._is_over or self._is_asking or self._is_late:
             return [self]
         found, topic = [self], self._place.topic
@@ -268,7 +268,7 @@ class Waiter:
         return found
 
     def leave(self, delay_s: float, within_s: float) -> None:
-        """The wait is over after `delay_s`, if not before: to be answered with nothing disturbs nobody."""
+        """End the wait after `delay_s`, if not before; an empty answer is harmless."""
         if self._is_over or self._is_late:
             return
         wheel = self._place.polls.wheel
@@ -277,7 +277,7 @@ class Waiter:
         self._tick = wheel.add(self, max(0.0, min(delay_s, within_s, left_s)))
 
     def due(self) -> None:
-        """The time is up."""
+        """The wait has timed out."""
         self._is_late = True
         if self._is_over or self._is_asking:
             return
@@ -330,8 +330,8 @@ class Waiter:
             self.pump()
 
     async def _begin_anew(self) -> Answer | Poll:
-        """The stream is another one than was remembered.  Who waited for more of that one is told that it is no more;
-        who came when nobody vouched for it begins again, with what the origin has now."""
+        """The stream has been replaced.  A client that waited for more of the old one is told that it has ended.  A
+        client that arrived while the follower was unconfirmed starts again with the stream that the origin has now."""
         place = self._place
         if self._was_confirmed:
             return refusal_answer(place.read.route, OriginError.of_ended(404), Outcome.FOLLOWED)
@@ -350,16 +350,16 @@ class Waiter:
         return Poll.LOOK
 
     async def _past_tape(self) -> Answer:
-        """What came is not on the tape, because it was too large for it or given up at once: fetched for this one."""
+        """Fetch for this client alone what is not on the tape, because it was too large or evicted at once."""
         place = self._place
         try:
             return await place.polls.past_tape(place.read, place.stream)
         except (Uncacheable, GatewayError):
-            # When it comes again it is relayed, or told what is wrong.
+            # When the client asks again, it is relayed or receives the error.
             return failure_answer(place.read.route.node, UpstreamUnavailable())
 
     def gone(self) -> None:
-        """The client is no longer there."""
+        """The client has disconnected."""
         if not self._is_over:
             self._leave()
             self._client.has_gone()
@@ -388,7 +388,7 @@ class Waiter:
     def _give_back(self, place: Waiting) -> None:
         topic = place.topic
         topic.readers_now.discard(self)
-        # The last of them leaves by the place itself.
+        # The last of them leaves by `Waiting.close`.
         topic.readers -= self.clients - 1
         topic.crowded -= self.clients - 1
         place.close()
