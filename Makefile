@@ -9,6 +9,7 @@ BENCH_OUT ?= build/bench
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUNTIME_INSTALLED := $(VENV)/.installed-runtime
 INSTALLED := $(VENV)/.installed
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
@@ -26,12 +27,12 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards check lint types layers format lock clean node
+.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
+dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
 test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
@@ -62,6 +63,20 @@ pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and af
 dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
 	@$(BIN)/python -m grafana
 
+reference: $(INSTALLED) ## write the generated parts of docs/reference anew, from the code
+	@$(BIN)/python -m reference_pages
+
+docs: $(INSTALLED) ## build the site of docs/ into build/site; a warning fails it
+	@$(BIN)/zensical build --strict --clean
+
+man: $(INSTALLED) ## write docs/durable-gateway.1 anew, from the same commands as --help
+	@$(BIN)/python -m tests.man_page
+
+package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with twine
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/twine check --strict dist/*
+
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
 lint: $(INSTALLED) ## ruff, rules and format
@@ -88,24 +103,31 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
-	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway grafana loadtest pyspark_durable_streams tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest pyspark_durable_streams reference_pages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
-# pyproject.toml is among the prerequisites for its entry points, which an editable install copies.
-$(INSTALLED): requirements/dev.txt pyproject.toml
+# What the gateway runs on and no more, so that `make dev` is quick in a clean clone.  pyproject.toml is among the
+# prerequisites for its entry points, which an editable install copies.
+$(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml
 	@$(PYTHON) -c '$(IS_311)' 2>/dev/null \
 		|| { echo "Python 3.11 or newer is needed and $(PYTHON) is not: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "Python's venv is needed and $(PYTHON) has none: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c '$(IS_311)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 		|| $(PYTHON) -m venv --clear $(VENV)
-# Python compiles what it imports; to compile all of it here would take 17 s more.
+# Python compiles what it imports; to compile all of it here would take longer.
+	@echo "installing what requirements/runtime.txt locks"
+	@$(PIP) install --no-compile --require-hashes -r requirements/runtime.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Everything else: the extras, what tests and checks need.
+$(INSTALLED): requirements/dev.txt $(RUNTIME_INSTALLED)
 	@echo "installing what requirements/dev.txt locks"
 	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 # An environment of its own: locust brings a plugin for pytest and patches what others import.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gateway.config.file import ConfigError
+from gateway.config.file import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
 from gateway.config.values import Address
@@ -53,10 +53,13 @@ def load_certificates(
 ) -> dict[int, Loaded]:
     """What listeners are to show.  Blocks; ConfigError where something cannot be used and there is nothing older."""
     found: dict[int, Loaded] = {}
+    mistakes = Mistakes()
     for index, listener in enumerate(listeners):
-        loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
-        if loaded is not None:
-            found[index] = loaded
+        with mistakes.collected():
+            loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
+            if loaded is not None:
+                found[index] = loaded
+    mistakes.raise_any()
     return found
 
 
