@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-NOBODY: Final = contextvars.Context()
+DETACHED: Final = contextvars.Context()
 """An empty context for timer callbacks and shared work, so that they do not inherit the request that scheduled them."""
 
 
@@ -41,7 +41,7 @@ class SystemClock:
     wall = staticmethod(time.time)
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback, context=NOBODY)
+        return asyncio.get_running_loop().call_later(max(0.0, delay_s), callback, context=DETACHED)
 
 
 class _ManualTimer:
@@ -83,7 +83,7 @@ class ManualClock:
             self._wall += due - self._now
             self._now = due
             if not timer.cancelled:
-                NOBODY.copy().run(timer.callback)
+                DETACHED.copy().run(timer.callback)
         self._wall += target - self._now
         self._now = target
 

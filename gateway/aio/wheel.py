@@ -65,9 +65,9 @@ class Wheel:
         if self._timer is not None:
             self._timer.cancel()
         self._armed = self._ticks[0]
-        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._turn)
+        self._timer = self._clock.call_later(self._armed * TICK_S - self._clock.now(), self._fire_due)
 
-    def _turn(self) -> None:
+    def _fire_due(self) -> None:
         self._timer = None
         reached = math.floor(round(self._clock.now() / TICK_S, 6))
         while self._ticks and self._ticks[0] <= reached:

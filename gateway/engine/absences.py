@@ -30,13 +30,13 @@ _BURST_S: Final = 5.0
 """The bucket holds this many seconds' worth of 404s."""
 _ABSENT: Final = frozenset({404, 410})
 
-Place = tuple[StreamKey, str | None]
+_Entry = tuple[StreamKey, str | None]
 """A stream and the requested offset; None for the stream as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
-    refusal: OriginError
+    error: OriginError
     asker: CIMultiDict[str]
     """The request's headers: with shared credentials an answer to one reader is not valid for another."""
     until: float
@@ -57,16 +57,16 @@ class Absences:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._remembered: TLRUCache[Place, _Remembered] = TLRUCache(
+        self._remembered: TLRUCache[_Entry, _Remembered] = TLRUCache(
             _REMEMBERED, ttu=lambda _, remembered, __: remembered.until, timer=now
         )
-        self._groups: dict[Group, set[Place]] = {}
-        """The places of which something may be remembered, by the group that a write affects."""
-        self._place_count = 0
-        """The number of these places, including places whose memory has expired."""
+        self._groups: dict[Group, set[_Entry]] = {}
+        """The entries of which something may be remembered, by the group that a write affects."""
+        self._entry_count = 0
+        """The number of these entries, including entries whose memory has expired."""
         self._writes: dict[Group, int] = {}
         """The number of writes under way."""
-        self.write_turns = 0
+        self.write_epoch = 0
         """Counts starts and ends of writes of all groups: an answer that spans one of them may predate the write."""
         self._buckets: dict[str, _Bucket] = {}
 
@@ -74,35 +74,35 @@ class Absences:
         return len(self._remembered)
 
     @property
-    def place_count(self) -> int:
+    def entry_count(self) -> int:
         """Places of which something is remembered, or was until lately."""
-        return self._place_count
+        return self._entry_count
 
     def add(
         self,
         key: StreamKey,
         offset: str | None,
-        refusal: OriginError,
+        error: OriginError,
         asker: CIMultiDict[str],
         route: Route,
         asked_at: float,
     ) -> None:
         """Remember that the origin refused the stream, or only what lies after `offset`, to a request with the headers
         `asker` sent at `asked_at`.  The lifetime counts from that time, not from the reply."""
-        if refusal.status == 404 and (bucket := self._bucket(route)) is not None:
+        if error.status == 404 and (bucket := self._bucket(route)) is not None:
             bucket.tokens = max(0.0, bucket.tokens - 1)
-        if not route.absent_s or refusal.status not in _ABSENT or len(refusal.body) > _MOST_BODY_BYTES:
+        if not route.absent_s or error.status not in _ABSENT or len(error.body) > _MOST_BODY_BYTES:
             return
         until = asked_at + route.absent_s
         if key.group in self._writes or until <= self._now():
             return
-        if self._place_count >= 2 * _REMEMBERED:
-            self._tidy()
-        place = (key, offset)
-        self._remembered[place] = _Remembered(refusal, asker, until)
-        places = self._groups.setdefault(key.group, set())
-        self._place_count += place not in places
-        places.add(place)
+        if self._entry_count >= 2 * _REMEMBERED:
+            self._prune()
+        entry = (key, offset)
+        self._remembered[entry] = _Remembered(error, asker, until)
+        entries = self._groups.setdefault(key.group, set())
+        self._entry_count += entry not in entries
+        entries.add(entry)
 
     def add_relayed(
         self,
@@ -111,11 +111,11 @@ class Absences:
         asker: CIMultiDict[str],
         route: Route,
         asked_at: float,
-        write_turns: int,
+        write_epoch: int,
     ) -> None:
         """Remember the status of a relayed HEAD of the stream.  Such an answer has no body to repeat, so it answers
-        only other HEADs.  Does nothing if `write_turns` has changed since the request."""
-        if write_turns == self.write_turns:
+        only other HEADs.  Does nothing if `write_epoch` has changed since the request."""
+        if write_epoch == self.write_epoch:
             self.add(key, METADATA, OriginError.of_ended(status), asker, route, asked_at)
 
     def find(self, key: StreamKey, offset: str | None, asker: CIMultiDict[str]) -> OriginError | None:
@@ -123,10 +123,10 @@ class Absences:
         asks for the stream as a whole."""
         if not self._groups:
             return None
-        for place in ((key, None),) if offset is None else ((key, None), (key, offset)):
-            found = self._remembered.get(place)
+        for entry in ((key, None),) if offset is None else ((key, None), (key, offset)):
+            found = self._remembered.get(entry)
             if found is not None and found.asker == asker:
-                return found.refusal
+                return found.error
         return None
 
     def may_ask(self, route: Route) -> bool:
@@ -136,16 +136,16 @@ class Absences:
 
     def write_begins(self, group: Group) -> None:
         """A write to the group's path is about to be sent; the caller must call `write_ends`."""
-        self.write_turns += 1
+        self.write_epoch += 1
         self._writes[group] = self._writes.get(group, 0) + 1
-        places = self._groups.pop(group, set())
-        self._place_count -= len(places)
-        for place in places:
-            self._remembered.pop(place, None)
+        entries = self._groups.pop(group, set())
+        self._entry_count -= len(entries)
+        for entry in entries:
+            self._remembered.pop(entry, None)
 
     def write_ends(self, group: Group) -> None:
         """The write was answered, or will never be."""
-        self.write_turns += 1
+        self.write_epoch += 1
         self._writes[group] -= 1
         if not self._writes[group]:
             del self._writes[group]
@@ -160,13 +160,13 @@ class Absences:
         bucket.fill(now, per_s)
         return bucket
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
         """Drop the groups whose memory has expired."""
         self._remembered.expire()
-        for group, places in list(self._groups.items()):
-            kept = {place for place in places if place in self._remembered}
+        for group, entries in list(self._groups.items()):
+            kept = {entry for entry in entries if entry in self._remembered}
             if kept:
                 self._groups[group] = kept
             else:
                 del self._groups[group]
-            self._place_count -= len(places) - len(kept)
+            self._entry_count -= len(entries) - len(kept)

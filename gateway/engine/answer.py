@@ -37,12 +37,12 @@ class NamedTail(NamedTuple):
     """The tail of an open stream, as an answer states it."""
 
     at: str
-    turn: int
-    """`Stream.tail_turns` when the tail was stated; after a change the tail may be elsewhere."""
+    version: int
+    """`Stream.tail_version` when the tail was stated; after a change the tail may be elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _InMemory:
     """Bytes in memory."""
 
     pieces: tuple[bytes, ...]
@@ -51,7 +51,7 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _FlightBody:
     """The whole body of a flight."""
 
     flight: Flight
@@ -62,45 +62,45 @@ class Parts:
     """The body so far, in order: bytes in memory and flights."""
 
     def __init__(self) -> None:
-        self._row: list[_Held | _Seat] = []
+        self._parts: list[_InMemory | _FlightBody] = []
 
     @property
     def is_empty(self) -> bool:
-        return not self._row
+        return not self._parts
 
     @property
     def size(self) -> int:
         """The bytes known to be in the body; a flight counts with what has arrived or was announced."""
         return sum(
-            part.size if isinstance(part, _Held) else max(part.flight.size, part.flight.length or 0)
-            for part in self._row
+            part.size if isinstance(part, _InMemory) else max(part.flight.size, part.flight.length or 0)
+            for part in self._parts
         )
 
     @property
     def copied(self) -> int:
         """Of the bytes in memory, those held by this answer alone, now or soon."""
-        return sum(part.copied for part in self._row if isinstance(part, _Held))
+        return sum(part.copied for part in self._parts if isinstance(part, _InMemory))
 
     def add_pieces(self, pieces: tuple[bytes, ...], copied: int = 0) -> None:
         """Add bytes in memory; `copied` of them are held by this answer alone."""
         if pieces:
-            self._row.append(_Held(pieces, sum(map(len, pieces)), copied))
+            self._parts.append(_InMemory(pieces, sum(map(len, pieces)), copied))
 
     def attach(self, flight: Flight) -> None:
         """Attach to a flight: its whole body is the next part."""
-        self._row.append(_Seat(flight, flight.attach()))
+        self._parts.append(_FlightBody(flight, flight.attach()))
 
     def drop_last(self) -> None:
         """Detach from the flight attached last and drop its part."""
-        last = self._row.pop()
-        assert isinstance(last, _Seat)
+        last = self._parts.pop()
+        assert isinstance(last, _FlightBody)
         last.reader.leave()
 
     def held(self, is_json: bool) -> list[bytes] | None:
         """The whole body if every part is in memory, else None."""
         pieces: list[bytes] = []
-        for part in self._row:
-            if not isinstance(part, _Held):
+        for part in self._parts:
+            if not isinstance(part, _InMemory):
                 return None
             if pieces and is_json:
                 pieces.append(b",")
@@ -110,8 +110,8 @@ class Parts:
     def complete_body(self, is_json: bool) -> list[bytes] | None:
         """The whole body if its last byte has arrived, on the tape or by a flight, else None."""
         row: list[Sequence[bytes]] = []
-        for part in self._row:
-            if isinstance(part, _Held):
+        for part in self._parts:
+            if isinstance(part, _InMemory):
                 row.append(part.pieces)
             elif not part.flight.has_landed or part.flight.base:
                 return None
@@ -127,8 +127,8 @@ class Parts:
     def length(self, is_json: bool) -> int | None:
         """The body's length in bytes; None if it includes a flight of unknown length."""
         sizes: list[int] = []
-        for part in self._row:
-            size = part.size if isinstance(part, _Held) else part.flight.length
+        for part in self._parts:
+            size = part.size if isinstance(part, _InMemory) else part.flight.length
             if size is None:
                 return None
             if size:
@@ -140,9 +140,9 @@ class Parts:
         if is_json:
             yield b"["
         comma = b""
-        for part in self._row:
+        for part in self._parts:
             lead = comma
-            if isinstance(part, _Held):
+            if isinstance(part, _InMemory):
                 for piece in part.pieces:
                     yield lead + piece if lead else piece
                     lead = b""
@@ -157,10 +157,10 @@ class Parts:
             yield b"]"
 
     def close(self) -> None:
-        for part in self._row:
-            if isinstance(part, _Seat):
+        for part in self._parts:
+            if isinstance(part, _FlightBody):
                 part.reader.leave()
-        self._row.clear()
+        self._parts.clear()
 
 
 @dataclass(slots=True)
@@ -181,7 +181,7 @@ class Answer:
     """The tail that the answer states, if it may be repeated: while that is known to be the tail."""
     saved_bytes: int = 0
     """How many bytes content coding saved."""
-    shown: BodyRun | None = None
+    run: BodyRun | None = None
     """The run of a stream that the body holds, or that a 304 leaves out; None if the body is no such run."""
 
     def whole(self) -> bytes:

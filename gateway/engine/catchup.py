@@ -19,7 +19,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.answer import Answer, BodyRun, NamedTail, Parts
 from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import head_answer, not_modified, now_answer, refusal_answer, stream_headers
+from gateway.engine.response_heads import head_answer, not_modified, now_answer, origin_error_answer, stream_headers
 from gateway.errors import GatewayError, TailMovedBack
 from gateway.live.topic import Topic
 from gateway.live.topics import LiveTopics
@@ -96,10 +96,10 @@ class _Attempt:
         self._stream = stream
         self.parts = Parts()
         self._at = read.start
-        self._laid_at = 0.0
+        self._stored_at = 0.0
         self._edition = stream.edition
         """The edition before anything was read."""
-        self._has_ridden = False
+        self._has_joined = False
         """Whether bytes of another request's flight are among the parts."""
 
     async def run(self) -> Answer:
@@ -112,18 +112,18 @@ class _Attempt:
         while True:
             self._take_tape()
             if self._ends_here() and await self._may_answer_alone():
-                return self._answer_here(Outcome.COLLAPSED if self._has_ridden else Outcome.HIT)
+                return self._answer_here(Outcome.COLLAPSED if self._has_joined else Outcome.HIT)
             if stream.ended is not None:
                 raise TailMovedBack
             if self._is_at_tail() and await self._known_tail() == self._at:
-                outcome = Outcome.COLLAPSED if self._has_ridden else Outcome.HIT
+                outcome = Outcome.COLLAPSED if self._has_joined else Outcome.HIT
                 return self._answer(outcome, up_to_date=True, is_closed=stream.tape.is_closed_at(self._at))
             if self._read_on():
                 continue
             if (answer := await self._answer_from_follower() or self._answer_stale()) is not None:
                 return answer
-            if (look := await self._look()) is not None:
-                return await self._answer_from(*look)
+            if (fetched := await self._fetch_tail()) is not None:
+                return await self._answer_from(*fetched)
 
     async def head(self) -> Answer | None:
         read, stream = self._read, self._stream
@@ -158,7 +158,7 @@ class _Attempt:
             per_s = config.follow_above_per_s
             # Readers that share one fetch cost the origin a single request.
             is_shared = any(self._fetches.pending(stream, start) for start in (self._at, NOW))
-            if per_s and not is_shared and stream.tail_asked(self._clock.now(), per_s):
+            if per_s and not is_shared and stream.count_tail_read(self._clock.now(), per_s):
                 self._follow(self._read, stream)
             await self._live.until_connected(stream)
         if self._tail_now() is None or not await self._may_answer_alone():
@@ -174,7 +174,7 @@ class _Attempt:
         self.parts.add_pieces(reading.pieces, reading.copied)
         self._at = reading.end
         if reading.size:
-            self._laid_at = min(self._laid_at, reading.laid_at) if self._laid_at else reading.laid_at
+            self._stored_at = min(self._stored_at, reading.stored_at) if self._stored_at else reading.stored_at
 
     def _ends_here(self) -> bool:
         """Whether the answer may end here without finding the tail."""
@@ -269,7 +269,7 @@ class _Attempt:
             self._fetches.join(stream, self._at, read.route, read.source)
         return self._answer(Outcome.HIT, up_to_date=False, is_closed=False, stale_s=now - seen.fresh_until)
 
-    async def _look(self) -> tuple[Flight, bool] | None:
+    async def _fetch_tail(self) -> tuple[Flight, bool] | None:
         """Fetch what follows the walk: return the attached flight, and whether it was launched for this read.
 
         None if a flight already in the air advanced the walk or ended; the walk then continues.
@@ -286,7 +286,7 @@ class _Attempt:
                     if flight.is_kept:
                         self.parts.attach(flight)
                         self._at = head.next_offset
-                        self._has_ridden = True
+                        self._has_joined = True
                         return None
                 elif isinstance(head, NotShareable):
                     # A reply that may not be shared says nothing about the tail: all waiters go on alone, in parallel.
@@ -296,11 +296,11 @@ class _Attempt:
                     return None
             finally:
                 flight.unwatch()
-        flight, is_mine = self._fetches.join(stream, self._at, read.route, read.source)
+        flight, is_launched = self._fetches.join(stream, self._at, read.route, read.source)
         self.parts.attach(flight)
-        return flight, is_mine
+        return flight, is_launched
 
-    async def _answer_from(self, flight: Flight, is_mine: bool) -> Answer:
+    async def _answer_from(self, flight: Flight, is_launched: bool) -> Answer:
         """The answer that ends with the flight's bytes."""
         head = as_seen_by(await flight.until_head(), self._read.source.headers)
         if isinstance(head, StreamHead) and (flight.expected or 0) <= _SMALL_BYTES and flight.expected is not None:
@@ -314,7 +314,7 @@ class _Attempt:
         if isinstance(head, Beyond):
             self.parts.drop_last()
             self._at = head.tail
-            outcome = Outcome.MISS if is_mine else Outcome.COLLAPSED
+            outcome = Outcome.MISS if is_launched else Outcome.COLLAPSED
             return self._answer(outcome, up_to_date=head.up_to_date, is_closed=head.is_closed, fwd_status=200)
         if not isinstance(head, StreamHead):
             self.parts.drop_last()
@@ -323,7 +323,7 @@ class _Attempt:
             outcome = Outcome.REVALIDATED if head.next_offset == self._at else Outcome.JOINED
         else:
             outcome = Outcome.MISS
-        if outcome is Outcome.MISS and not is_mine:
+        if outcome is Outcome.MISS and not is_launched:
             outcome = Outcome.COLLAPSED
         self._at = head.next_offset
         return self._answer(
@@ -340,7 +340,7 @@ class _Attempt:
         if (tail := await self._known_tail()) is not None:
             is_closed = stream.tape.is_closed_at(tail)
             answer = now_answer(read, stream, tail, Outcome.HIT, is_closed=is_closed)
-            self._let_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
+            self._allow_repeat(answer, BodyRun(stream, tail, tail, self._edition), is_tail=not is_closed)
             return answer
         head = await self._fetches.fresh_head(stream, NOW, read.route, read.source)
         if isinstance(head, NotShareable):
@@ -357,12 +357,12 @@ class _Attempt:
             raise head
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
-            return refusal_answer(self._read.route, head, Outcome.MISS)
+            return origin_error_answer(self._read.route, head, Outcome.MISS)
         if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
             # Send the immutable bytes without a statement about the tail: the reader continues from their end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
         if isinstance(head, OriginError):
-            return refusal_answer(self._read.route, head, Outcome.FAILED)
+            return origin_error_answer(self._read.route, head, Outcome.FAILED)
         raise head
 
     def _answer_here(self, outcome: Outcome) -> Answer:
@@ -385,23 +385,23 @@ class _Attempt:
         if outcome is Outcome.HIT and (is_tail or stale_s is not None):
             # A followed tail is as old as the answer; a repeated one is as old as the origin's statement.
             age_s = None if seen is None or stream.is_followed else self._clock.now() - seen.seen_at
-        elif outcome is Outcome.HIT and self._laid_at:
-            age_s = self._clock.now() - self._laid_at
+        elif outcome is Outcome.HIT and self._stored_at:
+            age_s = self._clock.now() - self._stored_at
         headers = stream_headers(
             read, stream, end=self._at, up_to_date=up_to_date, is_closed=is_closed, age_s=age_s, outcome=outcome,
             fwd_status=fwd_status, stored=stored, edition=self._edition, stale_s=stale_s,
         )  # fmt: skip
-        shown = BodyRun(stream, read.start, self._at, self._edition)
+        run = BodyRun(stream, read.start, self._at, self._edition)
         if matches(read.if_none_match, headers["ETag"]):
             self.parts.close()
-            answer = Answer(304, not_modified(headers), outcome, shown=shown)
+            answer = Answer(304, not_modified(headers), outcome, run=run)
         else:
-            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, shown=shown)
+            answer = Answer(200, headers, outcome, self.parts, stream.tape.is_json, run=run)
         if outcome is Outcome.HIT and stale_s is None:
-            self._let_repeat(answer, shown, is_tail=is_tail)
+            self._allow_repeat(answer, run, is_tail=is_tail)
         return answer
 
-    def _let_repeat(self, answer: Answer, shown: BodyRun, *, is_tail: bool) -> None:
+    def _allow_repeat(self, answer: Answer, run: BodyRun, *, is_tail: bool) -> None:
         """Let the answer be repeated; an answer that states the tail of an open stream only until the tail may move."""
-        answer.stream, answer.shown = self._stream, shown
-        answer.tail = NamedTail(shown.end, self._stream.tail_turns) if is_tail else None
+        answer.stream, answer.run = self._stream, run
+        answer.tail = NamedTail(run.end, self._stream.tail_version) if is_tail else None

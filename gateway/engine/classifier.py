@@ -44,7 +44,7 @@ from gateway.upstream.source import Source
 
 NO_HEAD = frozenset({405, 501})
 """The statuses of an origin that does not implement HEAD."""
-_REFUSAL_BYTES = 1 << 16
+_MAX_ERROR_BYTES = 1 << 16
 _EMPTY_BYTES = 16
 """A body longer than this is not empty, whatever its whitespace."""
 _PERSONAL = frozenset({400, 401, 403, 407, 431})
@@ -102,11 +102,11 @@ class ReplyClassifier:
         if reply.status >= 400:
             if flight.start == METADATA and reply.status in NO_HEAD:
                 return NotShareable("no HEAD")
-            refusal = await _refusal(reply, route, source)
+            error = await _read_error(reply, route, source)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._metrics.upstream_bytes(len(refusal.body), mode, route.config.name)
-            flight.fetched += len(refusal.body)
-            return refusal
+            self._metrics.upstream_bytes(len(error.body), mode, route.config.name)
+            flight.fetched += len(error.body)
+            return error
         if reply.status == 304:
             raise UpstreamBroken
         if reply.status != 200:
@@ -127,7 +127,7 @@ class ReplyClassifier:
             content_type = stream.content_type or DEFAULT_TYPE
         is_closed = is_true(headers.get(STREAM_CLOSED))
         is_fetch = flight.start not in (METADATA, NOW)
-        place = flight.start if is_fetch else START
+        asked = flight.start if is_fetch else START
         # Where the tail was requested, an offset before a reached one belongs to another stream.
         is_beyond = is_fetch and not known.has_seen and is_before(offset, flight.start)
         if is_beyond and not await _is_empty(reply):
@@ -145,13 +145,13 @@ class ReplyClassifier:
         has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
-        if not stream.learn_identity(stream_identity(headers, place, offset)):
+        if not stream.learn_identity(stream_identity(headers, asked, offset)):
             raise TailMovedBack
         if is_closed and tape.closed_at is None:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
-            stream.saw_acknowledged(known.acks, offset)
+            stream.read_up_to_tail(known.acks, offset)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -159,7 +159,7 @@ class ReplyClassifier:
         else:
             stream.record_caching(headers, up_to_date=up_to_date)
         if is_beyond:
-            stream.took_for_beyond(flight.start)
+            stream.record_beyond(flight.start)
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
@@ -199,7 +199,7 @@ def is_overtaken(stream: Stream, flight: Flight) -> bool:
 def is_outdated(stream: Stream, flight: Flight) -> bool:
     """Whether a write was acknowledged, or may have been done, after the flight was sent, so that what the flight did
     not find may exist now."""
-    return stream.write_turn != flight.write_turn
+    return stream.write_version != flight.write_version
 
 
 async def _is_empty(reply: Reply) -> bool:
@@ -233,14 +233,14 @@ def _why_not_shared(route: Route, reply: Reply) -> str | None:
     return None
 
 
-async def _refusal(reply: Reply, route: Route, source: Source) -> OriginError:
+async def _read_error(reply: Reply, route: Route, source: Source) -> OriginError:
     headers = response_headers_for_client(reply.headers, node=route.node, http_version="1.1")
     for name in ("Content-Length", "Content-Encoding", "ETag", "Set-Cookie"):
         headers.popall(name, None)
     body = b""
     if "Content-Encoding" not in reply.headers:
         try:
-            body = await reply.read(_REFUSAL_BYTES)
+            body = await reply.read(_MAX_ERROR_BYTES)
         except UpstreamBroken:
             body = b""
     # Under the other policies all readers that share a fetch have the same credentials.

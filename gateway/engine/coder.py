@@ -88,7 +88,7 @@ CODERS: Final[Mapping[Coding, Callable[[bytes, int], bytes]]] = {
 class _Job(NamedTuple):
     """One run of a stream in one coding.  The level is the route's, and a stream has one route."""
 
-    shown: BodyRun
+    run: BodyRun
     coding: Coding
 
 
@@ -125,7 +125,7 @@ class Coder:
         self._clock = clock
         self._metrics = metrics
         self._min_bytes = min_bytes
-        self._most_bytes = keep_bytes
+        self._max_bytes = keep_bytes
         self.executor: Executor = ThreadPoolExecutor(1, thread_name_prefix="coding")
         self._making: dict[_Job, asyncio.Future[Any]] = {}
         self._queued_bytes = 0
@@ -140,7 +140,7 @@ class Coder:
     @property
     def keep_bytes(self) -> int:
         """The most coded bytes to keep within the current cache budget."""
-        return min(self._most_bytes, self._store.budget_bytes // _LARGEST_SHARE)
+        return min(self._max_bytes, self._store.budget_bytes // _LARGEST_SHARE)
 
     @property
     def making(self) -> int:
@@ -177,11 +177,11 @@ class Coder:
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
             return None
-        shown, parts, coding = answer.shown, answer.parts, read.accepted.best
-        if shown is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
+        run, parts, coding = answer.run, answer.parts, read.accepted.best
+        if run is None or parts is None or not is_compressible(answer.headers.get("Content-Type")):
             return None
         _vary(answer)
-        if not shown.may_be_kept:
+        if not run.may_be_kept:
             # The stream has dropped these bytes: do not keep them or confuse them with its current bytes.
             return None
         if coding is None or "no-transform" in parse_cache_control(answer.headers.get("Cache-Control")):
@@ -192,23 +192,23 @@ class Coder:
         size = sum(map(len, pieces))
         if size < self._min_bytes and read.accepted.takes_identity:
             return None
-        wanted = _Wanted(_Job(shown, coding), pieces, size)
+        wanted = _Wanted(_Job(run, coding), pieces, size)
         kept = self._find(wanted.job)
         if kept is None:
             return wanted
-        self._kept.move_to_end(shown.stream)
+        self._kept.move_to_end(run.stream)
         _in_coding(answer, wanted, kept.data)
         return None
 
-    def ready(self, shown: BodyRun, coding: Coding) -> bytes | None:
+    def ready(self, run: BodyRun, coding: Coding) -> bytes | None:
         """The coded bytes of a run, if they are kept."""
-        kept = self._find(_Job(shown, coding))
+        kept = self._find(_Job(run, coding))
         return kept.data if kept is not None else None
 
     def _find(self, job: _Job) -> _Kept | None:
-        shown, coding = job
-        kept = self._kept.get(shown.stream, {}).get((shown.start, coding))
-        return kept if kept is not None and kept.end == shown.end else None
+        run, coding = job
+        kept = self._kept.get(run.stream, {}).get((run.start, coding))
+        return kept if kept is not None and kept.end == run.end else None
 
     # -- making
 
@@ -271,7 +271,7 @@ class Coder:
     # -- keeping
 
     def _keep(self, job: _Job, data: bytes | None, size: int) -> None:
-        stream, start, end, _ = job.shown
+        stream, start, end, _ = job.run
         if stream.ended is not None:
             return
         if data is not None:
@@ -295,9 +295,9 @@ class Coder:
         self._drop(stream, next(iter(bodies)))
         self.on_evict(stream)
 
-    def _drop(self, stream: Stream, place: tuple[str, Coding]) -> bool:
+    def _drop(self, stream: Stream, slot: tuple[str, Coding]) -> bool:
         bodies = self._kept.get(stream, {})
-        kept = bodies.pop(place, None)
+        kept = bodies.pop(slot, None)
         if kept is None:
             return False
         self.cost -= kept.cost
@@ -313,9 +313,9 @@ class Coder:
 
     def forget(self, stream: Stream) -> None:
         """Drop everything derived from the stream's bytes; running jobs still answer their waiters."""
-        for place in list(self._kept.get(stream, ())):
-            self._drop(stream, place)
-        for job in [job for job in self._making if job.shown.stream is stream]:
+        for slot in list(self._kept.get(stream, ())):
+            self._drop(stream, slot)
+        for job in [job for job in self._making if job.run.stream is stream]:
             del self._making[job]
 
     def close(self) -> None:

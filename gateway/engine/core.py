@@ -24,7 +24,7 @@ from gateway.engine.long_poll import LongPoll
 from gateway.engine.purge import Purge
 from gateway.engine.read import Drain, Read, Uncacheable
 from gateway.engine.relay import Relay
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.engine.route import Route
 from gateway.engine.sse import Sse, Subscription
 from gateway.engine.waiter import Waiting
@@ -105,7 +105,7 @@ class Engine:
             limits.max_flight_bytes,
             self.live.end,
             self.live.revalidate,
-            self.live.looked,
+            self.live.tail_named,
             self.absences,
             tracer,
             access_log,
@@ -137,8 +137,8 @@ class Engine:
 
     async def head(self, read: Read) -> Answer | None:
         """Answer a HEAD from memory; None if it must be relayed.  Raises a GatewayError."""
-        if (refusal := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
-            return refusal_answer(read.route, refusal, Outcome.HIT)
+        if (error := self.absences.find(read.key, METADATA, read.source.headers)) is not None:
+            return origin_error_answer(read.route, error, Outcome.HIT)
         stream = self.store.find(read.key)
         now = self.clock.now()
         if stream is None or stream.has_expired(now, self.clock.wall()):
@@ -159,7 +159,7 @@ class Engine:
     def _follow(self, read: Read, stream: Stream) -> None:
         """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
         known = self.live.find(stream)
-        if self.drain.is_set or (known is not None and known.foreign is not None):
+        if self.drain.is_set or (known is not None and known.not_shareable is not None):
             return
         topic = self._reads.attach(read, stream)
         try:
@@ -171,18 +171,18 @@ class Engine:
         """The place of a long-poll that can wait, or be answered from the tape, without asking the origin; the caller
         must call `close`.  None, without side effects, if `long_poll` is needed."""
         stream = self._followed(read)
-        place = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
-        if place is not None:
-            place.stream.count_reads(1, 0)
-        return place
+        waiting = self._polls.wait_at_once(_without_codings(read), stream) if stream is not None else None
+        if waiting is not None:
+            waiting.stream.count_reads(1, 0)
+        return waiting
 
     def subscribe_at_once(self, read: Read) -> Subscription | None:
         """The same for SSE; None if `open_sse` is needed."""
         stream = self._followed(read)
-        place = self._sse.subscribe_now(read, stream) if stream is not None else None
-        if place is not None:
-            place.stream.count_reads(1, 0)
-        return place
+        subscription = self._sse.subscribe_now(read, stream) if stream is not None else None
+        if subscription is not None:
+            subscription.stream.count_reads(1, 0)
+        return subscription
 
     def _followed(self, read: Read) -> Stream | None:
         """The read's stream if it has live readers and nothing known prevents one more, else None."""
@@ -231,11 +231,11 @@ class Engine:
         """Use the origins of this configuration, with its routes' secrets, from now on; return the names of the routes
         whose secret has changed."""
         self._config = config
-        anew = self.origins.take(config.routes, config.origins, credentials)
+        changed = self.origins.take(config.routes, config.origins, credentials)
         self.health.take(config.routes)
         self.client.exchanges.trust(tls or {})
         self.client.exchanges.leave_room(len(self.origins))
-        return anew
+        return changed
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
         """Drain live readers, spread over `spread_s` seconds, the last of them within `within_s`."""

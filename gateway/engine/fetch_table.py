@@ -30,7 +30,7 @@ from gateway.protocol.mode import Mode
 from gateway.protocol.offsets import NOW, START
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Sighting, Stream
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, Place, note_fetch
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, note_fetch
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import NO_TRACER, Tracer
 from gateway.upstream.flight import METADATA, Beyond, Flight, Head, NotShareable, OriginError, StreamHead, as_seen_by
@@ -118,7 +118,7 @@ class FetchTable:
         self._pending[stream, start] = flight
         stream.pin()
         route.retries.request()
-        flight.task = self._tasks.start(self._fly(stream, flight, route, source), f"flight {start}")
+        flight.task = self._tasks.start(self._run_flight(stream, flight, route, source), f"flight {start}")
         # A callback, because a task that is cancelled before its first step never reaches its `finally`.
         flight.task.add_done_callback(lambda _: self._ended(stream, flight, source))
         return flight, True
@@ -126,20 +126,20 @@ class FetchTable:
     def _ended(self, stream: Stream, flight: Flight, source: Source) -> None:
         if not flight.is_over:
             flight.give_up()
-        self._hand_over(stream, flight, source)
+        self._report_unclaimed(stream, flight, source)
         flight.span.end(*_result(flight), flight.size)
         if self._pending.get((stream, flight.start)) is flight:
             del self._pending[stream, flight.start]
         self._store.release(stream)
 
-    def _hand_over(self, stream: Stream, flight: Flight, source: Source) -> None:
+    def _report_unclaimed(self, stream: Stream, flight: Flight, source: Source) -> None:
         """Report traffic that no access record is left to claim."""
         requests, fetched = flight.requests - flight.accounted_requests, flight.fetched - flight.accounted
         if not flight.holders and (requests or fetched):
             flight.accounted_requests, flight.accounted = flight.requests, flight.fetched
-            place = Place.of(stream.key.route, source.target, stream.key.partition)
+            recorded = RecordedStream.of(stream.key.route, source.target, stream.key.partition)
             mode = Mode.HEAD if flight.start == METADATA else Mode.CATCHUP
-            self._access_log.unclaimed(place, mode, requests=requests, fetched_bytes=fetched)
+            self._access_log.unclaimed(recorded, mode, requests=requests, fetched_bytes=fetched)
 
     async def head_within(self, flight: Flight, patience_s: float) -> Head | None:
         """A watched flight's head; None if it has not come `patience_s` after the flight was sent."""
@@ -180,18 +180,18 @@ class FetchTable:
         """The same, with the number of body bytes received, including those that were too many to be stored."""
         size = 0
         while True:
-            found, flight = await self._flown(stream, start, route, source)
+            found, flight = await self._fetch_fresh(stream, start, route, source)
             size += flight.fetched
             if not is_overtaken(stream, flight) or stream.ended is not None:
                 return as_seen_by(found, source.headers), size
 
-    async def _flown(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
-        stale = await self.join_earlier(stream, start, route)
-        if stale is not None and (refusal := self._absences.find(stream.key, start, source.headers)) is not None:
-            return refusal, stale
-        if stale is not None and isinstance(stale.head, StreamHead) and stream.tape.knows_after(start):
+    async def _fetch_fresh(self, stream: Stream, start: str, route: Route, source: Source) -> tuple[Head, Flight]:
+        earlier = await self.join_earlier(stream, start, route)
+        if earlier is not None and (error := self._absences.find(stream.key, start, source.headers)) is not None:
+            return error, earlier
+        if earlier is not None and isinstance(earlier.head, StreamHead) and stream.tape.knows_after(start):
             # Those bytes are stored: only what follows them still has to be requested.
-            start = stale.head.next_offset
+            start = earlier.head.next_offset
         flight, _ = self.join(stream, start, route, source)
         flight.watch()
         try:
@@ -205,7 +205,7 @@ class FetchTable:
 
     # -- one flight
 
-    async def _fly(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
+    async def _run_flight(self, stream: Stream, flight: Flight, route: Route, source: Source) -> None:
         flight.span.enter()
         flight.is_sent = True
         flight.sent_at = self._clock.now()
@@ -229,7 +229,7 @@ class FetchTable:
         mode = Mode.HEAD if is_metadata else Mode.CATCHUP
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
-        flight.incarnation, flight.write_turn = stream.tape.incarnation, stream.write_turn
+        flight.incarnation, flight.write_version = stream.tape.incarnation, stream.write_version
         known = TapeFacts.of(stream, flight.start)
         name = route.config.name
         try:
@@ -246,22 +246,22 @@ class FetchTable:
                 head = await self._classifier.head(stream, flight, route, source, reply, known)
                 is_current = not is_overtaken(stream, flight)
                 is_token_refused = isinstance(head, OriginError) and head.status == 400 and known.is_origins_own
-                if is_token_refused and is_current and await self._is_welcome(flight, source, name):
+                if is_token_refused and is_current and await self._accepts_requests(flight, source, name):
                     # The origin does not know a token that it issued itself: this is another stream.
                     raise TailMovedBack
                 is_believed = is_current and stream.ended is None and not is_outdated(stream, flight)
                 if isinstance(head, OriginError) and is_believed:
                     # An error to a HEAD lacks the body that a GET would be given, so it answers only HEADs.
                     is_whole = head.status == 404 and not is_metadata
-                    place = None if is_whole else flight.start
-                    self._absences.add(stream.key, place, head, source.headers, route, asked_at)
+                    offset = None if is_whole else flight.start
+                    self._absences.add(stream.key, offset, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
                         self._classifier.apply(stream, flight, head, known)
                     flight.announce(head)
                     return None
                 if is_current and stream.acks == known.acks:
-                    self._saw_tail(stream, head, reply, asked_at, route)
+                    self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
                     flight.announce(head)
                     return None
@@ -272,11 +272,11 @@ class FetchTable:
                     return None
                 stream.contacted(asked_at)
                 stream.revalidated(known.stale_marks)
-                await self._take_body(stream, flight, head, reply, name)
+                await self._read_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
             if not is_overtaken(stream, flight):
-                self._is_another(stream, flight, known)
+                self._found_another(stream, flight, known)
             flight.fail(error)
             return None
         except CircuitOpen as error:
@@ -285,7 +285,7 @@ class FetchTable:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _is_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
+    def _found_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
         """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
         if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # The record learned its identity after the flight was sent, so it may be the later stream.
@@ -294,7 +294,9 @@ class FetchTable:
         elif self._store.drop(stream, End.RECREATED):
             self._on_end(stream, End.RECREATED)
 
-    def _saw_tail(self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route) -> None:
+    def _record_tail(
+        self, stream: Stream, head: StreamHead | Beyond, reply: Reply, asked_at: float, route: Route
+    ) -> None:
         """Record the tail that the origin named, and for how long it may be repeated."""
         if not head.up_to_date or head.is_closed:
             return
@@ -312,7 +314,7 @@ class FetchTable:
         self._metrics.upstream_request(mode, route)
         flight.requests += 1
 
-    async def _is_welcome(self, flight: Flight, source: Source, route: str) -> bool:
+    async def _accepts_requests(self, flight: Flight, source: Source, route: str) -> bool:
         """Whether the origin accepts the source's requests at all, so that a refusal must concern the offset."""
         for method, mode, offset in (("HEAD", Mode.HEAD, None), ("GET", Mode.CATCHUP, START)):
             asked_at = self._clock.now()
@@ -329,7 +331,7 @@ class FetchTable:
                     return reply.status in (200, 404, 410)
         return False
 
-    async def _take_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
+    async def _read_body(self, stream: Stream, flight: Flight, head: StreamHead, reply: Reply, route: str) -> None:
         start, end = flight.start, head.next_offset
         is_json = stream.tape.is_json
         unwrapper = ArrayUnwrapper() if is_json else None
@@ -354,7 +356,7 @@ class FetchTable:
         elif flight.is_kept and not is_overtaken(stream, flight):
             if flight.is_passing and not stream.has_topic:
                 # The bytes are for the flight's readers alone.
-                self._store.pass_over(flight.size)
+                self._store.count_unstored(flight.size)
             else:
                 self._store.store(stream, start, end, flight.kept, self._clock.now())
         flight.land()
@@ -365,8 +367,8 @@ def _result(flight: Flight) -> tuple[str, int | None]:
     match flight.error or flight.head:
         case GatewayError() as error:
             return "failed", error.status
-        case OriginError() as refusal:
-            return "refused", refusal.status
+        case OriginError() as error:
+            return "refused", error.status
         case NotShareable():
             return "foreign", None
         case _:

@@ -9,7 +9,7 @@ from gateway.aio.clock import Clock
 from gateway.engine.absences import Absences
 from gateway.engine.answer import Answer
 from gateway.engine.read import Read, Uncacheable
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import TailMovedBack, TooManyAbsent, UpstreamBroken
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cache_status import Outcome
@@ -32,8 +32,8 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        if (refusal := self._absences.find(read.key, read.start, read.source.headers)) is not None:
-            return refusal_answer(read.route, refusal, Outcome.HIT)
+        if (known := self._absences.find(read.key, read.start, read.source.headers)) is not None:
+            return origin_error_answer(read.route, known, Outcome.HIT)
         left = _INCARNATIONS
         while left:
             stream = self.open(read)
@@ -50,7 +50,7 @@ class Incarnations:
                 if error.why.is_lasting:
                     read.route.unshared.add(read.key, read.shape, error.why.reason)
                     # Remembered answers are consulted before the route is, so withdraw them as well.
-                    self._store.call_back(stream)
+                    self._store.withdraw(stream)
                 raise
             finally:
                 self._store.release(stream)

@@ -16,7 +16,7 @@ from gateway.engine.fetch_table import FetchTable
 from gateway.engine.read import Drain, Read, StreamEnded, Uncacheable
 from gateway.engine.route import Route
 from gateway.errors import GatewayError, TailMovedBack, UpstreamBroken
-from gateway.live.topic import OriginAccess, Terms, Topic
+from gateway.live.topic import LiveTimes, OriginAccess, Topic
 from gateway.live.topics import LiveTopics
 from gateway.protocol.cursor import next_cursor
 from gateway.protocol.offsets import NOW, START, is_before
@@ -62,37 +62,37 @@ class LiveReads:
         fresh, tape, start = self.fetches.fresh_head, stream.tape, read.start
         head: Head | None = None
         # A HEAD names the tail, where most offsets lie, so the bytes after the offset need no request.
-        place = start if start in (START, NOW) else METADATA
-        if place == METADATA and self.fetches.pending(stream, START) is not None:
+        first = start if start in (START, NOW) else METADATA
+        if first == METADATA and self.fetches.pending(stream, START) is not None:
             # Another read's fetch carries the same facts; the follower will report the current tail.
-            place = START
+            first = START
         if (
             stream.content_type is None
-            and (stale := await self.fetches.join_earlier(stream, place, read.route)) is not None
+            and (earlier := await self.fetches.join_earlier(stream, first, read.route)) is not None
         ):
-            refusal = as_seen_by(stale.head, read.source.headers) if stale.head is not None else None
-            if isinstance(refusal, OriginError) and not is_outdated(stream, stale):
-                raise StreamEnded(refusal)
+            error = as_seen_by(earlier.head, read.source.headers) if earlier.head is not None else None
+            if isinstance(error, OriginError) and not is_outdated(stream, earlier):
+                raise StreamEnded(error)
             self.check_ended(stream)
         if stream.content_type is None:
             # The first reader: fetch what it asks for, which provides the other facts as well.
-            head = await fresh(stream, place, read.route, read.source)
-            if place == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
+            head = await fresh(stream, first, read.route, read.source)
+            if first == METADATA and isinstance(head, NotShareable | StreamHead) and stream.content_type is None:
                 # An origin without HEAD can still be shared: its answers to GET carry the same facts.
-                place, head = start, await fresh(stream, start, read.route, read.source)
+                first, head = start, await fresh(stream, start, read.route, read.source)
             if stream.content_type is None:
                 self.expect_stream(head)
-            self.check_stored(stream, start, head if place == start else None)
-            head = head if place == start else None
+            self.check_stored(stream, start, head if first == start else None)
+            head = head if first == start else None
         elif not stream.is_trusted(self.clock.now(), read.route.config.trust_s):
             tail = tape.tail or start
-            look = await fresh(stream, tail, read.route, read.source)
-            if isinstance(look, OriginError) and look.status == 400 and tail != start:
+            reply = await fresh(stream, tail, read.route, read.source)
+            if isinstance(reply, OriginError) and reply.status == 400 and tail != start:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
-            if not self.has_failed(look) or not tape.knows_after(start):
-                self.expect_stream(look)
+            if not self.has_failed(reply) or not tape.knows_after(start):
+                self.expect_stream(reply)
         if start == NOW:
             topic = self.live.find(stream)
             if topic is not None and topic.position is not None:
@@ -150,8 +150,8 @@ class LiveReads:
         """Join the stream's topic; the caller must call `left`."""
         route, source, config = read.route, read.source, read.route.config
         known = self.live.find(stream)
-        if known is not None and known.foreign is not None:
-            raise Uncacheable(known.foreign)
+        if known is not None and known.not_shareable is not None:
+            raise Uncacheable(known.not_shareable)
         topic = self.live.attach(
             stream,
             OriginAccess(
@@ -159,9 +159,9 @@ class LiveReads:
                 lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
                 lambda at: self.fill(route, source, topic, at),
             ),
-            Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
+            LiveTimes(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )
-        topic.greet(read.cursor, self.clock.wall())
+        topic.note_cursor(read.cursor, self.clock.wall())
         return topic
 
     def left(self, topic: Topic) -> None:
@@ -178,8 +178,8 @@ class LiveReads:
         if not topic.is_missing(at):
             return False
         # This needs bytes and not the tail, which the follower reports, so another read's fetch will do.
-        stale = await self.fetches.join_earlier(stream, at, route)
-        if stale is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
+        earlier = await self.fetches.join_earlier(stream, at, route)
+        if earlier is not None and (tape.knows_after(at) or _is_furthest(tape, tape.resolve(at))):
             return True
         tail = tape.tail
         head = self.expect_stream(await self.fetches.fresh_head(stream, at, route, source))
@@ -205,7 +205,7 @@ class LiveReads:
         """Join the stream's topic if that needs no answer from the origin, else None; the caller must call `left`."""
         topic = self.live.join(stream) if self.is_known(read, stream) else None
         if topic is not None:
-            topic.greet(read.cursor, self.clock.wall())
+            topic.note_cursor(read.cursor, self.clock.wall())
         return topic
 
     def is_known(self, read: Read, stream: Stream) -> bool:

@@ -12,7 +12,7 @@ from gateway.engine.catchup import CatchUp
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import TOO_LARGE, LiveReads
 from gateway.engine.read import Poll, Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import not_modified, refusal_answer, stream_headers, timed_out
+from gateway.engine.response_heads import not_modified, origin_error_answer, stream_headers, timed_out
 from gateway.engine.waiter import PollClient, Waiter, Waiting
 from gateway.live.topic import Topic
 from gateway.protocol.cache_status import Outcome
@@ -82,8 +82,8 @@ class LongPoll:
                 outcome = Outcome.HIT
                 while True:
                     found = self.poll_now(read, stream, topic, outcome)
-                    if found is Poll.LOOK:
-                        found = await self.poll_looking(read, stream, topic, outcome)
+                    if found is Poll.ASK:
+                        found = await self.poll_asking(read, stream, topic, outcome)
                         # The fetch has brought whatever the next attempt finds.
                         outcome = Outcome.MISS
                     if isinstance(found, Answer):
@@ -97,7 +97,7 @@ class LongPoll:
                 if not is_waiting:
                     self._reads.left(topic)
         except StreamEnded as ended:
-            return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+            return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
     def poll_now(self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.HIT) -> Answer | Poll:
         """The answer to a long-poll if it can be given at once.  Raises StreamEnded."""
@@ -105,12 +105,12 @@ class LongPoll:
         reading = stream.tape.read(read.start, self._reads.max_reply_bytes)
         if reading.size:
             if not self._is_verified(stream, topic, reading.end):
-                return Poll.LOOK
+                return Poll.ASK
             is_current = self._is_tail(stream, topic, reading.end)
             return self._polled(read, stream, reading, outcome, stream.edition, is_current=is_current)
         if stream.tape.is_closed_at(reading.end):
             return timed_out(read, stream, reading.end, True, "", Outcome.HIT)
-        return Poll.LOOK if topic.is_missing(reading.end) else Poll.WAIT
+        return Poll.ASK if topic.is_missing(reading.end) else Poll.WAIT
 
     def _poll_fetched(self, read: Read, stream: Stream, head: Head | None) -> Answer | None:
         """The answer from what was fetched for this read, if that reaches the tail."""
@@ -121,14 +121,14 @@ class LongPoll:
             return None
         return self._polled(read, stream, reading, Outcome.MISS, stream.edition, is_current=True)
 
-    async def poll_looking(
+    async def poll_asking(
         self, read: Read, stream: Stream, topic: Topic, outcome: Outcome = Outcome.FOLLOWED
     ) -> Answer | Poll:
-        """Fetch what is missing for an answer: LOOK if the caller should try again, WAIT if nothing changed."""
+        """Fetch what is missing for an answer: ASK if the caller should try again, WAIT if nothing changed."""
         tape, edition = stream.tape, stream.edition
         reading = tape.read(read.start, self._reads.max_reply_bytes)
         if not reading.size:
-            return Poll.LOOK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
+            return Poll.ASK if await self._reads.fill(read.route, read.source, topic, reading.end) else Poll.WAIT
         # The tail is unconfirmed: one fetch finds out whether more follows.
         head = await self._reads.fetches.fresh_head(stream, reading.end, read.route, read.source)
         self._reads.check_ended(stream)
@@ -175,18 +175,16 @@ class LongPoll:
             return Answer(304, not_modified(headers), outcome)
         parts = Parts()
         parts.add_pieces(reading.pieces, reading.copied)
-        return Answer(
-            200, headers, outcome, parts, stream.tape.is_json, shown=BodyRun(stream, read.start, end, edition)
-        )
+        return Answer(200, headers, outcome, parts, stream.tape.is_json, run=BodyRun(stream, read.start, end, edition))
 
-    def wait(self, place: Waiting, client: PollClient) -> Waiter:
+    def wait(self, waiting: Waiting, client: PollClient) -> Waiter:
         """A waiter, not yet started."""
-        waiter = Waiter(place, client, place.read.route.config.long_poll_timeout_s)
+        waiter = Waiter(waiting, client, waiting.read.route.config.long_poll_timeout_s)
         if self._reads.drain.is_set:
             waiter.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return waiter
 
-    async def past_tape(self, read: Read, stream: Stream) -> Answer:
+    async def answer_past_tape(self, read: Read, stream: Stream) -> Answer:
         """Answer a long-poll whose bytes are not on the tape; Uncacheable if they exceed the reply limit."""
         answer = await self._catch_up.answer(read, stream)
         try:
@@ -203,7 +201,7 @@ class LongPoll:
         finally:
             answer.close()
 
-    def still_nothing(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
+    def timeout_confirmed(self, read: Read, stream: Stream, topic: Topic) -> Answer | None:
         """The 204 of a wait that has timed out, if the follower confirms the tail."""
         at = stream.tape.resolve(read.start)
         if not topic.is_current(at):
@@ -211,7 +209,7 @@ class LongPoll:
         cursor = self._reads.cursor(read, stream)
         return timed_out(read, stream, at, stream.tape.is_closed_at(at), cursor, Outcome.FOLLOWED)
 
-    async def nothing_new(self, read: Read, stream: Stream) -> Answer:
+    async def timeout_asking(self, read: Read, stream: Stream) -> Answer:
         """Answer a wait that has timed out without a confirmed tail: ask the origin."""
         cursor = self._reads.cursor(read, stream)
         at = stream.tape.resolve(read.start)

@@ -65,13 +65,13 @@ class Drain:
 class StreamEnded(Exception):
     """The stream ended during the read."""
 
-    def __init__(self, refusal: OriginError) -> None:
-        super().__init__(refusal.status)
-        self.refusal = refusal
+    def __init__(self, error: OriginError) -> None:
+        super().__init__(error.status)
+        self.error = error
 
 
 class Poll(Enum):
     """Why a long-poll cannot be answered at once."""
 
     WAIT = "nothing there"
-    LOOK = "the origin has to be asked"
+    ASK = "the origin has to be asked"

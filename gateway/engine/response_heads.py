@@ -146,13 +146,13 @@ def timed_out(read: Read, stream: Stream, end: str, is_closed: bool, cursor: str
     return Answer(204, headers, outcome)
 
 
-def refusal_answer(route: Route, refusal: OriginError, outcome: Outcome) -> Answer:
+def origin_error_answer(route: Route, error: OriginError, outcome: Outcome) -> Answer:
     """The origin's error as a response for each waiting reader; `no-store` unless the origin says otherwise."""
-    headers = CIMultiDict(refusal.headers)
+    headers = CIMultiDict(error.headers)
     if "Cache-Control" not in headers:
         headers["Cache-Control"] = "no-store"
-    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=refusal.status)
-    return Answer(refusal.status, headers, outcome, body=refusal.body)
+    headers["Cache-Status"] = cache_status(route.node, outcome, fwd_status=error.status)
+    return Answer(error.status, headers, outcome, body=error.body)
 
 
 def failure_answer(node: str, error: GatewayError) -> Answer:

@@ -10,7 +10,7 @@ from gateway.engine.answer import Answer
 from gateway.engine.incarnations import Incarnations
 from gateway.engine.live_read import LiveReads
 from gateway.engine.read import Read, StreamEnded, Uncacheable
-from gateway.engine.response_heads import refusal_answer
+from gateway.engine.response_heads import origin_error_answer
 from gateway.errors import GatewayError
 from gateway.live.subscriber import Subscriber, Wire
 from gateway.live.topic import Topic
@@ -41,7 +41,7 @@ class Sse:
             try:
                 return await self._on(read, stream)
             except StreamEnded as ended:
-                return refusal_answer(read.route, ended.refusal, Outcome.FOLLOWED)
+                return origin_error_answer(read.route, ended.error, Outcome.FOLLOWED)
 
         return await self._incarnations.run(read, subscribe)
 
@@ -67,8 +67,8 @@ class Sse:
                 await self._reads.fill(read.route, read.source, topic, at)
             await self._await_follower(stream, topic)
             self._reads.check_ended(stream)
-            if topic.foreign is not None:
-                raise Uncacheable(topic.foreign)
+            if topic.not_shareable is not None:
+                raise Uncacheable(topic.not_shareable)
         except BaseException:
             self._reads.left(topic)
             raise
@@ -77,18 +77,18 @@ class Sse:
     async def _await_follower(self, stream: Stream, topic: Topic) -> None:
         """Wait briefly for a follower that is connecting, so that the first control event can state the tail."""
         deadline = self.clock.now() + _CONNECTING_S
-        while not topic.is_confirmed and topic.trouble is None and stream.ended is None and not stream.tape.closed_at:
+        while not topic.is_confirmed and topic.failure is None and stream.ended is None and not stream.tape.closed_at:
             left = deadline - self.clock.now()
             if left <= 0 or not await topic.changed.wait_within(self.clock, left):
                 return
 
-    def subscribe(self, place: Subscription, wire: Wire) -> Subscriber:
+    def subscribe(self, subscription: Subscription, wire: Wire) -> Subscriber:
         """A subscriber, not yet started."""
-        read, topic = place.read, place.topic
+        read, topic = subscription.read, subscription.topic
         lifetime_s = read.route.config.sse_lifetime_s * self._reads.rng.uniform(*_LIFETIME_JITTER)
         # Jittered only above the client's own cursor.  Drawn once, because a cursor must not go back.
         cursor = int(topic.cursor_for(read.cursor, self.clock.wall(), self._reads.rng))
-        subscriber = Subscriber(topic, place.at, cursor, wire, self, lifetime_s)
+        subscriber = Subscriber(topic, subscription.at, cursor, wire, self, lifetime_s)
         if self._reads.drain.is_set:
             subscriber.leave(self._reads.rng.uniform(0, self._reads.drain.spread_s), self._reads.drain.within_s)
         return subscriber

@@ -53,7 +53,7 @@ from gateway.protocol.offsets import START, is_sentinel, is_well_formed
 from gateway.protocol.sse import Control, SseParser, SseTooLarge, parse_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End
-from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, Place, note_nothing
+from gateway.telemetry.access_record import NO_ACCESS_LOG, AccessLog, RecordedStream, detach_record
 from gateway.telemetry.metrics import MetricsRecorder
 from gateway.telemetry.tracing import detach
 from gateway.upstream.flight import NotShareable, OriginError, StreamHead
@@ -102,13 +102,13 @@ class Follower:
         self._metrics = metrics
         self._rng = rng
         self._access_log = access_log
-        self._asked = Place.of(self._route, topic.access.source.target, topic.stream.key.partition)
+        self._recorded = RecordedStream.of(self._route, topic.access.source.target, topic.stream.key.partition)
         self._mode = Mode.SSE
         """The mode of the latest live request."""
         self._acks = 0
         """Writes to the stream that had been acknowledged when the origin was last asked."""
-        self._counted: GatewayError | None = None
-        """The latest failure that is counted elsewhere: by the look that met it, or as a reply's status."""
+        self._counted_failure: GatewayError | None = None
+        """The latest failure that is counted elsewhere: by the fetch that met it, or as a reply's status."""
         self._cursor: str | None = None
         self._is_new = topic.position is None and not topic.stream.tape.block_count
         """Whether the stream was unknown before this follower's first connection."""
@@ -124,11 +124,11 @@ class Follower:
         """Follow until the stream is closed (None) or has ended (the reason)."""
         # The follower outlives the reader that started it.
         detach()
-        note_nothing()
+        detach_record()
         failures = 0
         while True:
-            trouble: GatewayError | None = None
-            began, came_from, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
+            failure: GatewayError | None = None
+            began, started_at, was_bulk = self._clock.now(), self._topic.position, self._is_bulk
             try:
                 await (self._by_sse() if self._speaks_sse and not was_bulk else self._by_long_poll())
             except FollowingEnded as ended:
@@ -136,33 +136,33 @@ class Follower:
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
-                trouble = error
-                if error is not self._counted and not isinstance(error, UpstreamUnavailable):
+                failure = error
+                if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
-                self._topic.lost(self._clock.now(), trouble)
-            if self._is_closed_here() or self._topic.foreign is not None:
+                self._topic.lost(self._clock.now(), failure)
+            if self._is_closed_here() or self._topic.not_shareable is not None:
                 return None
-            self._metrics.reconnect(self._route, is_planned=trouble is None)
-            if trouble is None and self._is_bulk is not was_bulk:
+            self._metrics.reconnect(self._route, is_planned=failure is None)
+            if failure is None and self._is_bulk is not was_bulk:
                 continue  # switching between the modes is no failure
             # A connection that moved the position or lasted for a while succeeded, however it ended.
-            if self._topic.position != came_from or self._clock.now() - began >= _SHORT_LIFE_S:
+            if self._topic.position != started_at or self._clock.now() - began >= _SHORT_LIFE_S:
                 failures = 0
-            if trouble is not None or self._clock.now() - began < _SHORT_LIFE_S:
+            if failure is not None or self._clock.now() - began < _SHORT_LIFE_S:
                 failures += 1
-                if not isinstance(trouble, CircuitOpen):
+                if not isinstance(failure, CircuitOpen):
                     self._metrics.retry(self._route)
                 longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 10))
                 await pause(self._clock, self._rng.uniform(longest / 2, longest))
-            if isinstance(trouble, UpstreamBroken) and failures > 1 and self._speaks_sse:
+            if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
                 # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True
 
     @property
-    def _place(self) -> str:
+    def _next_offset(self) -> str:
         """The offset of the next live request: the furthest known tail."""
         return self._stream.tape.tail or START
 
@@ -170,13 +170,13 @@ class Follower:
 
     async def _by_long_poll(self) -> None:
         """Long-poll repeatedly, each time from where the last answer ended; in bulk mode only until one is empty."""
-        ends_at = self._clock.now() + self._topic.terms.lifetime_s
+        ends_at = self._clock.now() + self._topic.times.lifetime_s
         self._acks = self._stream.acks
-        head = await self._topic.access.look(self._place)
+        head = await self._topic.access.fetch(self._next_offset)
         if isinstance(head, OriginError):
-            self._refused(head.status)
+            self._raise_for_status(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head
+            self._counted_failure = head
             raise head
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
@@ -202,8 +202,8 @@ class Follower:
     async def _take_poll(self, at: str, reply: Reply) -> bool:
         """Process one answer; return whether it had no bytes."""
         if reply.status not in (200, 204):
-            await self._check_place(at, reply.status)
-            self._refused(reply.status)
+            await self._check_offset(at, reply.status)
+            self._raise_for_status(reply.status)
         if (why := self._why_not_shared(reply.headers)) is not None:
             self._refuse_sharing(why)
         end = _offset(reply.headers.get(STREAM_NEXT_OFFSET))
@@ -212,11 +212,11 @@ class Follower:
         if reply.status == 200:
             chunks: list[bytes] = []
             async for chunk in reply.chunks():
-                self._came(len(chunk), Mode.LONGPOLL)
+                self._received(len(chunk), Mode.LONGPOLL)
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
-                body = _inside(body)
+                body = _unwrap(body)
         if not self._stream.learn_identity(stream_identity(reply.headers, at, end)):
             raise TailMovedBack
         is_closed = is_true(reply.headers.get(STREAM_CLOSED))
@@ -228,29 +228,29 @@ class Follower:
 
     async def _by_sse(self) -> None:
         """Read one SSE connection, from the tail until its lifetime is over."""
-        lifetime_s = self._topic.terms.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
+        lifetime_s = self._topic.times.lifetime_s * self._rng.uniform(*_LIFETIME_JITTER)
         bounds = replace(self._topic.access.source.live_bounds, idle_s=lifetime_s, total_s=lifetime_s)
-        at = self._place
+        at = self._next_offset
         async with await self._ask(at, LIVE_SSE, bounds) as reply:
             is_sse = media_type(reply.headers.get("Content-Type")) == SSE_TYPE
             if reply.status in _NO_SSE or (reply.status == 200 and not is_sse):
-                await self._check_place(at, reply.status)
+                await self._check_offset(at, reply.status)
                 self._speaks_sse = False
                 return
             if reply.status != 200:
-                await self._check_place(at, reply.status)
-                self._refused(reply.status)
+                await self._check_offset(at, reply.status)
+                self._raise_for_status(reply.status)
             if (why := self._why_not_shared(reply.headers)) is not None:
                 self._refuse_sharing(why)
             is_base64 = reply.headers.get(SSE_DATA_ENCODING, "").lower() == "base64"
-            await self._recognise()
+            await self._verify_incarnation()
             try:
                 await self._take_events(at, reply, is_base64)
             except UpstreamTimeout:
                 # The connection's planned end: incomplete events are requested again.
                 return
 
-    async def _recognise(self) -> None:
+    async def _verify_incarnation(self) -> None:
         """Verify that the connection just opened is for the stream in memory.
 
         Its events cannot tell: a stream that was deleted and re-created may have the same offsets.  A HEAD sent after
@@ -265,18 +265,18 @@ class Follower:
     async def _learn_lifetime(self) -> None:
         """Fetch the metadata: the stream's lifetime and identity."""
         self._acks = self._stream.acks
-        head = await self._topic.access.look(None)
+        head = await self._topic.access.fetch(None)
         if isinstance(head, OriginError):
-            self._refused(head.status)
+            self._raise_for_status(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head
+            self._counted_failure = head
             raise head
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
         parser = SseParser()
         waiting: list[bytes] = []
         async for chunk in reply.chunks():
-            self._came(len(chunk), Mode.SSE)
+            self._received(len(chunk), Mode.SSE)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
@@ -308,7 +308,7 @@ class Follower:
             except binascii.Error as error:
                 raise UpstreamBroken from error
         if self._stream.tape.is_json:
-            return _inside(data)
+            return _unwrap(data)
         return data
 
     # -- both
@@ -333,12 +333,12 @@ class Follower:
         """A live request is being sent; a request that an open circuit breaker refused does not count as contact."""
         self._stream.contacted(self._clock.now())
         self._metrics.upstream_request(self._mode, self._route)
-        self._access_log.unclaimed(self._asked, self._mode, requests=1)
+        self._access_log.unclaimed(self._recorded, self._mode, requests=1)
 
-    def _came(self, size: int, mode: Mode) -> None:
+    def _received(self, size: int, mode: Mode) -> None:
         """Body bytes arrived.  They belong to all live readers, so the next access record to be written claims them."""
         self._metrics.upstream_bytes(size, mode, self._route)
-        self._access_log.unclaimed(self._asked, mode, fetched_bytes=size)
+        self._access_log.unclaimed(self._recorded, mode, fetched_bytes=size)
 
     def _take(self, at: str, control: Control, pieces: Sequence[bytes]) -> str:
         """Store the bytes from `at` on the tape and move the topic; return the new position."""
@@ -366,23 +366,23 @@ class Follower:
 
     def _refuse_sharing(self, why: str) -> None:
         """Stop following: the origin's live answers may not be shared, so live readers are relayed."""
-        self._topic.foreign = NotShareable(why)
-        self._counted = UpstreamBroken()
-        raise self._counted
+        self._topic.not_shareable = NotShareable(why)
+        self._counted_failure = UpstreamBroken()
+        raise self._counted_failure
 
     def _is_closed_here(self) -> bool:
         position = self._topic.position
         return position is not None and self._stream.tape.is_closed_at(position)
 
-    async def _check_place(self, at: str, status: int) -> None:
+    async def _check_offset(self, at: str, status: int) -> None:
         """If the origin refused an offset that it has named itself, fetch that offset: the fetch ends the record if the
         origin now has another stream."""
         if status == 400 and at == self._stream.tape.tail:
-            await self._topic.access.look(at)
+            await self._topic.access.fetch(at)
             if self._stream.ended is not None:
                 raise FollowingEnded(self._stream.ended)
 
-    def _refused(self, status: int) -> None:
+    def _raise_for_status(self, status: int) -> None:
         """Raise the error that an unsuccessful status means for a follower."""
         if status in (404, 410) and self._stream.acks != self._acks:
             # A write acknowledged since the request was sent found the stream there: ask again.
@@ -394,8 +394,8 @@ class Follower:
         if status in (502, 503, 504, 429):
             raise UpstreamUnavailable
         self._topic.is_refused = 400 <= status < 500
-        self._counted = UpstreamBroken()
-        raise self._counted
+        self._counted_failure = UpstreamBroken()
+        raise self._counted_failure
 
 
 def _offset(value: str | None) -> str:
@@ -404,7 +404,7 @@ def _offset(value: str | None) -> str:
     return value
 
 
-def _inside(body: bytes) -> bytes:
+def _unwrap(body: bytes) -> bytes:
     try:
         return unwrap(body)
     except NotAnArray as error:

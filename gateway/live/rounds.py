@@ -14,21 +14,21 @@ from gateway.telemetry.metrics import MetricsRecorder
 class Rounds:
     """The rounds of one topic.  `now` gives monotonic seconds."""
 
-    __slots__ = ("_came_at", "_metrics", "_now", "_route")
+    __slots__ = ("_arrived_at", "_metrics", "_now", "_route")
 
     def __init__(self, metrics: MetricsRecorder, now: Callable[[], float], route: str) -> None:
         self._metrics = metrics
         self._now = now
         self._route = route
-        self._came_at: float | None = None
+        self._arrived_at: float | None = None
 
-    def came(self) -> None:
+    def arrived(self) -> None:
         """Bytes have arrived for the readers."""
-        if self._came_at is None:
-            self._came_at = self._now()
+        if self._arrived_at is None:
+            self._arrived_at = self._now()
 
-    def handed(self, readers: int) -> None:
+    def delivered(self, readers: int) -> None:
         """`readers` live readers were handed everything that had arrived."""
-        came_at, self._came_at = self._came_at, None
-        if came_at is not None and readers:
-            self._metrics.delivered(readers, self._now() - came_at, self._route)
+        arrived_at, self._arrived_at = self._arrived_at, None
+        if arrived_at is not None and readers:
+            self._metrics.delivered(readers, self._now() - arrived_at, self._route)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.aio.clock import Clock
 from gateway.aio.wheel import TICK_S, Wheel
-from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, Large, Step, Topic, chunk
+from gateway.live.topic import BEATS, HEARTBEAT_BYTES, HEARTBEAT_CHUNK, LargeEvent, Step, Topic, chunk
 from gateway.telemetry.access_record import CloseReason
 
 PART_BYTES = 1 << 17
@@ -66,10 +66,10 @@ class Subscriber:
         "_has_missed",
         "_is_filling",
         "_is_over",
-        "_is_told",
         "_large",
         "_large_sent",
         "_least_cursor",
+        "_said_up_to_date",
         "_sent_at_beat",
         "_tick",
         "_wire",
@@ -82,11 +82,11 @@ class Subscriber:
     ) -> None:
         self.topic = topic
         self.at = at
-        self._is_told = False
+        self._said_up_to_date = False
         self._least_cursor = least_cursor
         self._wire = wire
         self._context = context
-        self._large: Large | None = None
+        self._large: LargeEvent | None = None
         """An event of which only the first `_large_sent` bytes have been written."""
         self._large_sent = 0
         self._is_filling = False
@@ -124,12 +124,12 @@ class Subscriber:
             and not (wire.is_full or self._is_filling or self._is_over or self._large is not None)
         ):
             self.at = step.end
-            self._is_told = step.is_told
+            self._said_up_to_date = step.said_up_to_date
             self._sent_at_beat = topic.beats
             topic.stream.count_sent(step.size)
             wire.send(step.data, step.size)
             return
-        if topic.foreign is not None:
+        if topic.not_shareable is not None:
             # The client is relayed when it reconnects.
             self._finish(CloseReason.FAILED)
             return
@@ -142,7 +142,7 @@ class Subscriber:
             if self._large is not None:
                 self._send_part(self._large)
                 continue
-            step = topic.step(self.at, self._is_told, self._least_cursor)
+            step = topic.step(self.at, self._said_up_to_date, self._least_cursor)
             if step.large is not None:
                 self._large, self._large_sent = step.large, 0
                 continue
@@ -161,13 +161,13 @@ class Subscriber:
 
     def _take(self, step: Step) -> None:
         self._sent_at_beat = self.topic.beats
-        self._is_told = step.is_told
+        self._said_up_to_date = step.said_up_to_date
         self.topic.stream.count_sent(step.size)
         self._wire.send(step.data, step.size)
         if step.is_last:
             self._finish(CloseReason.CLOSED)
 
-    def _send_part(self, large: Large) -> None:
+    def _send_part(self, large: LargeEvent) -> None:
         part = large.data[self._large_sent : self._large_sent + PART_BYTES]
         self._large_sent += len(part)
         self._sent_at_beat = self.topic.beats
@@ -196,7 +196,7 @@ class Subscriber:
             self._sent_at_beat = self.topic.beats
             self._wire.send(HEARTBEAT_CHUNK, HEARTBEAT_BYTES)
 
-    def apart(self) -> tuple[Subscriber]:
+    def split(self) -> tuple[Subscriber]:
         """Return itself: a subscriber stands for one client."""
         return (self,)
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from gateway.aio.clock import NOBODY
+from gateway.aio.clock import DETACHED
 from gateway.aio.signal import Signal
 from gateway.errors import GatewayError
 from gateway.live.rounds import Rounds
@@ -36,7 +36,7 @@ from gateway.upstream.source import Source
 
 _log = logging.getLogger("gateway.live")
 
-Look = Callable[[str | None], Awaitable[Head]]
+Fetch = Callable[[str | None], Awaitable[Head]]
 """Reads an offset, or the metadata alone, at the origin; the bytes are on the tape when it returns."""
 
 _FRAME_BYTES: Final = 1 << 20
@@ -79,7 +79,7 @@ class LiveReader(Protocol):
     def beat(self) -> None:
         """A beat has passed: send a heartbeat if one is due."""
 
-    def apart(self) -> Iterable[LiveReader]:
+    def split(self) -> Iterable[LiveReader]:
         """Itself and the clients that shared it, each as a reader of its own from now on."""
 
     def leave(self, delay_s: float, within_s: float) -> None:
@@ -95,11 +95,11 @@ class OriginAccess:
     """How a topic reaches its origin: with the requests of its first reader."""
 
     source: Source
-    look: Look
+    fetch: Fetch
     fill: Fill
 
 
-class Terms(NamedTuple):
+class LiveTimes(NamedTuple):
     """A route's times for live reads, in seconds."""
 
     lifetime_s: float
@@ -110,7 +110,7 @@ class Terms(NamedTuple):
     origin."""
 
 
-class Large:
+class LargeEvent:
     """One encoded data event that is too large to be written at once.  It is sent in parts and kept while any reader is
     receiving it.  Offsets inside it are unknown, so it cannot be split into events."""
 
@@ -130,7 +130,7 @@ class Step:
     size: int
     """The size of the frames without the chunk framing."""
     end: str
-    is_told: bool
+    said_up_to_date: bool
     """Whether the reader has been told that it is up to date here."""
     cursor: int
     is_last: bool = False
@@ -138,11 +138,11 @@ class Step:
     is_all: bool = False
     """Whether nothing after this step can be sent now."""
     needs_fill: bool = False
-    large: Large | None = None
+    large: LargeEvent | None = None
     """Replaces `data`: to be sent in parts, followed by its control event."""
 
 
-def _let_go(reader: LiveReader) -> None:
+def _drop_failed(reader: LiveReader) -> None:
     """Log the error and drop the reader: one reader's error must not affect the others."""
     _log.exception("a live reader failed")
     try:
@@ -155,16 +155,16 @@ class Topic:
     """The live state of one stream.  Owner: the `LiveTopics` table; the follower moves it."""
 
     def __init__(
-        self, stream: Stream, access: OriginAccess, terms: Terms, wall: Callable[[], float], rounds: Rounds
+        self, stream: Stream, access: OriginAccess, times: LiveTimes, wall: Callable[[], float], rounds: Rounds
     ) -> None:
         self.stream = stream
         self._rounds = rounds
         self.access = access
-        self.terms = terms
+        self.times = times
         self._wall = wall
         self.is_refused = False
         """Whether the origin has refused the source's headers."""
-        self.foreign: NotShareable | None = None
+        self.not_shareable: NotShareable | None = None
         """Why the origin's live answers may not be shared, once that is known."""
         self.readers = 0
         self.revalidated_at = -math.inf
@@ -176,14 +176,14 @@ class Topic:
         self.connects_until = -math.inf
         """Until when a read that asks for the tail may wait for the live request to be confirmed."""
         self.ended: End | None = None
-        self.trouble: GatewayError | None = None
+        self.failure: GatewayError | None = None
         """Why the follower is not connected, if it failed."""
         self.changed = Signal()
         self.beats = 0
         """Beats so far, by which readers measure how long they have been silent."""
         self.readers_now: set[LiveReader] = set()
         """The readers pumped when the topic changes; all other readers wait for `changed`."""
-        self.crowded = 0
+        self.extra_clients = 0
         """Clients in `readers_now` beyond one per reader."""
         self._is_flushing = False
         self.steps: dict[str, Step] = {}
@@ -198,7 +198,7 @@ class Topic:
         self._cursor_floor = 0
         self._high_floor = 0
         """The floor for clients whose cursors are far ahead: each answer advances the clients that read on."""
-        self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
+        self._large_events: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
     # -- the follower's side
@@ -206,32 +206,32 @@ class Topic:
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:
         """The follower stands at `position`: wake all readers."""
         if self.position is not None and position != self.position and self.readers_now:
-            self._rounds.came()
+            self._rounds.arrived()
         self.position = position
         self.is_confirmed = is_confirmed
         self.stream.followed()
-        self.trouble = None
+        self.failure = None
         self.heard(now)
         self._fire()
 
     def heard(self, now: float) -> None:
         """The live request was heard from: its statement of the tail still holds."""
-        if self.is_confirmed and self.position is not None and self.terms.heard_s:
-            self.stream.saw_tail(Sighting(self.position, now, now + self.terms.heard_s))
+        if self.is_confirmed and self.position is not None and self.times.heard_s:
+            self.stream.saw_tail(Sighting(self.position, now, now + self.times.heard_s))
 
-    def named(self, tail: str, asked_at: float) -> None:
+    def tail_named(self, tail: str, asked_at: float) -> None:
         """Another request, sent at `asked_at`, was told the tail by the origin."""
         if self.position is not None and self.stream.tape.resolve(self.position) == tail:
             self.heard(asked_at)
 
-    def lost(self, now: float, trouble: GatewayError | None) -> None:
-        """The live request is closed, as planned or because of `trouble`: the tail is unknown from now on."""
+    def lost(self, now: float, failure: GatewayError | None) -> None:
+        """The live request is closed, as planned or because of `failure`: the tail is unknown from now on."""
         if self.is_confirmed:
             self.stream.lost_tail()
         self.is_confirmed = False
         self.stream.unfollowed(now)
-        self.trouble = trouble
-        if trouble is not None:
+        self.failure = failure
+        if failure is not None:
             self._fire()
 
     def end(self, why: End) -> None:
@@ -247,7 +247,7 @@ class Topic:
         if self.readers_now and not self._is_flushing:
             # Events that arrive in one turn of the loop go out in one write.
             self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush, context=NOBODY)
+            asyncio.get_running_loop().call_soon(self._flush, context=DETACHED)
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -256,18 +256,18 @@ class Topic:
         self._begin_answers(())
         self.is_pumping = True
         readers = tuple(self.readers_now)
-        clients = len(readers) + self.crowded
+        clients = len(readers) + self.extra_clients
         try:
             for reader in readers:
                 try:
                     reader.pump()
                 except Exception:
-                    _let_go(reader)
+                    _drop_failed(reader)
         finally:
             self.steps = {}
             self.is_pumping = False
             self._account_all()
-            self._rounds.handed(clients)
+            self._rounds.delivered(clients)
 
     def _account_all(self) -> None:
         answered, self.to_account = self.to_account, []
@@ -275,14 +275,14 @@ class Topic:
             try:
                 reader.account(sent)
             except Exception:
-                _let_go(reader)
+                _drop_failed(reader)
 
     def shared_answers(self) -> dict[object, object]:
         """Answers to long-polls, by what determines them.  While readers are pumped they are valid for that round; at
         other times they are valid until something they state changes, including their Date."""
         if not self.is_pumping:
             stream = self.stream
-            of = (stream.tail_turns, stream.forgotten, stream.stale_marks, int(self._wall()))
+            of = (stream.tail_version, stream.forgotten, stream.stale_marks, int(self._wall()))
             if of != self._answers_of:
                 self._begin_answers(of)
         return self._answers
@@ -298,7 +298,7 @@ class Topic:
             try:
                 reader.beat()
             except Exception:
-                _let_go(reader)
+                _drop_failed(reader)
 
     def wake(self) -> None:
         """Make every live reader look again."""
@@ -318,7 +318,7 @@ class Topic:
             and self.stream.holds_acknowledged(at)
         )
 
-    def greet(self, cursor: str | None, wall: float) -> None:
+    def note_cursor(self, cursor: str | None, wall: float) -> None:
         """Record a client's cursor, so that shared frames carry a greater one."""
         value = parse_cursor(cursor)
         if value is None:
@@ -346,7 +346,7 @@ class Topic:
         wall = self._wall()
         return shared_cursor(wall, self._cursor_floor) if self._cursor_floor else interval(wall)
 
-    def step(self, at: str, is_told: bool, least_cursor: int) -> Step:
+    def step(self, at: str, said_up_to_date: bool, least_cursor: int) -> Step:
         """What a reader at `at` is sent next; `least_cursor` is the least cursor that its frames may carry.
 
         While readers are pumped, a step with the shared cursor is left in `steps`.
@@ -360,18 +360,18 @@ class Topic:
         is_current = self.is_current(end)
         if reading.size:
             frame = self._frame(at, reading, is_current=is_current, is_closed=is_closed, cursor=str(cursor))
-            if isinstance(frame, Large):
-                step = Step(b"", 0, end, is_told, cursor, large=frame)
+            if isinstance(frame, LargeEvent):
+                step = Step(b"", 0, end, said_up_to_date, cursor, large=frame)
             else:
                 step = Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
             if self.is_pumping and cursor == shared:
                 # Keep a large event without sending it from here: readers that take it whole hold no reference to it.
                 self.steps[at] = step
             return step
-        if is_closed or (is_current and not is_told):
+        if is_closed or (is_current and not said_up_to_date):
             frame = self.control(end, is_current=True, is_closed=is_closed, cursor=str(cursor))
             return Step(chunk(frame), len(frame), end, is_current, cursor, is_closed, is_current and not is_closed)
-        return Step(b"", 0, end, is_told, cursor, needs_fill=self.is_missing(end))
+        return Step(b"", 0, end, said_up_to_date, cursor, needs_fill=self.is_missing(end))
 
     def is_missing(self, at: str) -> bool:
         """Whether the bytes after `at` must be fetched: `at` is neither the tail nor where the follower reads on."""
@@ -380,19 +380,21 @@ class Topic:
             return False
         return not tape.has_seen(at) or (tape.tail is not None and is_before(at, tape.tail))
 
-    def _frame(self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str) -> bytes | Large:
+    def _frame(
+        self, start: str, reading: Reading, *, is_current: bool, is_closed: bool, cursor: str
+    ) -> bytes | LargeEvent:
         """The data event of a reading and the control event that must follow it (section 5.8), or the data event alone
         if it is too large to be written at once."""
         key = (start, reading.end, is_current, is_closed, cursor)
         frame = self._frames.get(key)
         if frame is not None:
             return frame
-        large = self._larges.get(key[:2])
+        large = self._large_events.get(key[:2])
         if large is not None:
             return large
         data = self._data_event(reading)
         if reading.size > _EVENT_BYTES or len(data) > _FRAME_MOST_BYTES:
-            large = self._larges[key[:2]] = Large(data, reading.end)
+            large = self._large_events[key[:2]] = LargeEvent(data, reading.end)
             return large
         control = self.control(reading.end, is_current=is_current, is_closed=is_closed, cursor=cursor)
         frame = self._frames[key] = data + control
@@ -403,7 +405,7 @@ class Topic:
         pieces = [b"[", *reading.pieces, b"]"] if stream.tape.is_json else reading.pieces
         return encode_data(pieces, base64=not is_sse_text(stream.content_type))
 
-    def last_step(self, large: Large, least_cursor: int) -> Step:
+    def last_step(self, large: LargeEvent, least_cursor: int) -> Step:
         """The control event after a large event: states what is true now, not when the event was started."""
         end, cursor = large.end, max(self.shared_cursor(), least_cursor)
         is_current, is_closed = self.is_current(end), self.stream.tape.is_closed_at(end)

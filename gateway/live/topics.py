@@ -18,7 +18,7 @@ from gateway.aio.tasks import Tasks
 from gateway.errors import TooManyFollowed
 from gateway.live.follower import Follower
 from gateway.live.rounds import Rounds
-from gateway.live.topic import BEATS, OriginAccess, Terms, Topic
+from gateway.live.topic import BEATS, LiveTimes, OriginAccess, Topic
 from gateway.protocol.offsets import START, is_before
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
@@ -30,7 +30,7 @@ from gateway.upstream.upstream import Upstream
 _CONNECTING_S = 0.5
 """How long a read that asks for the tail may wait for a live request that has just been started."""
 _COOLING_S = 10.0
-_DOUBT_PAUSE_S = 1.0
+_REVALIDATION_PAUSE_S = 1.0
 _FOLLOWER_PATIENCE_S = 1.0
 """How long a follower may lag behind an acknowledged write that readers wait for."""
 
@@ -46,10 +46,10 @@ class LiveTopics:
         tasks: Tasks,
         metrics: MetricsRecorder,
         rng: random.Random,
-        most: int,
+        max_followed: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
-        self._most = most
+        self._max_followed = max_followed
         self._access_log = access_log
         self._upstream = upstream
         self._store = store
@@ -84,18 +84,18 @@ class LiveTopics:
         topic = self._topics.get(stream)
         return topic if topic is not None and topic.is_confirmed and self._is_at(topic, at) else None
 
-    def attach(self, stream: Stream, access: OriginAccess, terms: Terms) -> Topic:
+    def attach(self, stream: Stream, access: OriginAccess, times: LiveTimes) -> Topic:
         """Join the stream's topic, creating it if there is none.  The caller must call `detach`; `follow` starts the
         follower."""
         topic = self._topics.get(stream)
         if topic is None:
             topic = self._topics[stream] = Topic(
-                stream, access, terms, self._clock.wall, Rounds(self._metrics, self._clock.now, stream.key.route)
+                stream, access, times, self._clock.wall, Rounds(self._metrics, self._clock.now, stream.key.route)
             )
             stream.pin()
             stream.has_topic = True
             self._watch_expiry(topic)
-            self._beat_in(topic, terms.heartbeat_s / BEATS)
+            self._schedule_beat(topic, times.heartbeat_s / BEATS)
         if topic.is_refused:
             # With shared credentials the first reader's may have been revoked: use those of the new reader.
             topic.access, topic.is_refused = access, False
@@ -107,7 +107,7 @@ class LiveTopics:
     def join(self, stream: Stream) -> Topic | None:
         """Join the stream's topic if it is followed and shareable, else return None; the caller must call `detach`."""
         topic = self._topics.get(stream)
-        if topic is None or topic not in self._runs or topic.foreign is not None or topic.is_refused:
+        if topic is None or topic not in self._runs or topic.not_shareable is not None or topic.is_refused:
             return None
         topic.readers += 1
         if (linger := self._lingers.pop(topic, None)) is not None:
@@ -118,7 +118,7 @@ class LiveTopics:
         """Start following the topic's stream.  Only readers that wait call this: readers that are answered at once,
         for instance with ever new queries, would each leave a live request behind.  Raises TooManyFollowed."""
         is_needed = topic not in self._runs and topic.stream.tape.closed_at is None
-        if is_needed and len(self._runs) >= self._most:
+        if is_needed and len(self._runs) >= self._max_followed:
             raise TooManyFollowed
         if self._topics.get(topic.stream) is topic:
             self._start(topic)
@@ -129,7 +129,9 @@ class LiveTopics:
         room."""
         if topic.is_hot or topic.stream.tape.closed_at is not None or self._topics.get(topic.stream) is not topic:
             return
-        if len(self._coolings) >= self._most // 2 or (topic not in self._runs and len(self._runs) >= self._most):
+        if len(self._coolings) >= self._max_followed // 2 or (
+            topic not in self._runs and len(self._runs) >= self._max_followed
+        ):
             return
         topic.is_hot = True
         self._cool_later(topic, per_s * _COOLING_S / 2)
@@ -161,16 +163,16 @@ class LiveTopics:
     async def until_connected(self, stream: Stream) -> None:
         """Wait briefly until a live request that has just been started is confirmed or fails."""
         topic = self._topics.get(stream)
-        while topic is not None and topic in self._runs and not topic.is_confirmed and topic.trouble is None:
+        while topic is not None and topic in self._runs and not topic.is_confirmed and topic.failure is None:
             left = topic.connects_until - self._clock.now()
             if left <= 0 or stream.ended is not None or not await topic.changed.wait_within(self._clock, left):
                 return
 
-    def looked(self, stream: Stream, tail: str, asked_at: float) -> None:
+    def tail_named(self, stream: Stream, tail: str, asked_at: float) -> None:
         """Another request, sent at `asked_at`, was told the stream's tail by the origin."""
         topic = self._topics.get(stream)
         if topic is not None:
-            topic.named(tail, asked_at)
+            topic.tail_named(tail, asked_at)
             if topic not in self._expiries:
                 self._watch_expiry(topic)
 
@@ -183,7 +185,7 @@ class LiveTopics:
             return
         if acked is None or self._has_brought(topic, acked):
             return
-        self._stalls[topic] = self._clock.call_later(_FOLLOWER_PATIENCE_S, lambda: self._is_due(topic, acked))
+        self._stalls[topic] = self._clock.call_later(_FOLLOWER_PATIENCE_S, lambda: self._check_brought(topic, acked))
 
     @staticmethod
     def _is_at(topic: Topic, tail: str) -> bool:
@@ -195,16 +197,16 @@ class LiveTopics:
         is_behind = at is None or is_before(topic.stream.tape.resolve(at), acked)
         return not is_behind and not topic.stream.is_closing
 
-    def _is_due(self, topic: Topic, acked: str) -> None:
+    def _check_brought(self, topic: Topic, acked: str) -> None:
         self._stalls.pop(topic, None)
         if self._has_brought(topic, acked) or not (topic.readers or topic.is_hot):
             self.expect(topic.stream)
         else:
-            self._tasks.start(self._fetch_stalled(topic), f"look behind {acked}")
+            self._tasks.start(self._fetch_stalled(topic), f"fetch stalled {acked}")
 
     async def _fetch_stalled(self, topic: Topic) -> None:
         tape = topic.stream.tape
-        head = await topic.access.look(tape.resolve(topic.position or START))
+        head = await topic.access.fetch(tape.resolve(topic.position or START))
         if self._topics.get(topic.stream) is topic:
             if isinstance(head, StreamHead):
                 if not self._is_at(topic, head.next_offset):
@@ -220,10 +222,10 @@ class LiveTopics:
                 life.expires_at - self._clock.wall(), lambda: self.drop(topic.stream, End.EXPIRED)
             )
 
-    def _beat_in(self, topic: Topic, delay_s: float) -> None:
+    def _schedule_beat(self, topic: Topic, delay_s: float) -> None:
         def beat() -> None:
             topic.beat()
-            self._beat_in(topic, delay_s)
+            self._schedule_beat(topic, delay_s)
 
         self._beats[topic] = self._clock.call_later(delay_s, beat)
 
@@ -251,7 +253,7 @@ class LiveTopics:
         if topic not in self._runs and not topic.is_hot:
             self._remove(topic)
         else:
-            self._lingers[topic] = self._clock.call_later(topic.terms.linger_s, lambda: self._expire(topic))
+            self._lingers[topic] = self._clock.call_later(topic.times.linger_s, lambda: self._expire(topic))
 
     def _expire(self, topic: Topic) -> None:
         self._lingers.pop(topic, None)
@@ -306,7 +308,7 @@ class LiveTopics:
         topic = self._topics.get(stream)
         if topic is None or topic in self._revalidations:
             return
-        wait_s = topic.revalidated_at + _DOUBT_PAUSE_S - self._clock.now()
+        wait_s = topic.revalidated_at + _REVALIDATION_PAUSE_S - self._clock.now()
         if wait_s <= 0:
             self._restart_revalidated(topic)
         else:
@@ -322,7 +324,7 @@ class LiveTopics:
         self.cool_all()
         for topic in list(self._topics.values()):
             for reader in tuple(topic.readers_now):
-                for alone in reader.apart():
+                for alone in reader.split():
                     alone.leave(self._rng.uniform(0, spread_s), within_s)
             topic.wake()
 

@@ -20,19 +20,19 @@ from gateway.config.cache import CachePlanConfig
 from gateway.config.cache_plan import CachePlan
 from gateway.engine.core import Engine
 from gateway.engine.route import Route
-from gateway.plan.entries import PlanEntries, granted
+from gateway.plan.entries import PlanEntries, resolve_entries
 from gateway.plan.warming import Warming
 from gateway.tape.stream import End, Stream
 
-_LOOKS: Final = 4
+_SWEEPS_PER_LIFETIME: Final = 4
 """Sweeps of idle streams within the shortest lifetime."""
-_MOST_OFTEN_S: Final = 1.0
-_LEAST_OFTEN_S: Final = 30.0
-_AT_ONCE: Final = 256
+_SHORTEST_INTERVAL_S: Final = 1.0
+_LONGEST_INTERVAL_S: Final = 30.0
+_SWEEP_BATCH: Final = 256
 """Lifetimes examined in one turn of the loop: about a millisecond."""
 
 
-class _Seen(NamedTuple):
+class _Idle(NamedTuple):
     """A stream's counters, and since when they have had these values (monotonic seconds)."""
 
     counters: tuple[int, int, float]
@@ -40,7 +40,7 @@ class _Seen(NamedTuple):
 
 
 class PlanApplier:
-    """Owner of the plan in effect and of its warming round and sweeps; `leave` stops both."""
+    """Owner of the plan in effect and of its warming round and sweeps; `stop` stops both."""
 
     def __init__(self, engine: Engine, rng: random.Random) -> None:
         self._engine = engine
@@ -49,21 +49,21 @@ class PlanApplier:
         self.taken_at = 0.0
         """When the plan was applied (Unix seconds)."""
         self.entries = PlanEntries()
-        self._granted_by: tuple[CachePlanConfig, Sequence[Route]] | None = None
+        self._resolved_for: tuple[CachePlanConfig, Sequence[Route]] | None = None
         self.warming: Warming | None = None
         """The latest warming round."""
-        self._unlaid_before = 0
+        self._unstored_before = 0
         self.given_up = 0
         """Tapes dropped since the plan was applied because they were idle for their lifetime."""
-        self._idle: dict[Stream, _Seen] = {}
+        self._idle: dict[Stream, _Idle] = {}
         self._timer: Timer | None = None
 
     @property
-    def unlaid_bytes(self) -> int:
+    def unstored_bytes(self) -> int:
         """Bytes fetched and not stored since the plan was applied."""
-        return self._engine.store.unlaid_bytes - self._unlaid_before
+        return self._engine.store.unstored_bytes - self._unstored_before
 
-    def take(
+    def apply(
         self,
         plan: CachePlan | None,
         grants: CachePlanConfig,
@@ -77,14 +77,19 @@ class PlanApplier:
         """
         engine, is_new = self._engine, plan != self.plan
         before = self.entries.warm
-        if is_new or self._granted_by is None or self._granted_by[0] != grants or self._granted_by[1] is not routes:
+        if (
+            is_new
+            or self._resolved_for is None
+            or self._resolved_for[0] != grants
+            or self._resolved_for[1] is not routes
+        ):
             # Resolving tens of thousands of names is too costly for reloads that change neither plan nor routes.
-            self.entries = granted(plan, grants, routes)
-            self._granted_by = grants, routes
+            self.entries = resolve_entries(plan, grants, routes)
+            self._resolved_for = grants, routes
         if is_new:
             self.plan = plan
             self.taken_at = engine.clock.wall()
-            self._unlaid_before = engine.store.unlaid_bytes
+            self._unstored_before = engine.store.unstored_bytes
             self.given_up = 0
         budget_bytes = engine.store.budget_bytes if budget_bytes is None else budget_bytes
         if budget_bytes > engine.store.budget_bytes:
@@ -98,10 +103,10 @@ class PlanApplier:
         engine.store.resize(budget_bytes)
         if [keyed.key for keyed in self.entries.warm] != [keyed.key for keyed in before]:
             self._warm(grants)
-        self._watch_idle()
+        self._schedule_sweep()
         return is_new
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Stop warming and sweeping: the gateway is shutting down."""
         if self.warming is not None:
             self.warming.stop()
@@ -129,43 +134,43 @@ class PlanApplier:
 
     # -- lifetimes
 
-    def _watch_idle(self) -> None:
+    def _schedule_sweep(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self.entries.lifetimes and not self._engine.drain.is_set:
             shortest = min(keyed.entry.idle_s for keyed in self.entries.lifetimes)
-            every_s = min(_LEAST_OFTEN_S, max(_MOST_OFTEN_S, shortest / _LOOKS))
-            self._timer = self._engine.clock.call_later(every_s, self._look)
+            every_s = min(_LONGEST_INTERVAL_S, max(_SHORTEST_INTERVAL_S, shortest / _SWEEPS_PER_LIFETIME))
+            self._timer = self._engine.clock.call_later(every_s, self._sweep)
         else:
             self._idle.clear()
 
-    def _look(self) -> None:
-        self._look_on({}, 0)
+    def _sweep(self) -> None:
+        self._sweep_from({}, 0)
 
-    def _look_on(self, idle: dict[Stream, _Seen], begin: int) -> None:
+    def _sweep_from(self, idle: dict[Stream, _Idle], begin: int) -> None:
         """Examine one batch of lifetimes and schedule the next batch."""
         self._timer = None
         store, now = self._engine.store, self._engine.clock.now()
-        end = begin + _AT_ONCE
+        end = begin + _SWEEP_BATCH
         for keyed in self.entries.lifetimes[begin:end]:
             for stream in store.group(keyed.key.group):
                 if (stream.key.query, stream.key.partition.public) != (keyed.key.query, keyed.key.partition):
                     continue
-                seen = self._seen(stream, now)
+                seen = self._idle_since(stream, now)
                 if not stream.pins and now - seen.since >= keyed.entry.idle_s:
                     self.given_up += store.drop(stream, End.EVICTED)
                 else:
                     idle[stream] = seen
         if end < len(self.entries.lifetimes):
-            self._timer = self._engine.clock.call_later(0, partial(self._look_on, idle, end))
+            self._timer = self._engine.clock.call_later(0, partial(self._sweep_from, idle, end))
             return
         self._idle = idle
-        self._watch_idle()
+        self._schedule_sweep()
 
-    def _seen(self, stream: Stream, now: float) -> _Seen:
+    def _idle_since(self, stream: Stream, now: float) -> _Idle:
         counters = (stream.reads, stream.sent_bytes, stream.used_at)
         seen = self._idle.get(stream)
         if seen is None:
-            return _Seen(counters, stream.used_at)
-        return _Seen(counters, now) if stream.pins or seen.counters != counters else seen
+            return _Idle(counters, stream.used_at)
+        return _Idle(counters, now) if stream.pins or seen.counters != counters else seen

@@ -44,28 +44,28 @@ class PlanEntries:
     """Entries that no caching route covers."""
 
 
-def granted(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
+def resolve_entries(plan: CachePlan | None, grants: CachePlanConfig, routes: Sequence[Route]) -> PlanEntries:
     """The entries of `plan` that the configuration permits, resolved against `routes`."""
     if plan is None:
         return PlanEntries()
-    known = {route.config.name: route for route in routes}
+    by_name = {route.config.name: route for route in routes}
     unmatched = 0
 
-    def found(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
+    def resolve(entries: Iterable[E], is_granted: bool) -> tuple[KeyedEntry[E], ...]:
         nonlocal unmatched
         keyed_entries: list[KeyedEntry[E]] = []
         for entry in entries if is_granted else ():
-            keyed = _keyed(entry, known)
+            keyed = _keyed(entry, by_name)
             if keyed is None:
                 unmatched += 1
             else:
                 keyed_entries.append(keyed)
         return tuple(keyed_entries)
 
-    pinned = found(plan.pin, grants.take_pins)
-    warm = found(plan.warm, grants.take_warm)
-    not_stored = found(plan.do_not_store, grants.take_do_not_store)
-    lifetimes = found(plan.lifetimes, grants.take_lifetimes)
+    pinned = resolve(plan.pin, grants.take_pins)
+    warm = resolve(plan.warm, grants.take_warm)
+    not_stored = resolve(plan.do_not_store, grants.take_do_not_store)
+    lifetimes = resolve(plan.lifetimes, grants.take_lifetimes)
     return PlanEntries(pinned, warm, not_stored, lifetimes, unmatched)
 
 

@@ -60,7 +60,7 @@ class Warming:
         self._tasks = tasks
         self._rng = rng
         self._waiting = deque(entries)
-        self._left = most_bytes
+        self._remaining_bytes = most_bytes
         """Bytes that may still be fetched; fetches under way have reserved the sizes that the plan estimates."""
         self._within_s = within_s
         self._concurrent = concurrent
@@ -102,7 +102,7 @@ class Warming:
         pause_s = _PAUSE_S
         while self._waiting:
             keyed = self._waiting.popleft()
-            if await self._is_done_with(keyed):
+            if await self._try_fetch(keyed):
                 pause_s = _PAUSE_S
                 continue
             # Retry it after the others: perhaps only this stream fails.
@@ -110,20 +110,20 @@ class Warming:
             await pause(self._clock, pause_s * self._rng.uniform(*_JITTER))
             pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def _is_done_with(self, keyed: KeyedEntry[Entry]) -> bool:
+    async def _try_fetch(self, keyed: KeyedEntry[Entry]) -> bool:
         """Fetch one stream if its estimated size fits; return False if the origin failed."""
         expected = max(1, keyed.entry.bytes)
-        if expected > self._left:
+        if expected > self._remaining_bytes:
             return True
-        self._left -= expected
-        trip = _Trip(expected)
+        self._remaining_bytes -= expected
+        attempt = _Attempt(expected)
         try:
-            await self._fetch(keyed, trip)
+            await self._fetch(keyed, attempt)
         finally:
-            self._left += expected - trip.fetched
-        return not trip.has_failed
+            self._remaining_bytes += expected - attempt.fetched
+        return not attempt.has_failed
 
-    async def _fetch(self, keyed: KeyedEntry[Entry], trip: _Trip) -> None:
+    async def _fetch(self, keyed: KeyedEntry[Entry], attempt: _Attempt) -> None:
         """Fetch one stream from its start to its tail."""
         stream = self._store.open(keyed.key, self._clock.now())
         if stream.has_expired(self._clock.now(), self._clock.wall()):
@@ -132,41 +132,41 @@ class Warming:
         held = stream.tape.size
         stream.pin()
         try:
-            await self._walk(keyed, stream, trip)
+            await self._fetch_to_tail(keyed, stream, attempt)
         finally:
             gained = max(0, stream.tape.size - held)
             self.streams += gained > 0
             self.bytes += gained
             self._store.release(stream)
 
-    async def _walk(self, keyed: KeyedEntry[Entry], stream: Stream, trip: _Trip) -> None:
+    async def _fetch_to_tail(self, keyed: KeyedEntry[Entry], stream: Stream, attempt: _Attempt) -> None:
         # The HEAD gives the stream its lifetime, so a reader's hit needs no HEAD of its own.
-        head = await self._ask(keyed, stream, METADATA, trip)
+        head = await self._fetch_at(keyed, stream, METADATA, attempt)
         if not isinstance(head, NotShareable | StreamHead):
             return
         # An origin without HEAD can still be read: its answers to GET carry the same facts.
         tail, at = head.next_offset if isinstance(head, StreamHead) else None, START
-        while stream.ended is None and trip.fetched < trip.expected + self._left:
-            at = _furthest(stream.tape, at)
+        while stream.ended is None and attempt.fetched < attempt.expected + self._remaining_bytes:
+            at = _end_of_held(stream.tape, at)
             if (tail is not None and at == stream.tape.resolve(tail)) or stream.tape.is_closed_at(at):
                 return
-            head = await self._ask(keyed, stream, at, trip)
+            head = await self._fetch_at(keyed, stream, at, attempt)
             if not isinstance(head, StreamHead) or head.next_offset == at or not stream.tape.knows_after(at):
                 # Refused, not storable, or empty.
                 return
             if head.up_to_date:
                 return
 
-    async def _ask(self, keyed: KeyedEntry[Entry], stream: Stream, at: str, trip: _Trip) -> Head:
+    async def _fetch_at(self, keyed: KeyedEntry[Entry], stream: Stream, at: str, attempt: _Attempt) -> Head:
         source = keyed.route.source(keyed.target, keyed.route.source_headers(CIMultiDict()))
         head, fetched = await self._fetches.fetched(stream, at, keyed.route, source)
-        trip.fetched += fetched
-        trip.has_failed = _is_failure(head)
+        attempt.fetched += fetched
+        attempt.has_failed = _is_failure(head)
         return head
 
 
 @dataclass(slots=True)
-class _Trip:
+class _Attempt:
     """One stream's fetch: bytes reserved for it, bytes received, and whether the origin failed."""
 
     expected: int
@@ -181,7 +181,7 @@ def _is_failure(head: Head) -> bool:
     return isinstance(head, GatewayError) and not isinstance(head, TailMovedBack)
 
 
-def _furthest(tape: Tape, at: str) -> str:
+def _end_of_held(tape: Tape, at: str) -> str:
     """The end of the contiguous bytes held after `at`."""
     at = tape.resolve(at)
     while tape.knows_after(at):

@@ -32,13 +32,13 @@ class Cut(NamedTuple):
 class Block:
     """The bytes from `start` to `end`, in pieces; `marks` are the positions of the tokens known inside."""
 
-    __slots__ = ("_ends", "end", "is_json", "laid_at", "marks", "pieces", "size", "start")
+    __slots__ = ("_ends", "end", "is_json", "marks", "pieces", "size", "start", "stored_at")
 
     def __init__(self, start: str, end: str, pieces: Sequence[bytes], is_json: bool, now: float) -> None:
         self.start = start
         self.end = end
         self.is_json = is_json
-        self.laid_at = now
+        self.stored_at = now
         self.pieces: list[bytes] = []
         self._ends: list[int] = []
         self.size = 0
@@ -119,6 +119,6 @@ class Block:
         offset = position - (self._ends[index] - len(self.pieces[index]))
         return self.pieces[index][offset : offset + 1]
 
-    def comes_out_as(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
+    def holds_at(self, start: int, stop: int, pieces: Sequence[bytes]) -> bool:
         """Whether the bytes in [`start`, `stop`) equal `pieces`."""
         return b"".join(self.cut(start, stop).pieces) == b"".join(pieces)

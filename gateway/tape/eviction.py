@@ -92,15 +92,15 @@ class Sieve(Generic[K]):
 
     def __init__(self) -> None:
         self._nodes: dict[K, _Node[K]] = {}
-        self._gate: _Node[K] = _Node(None)
-        self._hand = self._gate
+        self._sentinel: _Node[K] = _Node(None)
+        self._hand = self._sentinel
 
     def admit(self, key: K) -> None:
         if key in self._nodes:
             return
         node = self._nodes[key] = _Node(key)
-        node.newer, node.older = self._gate, self._gate.older
-        node.older.newer = self._gate.older = node
+        node.newer, node.older = self._sentinel, self._sentinel.older
+        node.older.newer = self._sentinel.older = node
 
     def touch(self, key: K) -> None:
         node = self._nodes.get(key)
@@ -158,23 +158,23 @@ class S3Fifo(Generic[K]):
         self._probation: OrderedDict[K, int] = OrderedDict()
         self._main: OrderedDict[K, int] = OrderedDict()
         """Keys with the touches that count for them, the next to be examined first."""
-        self._left_probation: OrderedDict[int, None] = OrderedDict()
-        self._left_main: OrderedDict[int, None] = OrderedDict()
+        self._probation_ghosts: OrderedDict[int, None] = OrderedDict()
+        self._main_ghosts: OrderedDict[int, None] = OrderedDict()
         """Hashes of evicted keys, by the queue that evicted them; a stream's key is ten times as large as its hash."""
 
     def admit(self, key: K) -> None:
         if key in self:
             return
-        mark = hash(key)
-        if mark in self._left_probation:
-            weight = max(1.0, len(self._left_main) / len(self._left_probation))
+        key_hash = hash(key)
+        if key_hash in self._probation_ghosts:
+            weight = max(1.0, len(self._main_ghosts) / len(self._probation_ghosts))
             self.probation_share = min(self._MOST_SHARE, self.probation_share + self._STEP * weight)
-            del self._left_probation[mark]
+            del self._probation_ghosts[key_hash]
             self._main[key] = 0
-        elif mark in self._left_main:
-            weight = max(1.0, len(self._left_probation) / len(self._left_main))
+        elif key_hash in self._main_ghosts:
+            weight = max(1.0, len(self._probation_ghosts) / len(self._main_ghosts))
             self.probation_share = max(self._LEAST_SHARE, self.probation_share - self._STEP * weight)
-            del self._left_main[mark]
+            del self._main_ghosts[key_hash]
             self._main[key] = 0
         else:
             self._probation[key] = 0
@@ -190,27 +190,27 @@ class S3Fifo(Generic[K]):
     def forget(self, key: K) -> None:
         self._probation.pop(key, None)
         self._main.pop(key, None)
-        mark = hash(key)
-        self._left_probation.pop(mark, None)
-        self._left_main.pop(mark, None)
+        key_hash = hash(key)
+        self._probation_ghosts.pop(key_hash, None)
+        self._main_ghosts.pop(key_hash, None)
 
     def victim(self, spared: K) -> K | None:
         if len(self) == (spared in self):
             return None
         while True:
-            queue = self._queue_to_judge(spared)
+            queue = self._next_queue(spared)
             key, touches = queue.popitem(last=False)
             if key == spared:
                 queue[key] = touches
             elif not touches:
-                self._remember(key, self._left_main if queue is self._main else self._left_probation)
+                self._remember(key, self._main_ghosts if queue is self._main else self._probation_ghosts)
                 return key
             elif queue is self._main:
                 queue[key] = touches - 1
             else:
                 self._main[key] = 0
 
-    def _queue_to_judge(self, spared: K) -> OrderedDict[K, int]:
+    def _next_queue(self, spared: K) -> OrderedDict[K, int]:
         """The queue whose turn it is; it holds a key other than `spared`."""
         on_probation = len(self._probation)
         if on_probation == (spared in self._probation):
@@ -218,10 +218,10 @@ class S3Fifo(Generic[K]):
         is_over = on_probation > self.probation_share * len(self)
         return self._probation if is_over or len(self._main) == (spared in self._main) else self._main
 
-    def _remember(self, key: K, left: OrderedDict[int, None]) -> None:
-        left[hash(key)] = None
-        while len(left) > len(self) + 1:
-            left.popitem(last=False)
+    def _remember(self, key: K, ghosts: OrderedDict[int, None]) -> None:
+        ghosts[hash(key)] = None
+        while len(ghosts) > len(self) + 1:
+            ghosts.popitem(last=False)
 
     def __contains__(self, key: object) -> bool:
         return key in self._probation or key in self._main

@@ -26,10 +26,10 @@ class PinnedTapes:
         self._ranks: dict[StreamKey, int] = {}
         self._preferred: list[StreamKey] = []
         """The preferred keys by rank."""
-        self._kept: dict[StreamKey, int] = {}
-        self._last: list[int] = []
+        self._costs: dict[StreamKey, int] = {}
+        self._heap: list[int] = []
         """A heap of negated ranks, the least valuable first: all pinned streams, and some that were pinned before."""
-        self._listed: set[int] = set()
+        self._in_heap: set[int] = set()
         """The ranks in the heap, each once."""
         self.cost = 0
         """The cost of all pinned streams."""
@@ -42,11 +42,11 @@ class PinnedTapes:
 
     def __contains__(self, key: object) -> bool:
         """Whether `key` is pinned now."""
-        return key in self._kept
+        return key in self._costs
 
     def __len__(self) -> int:
         """The number of streams pinned now."""
-        return len(self._kept)
+        return len(self._costs)
 
     @property
     def preferred(self) -> Iterable[StreamKey]:
@@ -58,57 +58,57 @@ class PinnedTapes:
         self._preferred = list(dict.fromkeys(keys))
         self._ranks = {key: rank for rank, key in enumerate(self._preferred)}
         self.limit = limit
-        gone = [key for key in self._kept if key not in self._ranks]
+        gone = [key for key in self._costs if key not in self._ranks]
         for key in gone:
             self.forget(key)
-        self._listed = {self._ranks[key] for key in self._kept}
-        self._last = [-rank for rank in self._listed]
-        heapq.heapify(self._last)
+        self._in_heap = {self._ranks[key] for key in self._costs}
+        self._heap = [-rank for rank in self._in_heap]
+        heapq.heapify(self._heap)
         return [*gone, *self._excess()]
 
-    def bound(self, limit: int) -> list[StreamKey]:
+    def set_limit(self, limit: int) -> list[StreamKey]:
         """Set the bound; return the keys this unpins."""
         self.limit = limit
         return self._excess()
 
-    def take(self, key: StreamKey, cost: int) -> bool:
+    def pin(self, key: StreamKey, cost: int) -> bool:
         """Pin `key` at this cost if it is preferred and fits; return whether it is pinned."""
-        if key in self._kept:
+        if key in self._costs:
             return True
         if key not in self._ranks or self.cost + cost > self.limit:
             return False
-        self._kept[key] = cost
+        self._costs[key] = cost
         self.cost += cost
         rank = self._ranks[key]
-        if rank not in self._listed:
-            self._listed.add(rank)
-            heapq.heappush(self._last, -rank)
+        if rank not in self._in_heap:
+            self._in_heap.add(rank)
+            heapq.heappush(self._heap, -rank)
         return True
 
-    def changed(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
+    def add_cost(self, key: StreamKey, delta: int) -> list[StreamKey] | tuple[StreamKey, ...]:
         """Add `delta` to the cost of `key`; return the keys this unpins, which may include `key`."""
-        if key not in self._kept:
+        if key not in self._costs:
             return _NONE
-        self._kept[key] += delta
+        self._costs[key] += delta
         self.cost += delta
         if self.cost <= self.limit:
             return _NONE
-        if self._kept[key] > self.limit:
+        if self._costs[key] > self.limit:
             self.forget(key)
             return [key, *self._excess()]
         return self._excess()
 
     def forget(self, key: StreamKey) -> None:
         """Remove `key`, which is no longer in memory."""
-        self.cost -= self._kept.pop(key, 0)
+        self.cost -= self._costs.pop(key, 0)
 
     def pop_last(self) -> StreamKey | None:
         """Unpin and return the least valuable pinned key; None if there is none."""
-        while self._last:
-            rank = -heapq.heappop(self._last)
-            self._listed.discard(rank)
+        while self._heap:
+            rank = -heapq.heappop(self._heap)
+            self._in_heap.discard(rank)
             last = self._preferred[rank]
-            if last in self._kept:
+            if last in self._costs:
                 self.forget(last)
                 return last
         return None

@@ -28,10 +28,10 @@ from gateway.telemetry.metrics import MetricsRecorder
 USE_S = 1.0
 """Requests for a stream within this time of its last use belong to that use."""
 
-MOST_TAGS = 1_024
+MAX_TAGS = 1_024
 """The most surrogate keys of one stream."""
 
-_NOBODYS = StreamKey(Group("", ""), "", Partition(""))
+_NO_KEY = StreamKey(Group("", ""), "", Partition(""))
 """A key that no stream has, to spare none."""
 
 
@@ -65,10 +65,10 @@ class TapeStore:
         self._count = 0
         self.pinned = PinnedTapes()
         """The streams exempt from eviction."""
-        self._reserve_share = 0.0
+        self._pin_share = 0.0
         self._not_stored: frozenset[StreamKey] = frozenset()
         """The streams whose bytes are not to be kept, by their keys in the public partition."""
-        self.unlaid_bytes = 0
+        self.unstored_bytes = 0
         """Bytes fetched and not stored for that reason."""
         self.holdings: dict[str, RouteUsage] = {}
         """What each route's streams hold."""
@@ -118,7 +118,7 @@ class TapeStore:
         if stream.tagged_as == stream.tape.incarnation:
             if surrogate_keys <= stream.surrogate_keys:
                 return
-            if len(stream.surrogate_keys | surrogate_keys) > MOST_TAGS:
+            if len(stream.surrogate_keys | surrogate_keys) > MAX_TAGS:
                 self.forget_bytes(stream)
             else:
                 surrogate_keys |= stream.surrogate_keys
@@ -147,11 +147,11 @@ class TapeStore:
                 self._origins[key.group.origin] = self._origins.get(key.group.origin, 0) + 1
             group[key] = stream
             self._count += 1
-            self._held(stream, 1, 0, 0)
+            self._account(stream, 1, 0, 0)
             self._admit(stream, 0)
             self._charge(stream, TAPE_COST)
         else:
-            self._used(stream, now)
+            self._count_use(stream, now)
         return stream
 
     def touch(self, stream: Stream) -> None:
@@ -159,7 +159,7 @@ class TapeStore:
         if stream.ended is None:
             self._eviction.touch(stream.key)
 
-    def _used(self, stream: Stream, now: float) -> None:
+    def _count_use(self, stream: Stream, now: float) -> None:
         if now - stream.used_at >= USE_S:
             stream.used(now)
             self._eviction.touch(stream.key)
@@ -170,11 +170,11 @@ class TapeStore:
             return
         before, blocks = stream.tape.cost, stream.tape.block_count
         stream.tape.store(start, end, pieces, now)
-        self._held(stream, 0, stream.tape.block_count - blocks, 0)
+        self._account(stream, 0, stream.tape.block_count - blocks, 0)
         self._admit(stream, before)
         if stream.is_followed:
             # Live readers ask once and are then sent what is stored: each append counts as a use.
-            self._used(stream, now)
+            self._count_use(stream, now)
         self._charge(stream, stream.tape.cost - before)
 
     def _admit(self, stream: Stream, cost: int) -> None:
@@ -183,7 +183,7 @@ class TapeStore:
         if not self.pinned:
             self._eviction.admit(key)
         elif key not in self.pinned:
-            if self.pinned.take(key, cost):
+            if self.pinned.pin(key, cost):
                 self._eviction.forget(key)
             else:
                 self._eviction.admit(key)
@@ -191,9 +191,9 @@ class TapeStore:
     def prefer(self, pinned: Iterable[StreamKey], share: float, not_stored: Collection[StreamKey]) -> None:
         """Pin the streams `pinned`, the first of them first, within `share` of the budget, and keep no bytes of the
         streams `not_stored`.  Replaces what was preferred before."""
-        self._reserve_share = share
+        self._pin_share = share
         # Unpin everything first: streams pinned until now must not take the room of streams that now rank higher.
-        self._let_go(self.pinned.prefer((), 0))
+        self._unpin(self.pinned.prefer((), 0))
         self.pinned.prefer(pinned, int(self.budget_bytes * share))
         for key in self.pinned.preferred:
             stream = self.find(key)
@@ -203,20 +203,20 @@ class TapeStore:
         for key in self._not_stored:
             for stream in self.group(key.group):
                 if not stream.pins:
-                    self._bare(stream)
+                    self._drop_unwanted(stream)
 
-    def _let_go(self, keys: Iterable[StreamKey]) -> None:
+    def _unpin(self, keys: Iterable[StreamKey]) -> None:
         """Make these streams evictable again."""
         for key in keys:
             if self.find(key) is not None:
                 self._eviction.admit(key)
 
-    def _yield(self) -> bool:
+    def _unpin_last(self) -> bool:
         """Unpin the least valuable stream, because the budget comes first; return False if none is pinned."""
         key = self.pinned.pop_last()
         if key is None:
             return False
-        self._let_go([key])
+        self._unpin([key])
         return True
 
     def is_not_stored(self, stream: Stream) -> bool:
@@ -224,27 +224,27 @@ class TapeStore:
         key = stream.key
         return bool(self._not_stored) and key._replace(partition=key.partition.public) in self._not_stored
 
-    def pass_over(self, size: int) -> None:
+    def count_unstored(self, size: int) -> None:
         """Count bytes that were delivered without being stored because their stream is not to be stored."""
-        self.unlaid_bytes += size
+        self.unstored_bytes += size
 
-    def _bare(self, stream: Stream) -> None:
+    def _drop_unwanted(self, stream: Stream) -> None:
         """Drop the bytes of a stream that is not to be stored, and everything derived from them.  Its facts stay."""
         if stream.ended is not None or not self.is_not_stored(stream):
             return
         if stream.tape.block_count:
-            self._strip(stream)
+            self._drop_bytes(stream)
             self._metrics.cache(self.cost + self.lent, self._count)
         else:
-            self.call_back(stream)
+            self.withdraw(stream)
 
-    def _strip(self, stream: Stream) -> None:
+    def _drop_bytes(self, stream: Stream) -> None:
         """Drop a stream's bytes and keep its facts."""
         blocks = stream.tape.block_count
         freed = stream.tape.drop_all()
         self.cost -= freed
-        self._held(stream, 0, -blocks, -freed)
-        self.call_back(stream)
+        self._account(stream, 0, -blocks, -freed)
+        self.withdraw(stream)
 
     def drop(self, stream: Stream, why: End) -> bool:
         """End the stream; return False if it had ended before.  The caller ends its live readers."""
@@ -267,10 +267,10 @@ class TapeStore:
                 del self._origins[origin]
         self._count -= 1
         self.cost -= stream.tape.cost
-        self._held(stream, -1, -stream.tape.block_count, -stream.tape.cost)
+        self._account(stream, -1, -stream.tape.block_count, -stream.tape.cost)
         self.pinned.forget(stream.key)
         stream.tape.drop_all()
-        self.call_back(stream)
+        self.withdraw(stream)
         self._metrics.cache(self.cost + self.lent, self._count)
 
     def purge(self, group: Group, why: End) -> list[Stream]:
@@ -282,17 +282,17 @@ class TapeStore:
         if stream.ended is None:
             blocks = stream.tape.block_count
             self._charge(stream, -stream.tape.drop_all())
-            self._held(stream, 0, -blocks, 0)
+            self._account(stream, 0, -blocks, 0)
             stream.tape.forget_facts()
             # Other bytes may follow at the same offsets, so they need other entity tags.
             stream.tape.incarnation = self._mint()
             stream.lost_tail()
             stream.beyond.clear()
-            self.call_back(stream)
+            self.withdraw(stream)
 
-    def call_back(self, stream: Stream) -> None:
+    def withdraw(self, stream: Stream) -> None:
         """Withdraw everything derived from the stream's bytes, including what is still being derived."""
-        stream.called_back()
+        stream.withdrawn()
         self.on_forget(stream)
 
     def release(self, stream: Stream) -> None:
@@ -304,7 +304,7 @@ class TapeStore:
             self.drop(stream, End.EVICTED)
             return
         if self._not_stored:
-            self._bare(stream)
+            self._drop_unwanted(stream)
         # While pinned it may have left the eviction order together with its bytes.
         self._admit(stream, stream.tape.cost)
         self._charge(stream, 0)
@@ -328,7 +328,7 @@ class TapeStore:
         self.lent -= size
         self._metrics.cache(self.cost + self.lent, self._count)
 
-    def _held(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
+    def _account(self, stream: Stream, tapes: int, blocks: int, cost: int) -> None:
         """Add to what the stream's route holds; negative values subtract."""
         holding = self.holdings.get(stream.key.route)
         if holding is None:
@@ -337,26 +337,26 @@ class TapeStore:
         holding.blocks += blocks
         holding.cost += cost
         if cost and self.pinned:
-            self._let_go(self.pinned.changed(stream.key, cost))
+            self._unpin(self.pinned.add_cost(stream.key, cost))
 
     def resize(self, budget_bytes: int) -> None:
         """Change the budget."""
         self.budget_bytes = budget_bytes
         if self.pinned:
-            self._let_go(self.pinned.bound(int(budget_bytes * self._reserve_share)))
+            self._unpin(self.pinned.set_limit(int(budget_bytes * self._pin_share)))
         self._make_room(None, may_shorten=False)
-        while self.cost + self.lent > budget_bytes and self._yield():
+        while self.cost + self.lent > budget_bytes and self._unpin_last():
             # Lent bytes may have left less room than the share of the budget for pinned streams.
             self._make_room(None, may_shorten=False)
 
     def _charge(self, stream: Stream, delta: int) -> None:
         self.cost += delta
-        self._held(stream, 0, 0, delta)
+        self._account(stream, 0, 0, delta)
         self._make_room(stream, may_shorten=True)
 
     def _make_room(self, stream: Stream | None, *, may_shorten: bool) -> None:
         """Evict until the budget is met: other streams first, then bytes of `stream` itself if it may be shortened."""
-        spared = stream.key if stream is not None else _NOBODYS
+        spared = stream.key if stream is not None else _NO_KEY
         while self.cost + self.lent > self.budget_bytes:
             key = self._eviction.victim(spared)
             if key is None:
@@ -365,19 +365,19 @@ class TapeStore:
                 blocks = stream.tape.block_count
                 freed = stream.tape.drop_oldest()
                 if not freed:
-                    if self._yield():
+                    if self._unpin_last():
                         continue
                     break
                 self.cost -= freed
-                self._held(stream, 0, stream.tape.block_count - blocks, -freed)
+                self._account(stream, 0, stream.tape.block_count - blocks, -freed)
                 self._metrics.eviction(1, stream.key.route)
-                self.call_back(stream)
+                self.withdraw(stream)
             else:
                 victim = self.find(key)
                 assert victim is not None
                 self._metrics.eviction(1, key.route)
                 if victim.pins:
-                    self._strip(victim)
+                    self._drop_bytes(victim)
                 else:
                     self._remove(victim, End.EVICTED)
         self._metrics.cache(self.cost + self.lent, self._count)

@@ -21,12 +21,12 @@ from gateway.protocol.offsets import is_before
 from gateway.protocol.stream_key import StreamKey
 from gateway.tape.tape import Tape
 
-ASKS_AT_ONCE = 3
+TAIL_READ_BURST = 3
 """Reads in a row that may ask for the tail before the rate limit applies."""
 
-MOST_STRANGERS = 16
+MAX_OTHER_QUERIES = 16
 
-MOST_BEYOND = 16
+MAX_BEYOND = 16
 """The most offsets beyond the tail that are remembered for one stream."""
 
 
@@ -98,16 +98,16 @@ class Stream:
     """The number of writes acknowledged through this gateway."""
     acked_by: str = ""
     """The query of the latest of these writes that advanced `acked` or closed the stream."""
-    strangers: set[str] = field(default_factory=set)
+    other_queries: set[str] = field(default_factory=set)
     """Queries that turned out to name other streams at this path, at most `MAX_OTHER_QUERIES`: their writes do not
     concern this stream."""
     sighting: Sighting | None = None
     """The latest valid sighting of the tail; None if none is valid."""
-    tail_turns: int = 0
+    tail_version: int = 0
     """Incremented when what may be said of the tail changes; an answer that names the tail is valid for one version."""
-    tail_asks: float = 0.0
+    tail_read_level: float = 0.0
     """The level of a leaky bucket filled by each read that asks for the tail."""
-    tail_asked_at: float = 0.0
+    tail_read_at: float = 0.0
     """When the bucket was last filled (monotonic seconds)."""
     beyond: dict[str, None] = field(default_factory=dict)
     """Offsets that the origin treats as beyond its tail, until the tail passes them; oldest first, at most
@@ -171,7 +171,7 @@ class Stream:
     def followed(self) -> None:
         """Record that a live request at the origin has reported the tail."""
         self.is_followed = True
-        self.tail_turns += 1
+        self.tail_version += 1
 
     def unfollowed(self, at: float) -> None:
         """Record that the live request has ended: a sliding TTL runs from now on (monotonic seconds)."""
@@ -205,7 +205,7 @@ class Stream:
         if not up_to_date:
             self.cache_control = headers.get("Cache-Control")
 
-    def called_back(self) -> None:
+    def withdrawn(self) -> None:
         """Record that bytes were dropped, or that data derived from them must not be used any more."""
         self.forgotten += 1
 
@@ -222,7 +222,7 @@ class Stream:
         return Edition(self.tape.incarnation, self.forgotten)
 
     @property
-    def write_turn(self) -> tuple[int, int]:
+    def write_version(self) -> tuple[int, int]:
         """Changes with each write that was acknowledged or may have been done.  A refusal requested at another version
         may predate the write and says nothing about the stream as it is now."""
         return self.acks, self.stale_marks
@@ -251,20 +251,20 @@ class Stream:
 
     def acknowledged(self, tail: str, *, is_closed: bool, query: str) -> None:
         """Record that a write to this path with `query`, which ended at `tail`, was acknowledged to a client."""
-        if query in self.strangers:
+        if query in self.other_queries:
             return
         if self.acked is None or is_before(self.acked, tail) or is_closed:
             self.acked, self.acked_by = max(self.acked or tail, tail), query
         self.is_close_acked |= is_closed
         self.acks += 1
-        self.tail_turns += 1
+        self.tail_version += 1
 
-    def acknowledged_somewhere(self) -> None:
+    def acknowledged_without_offset(self) -> None:
         """Record that a write was acknowledged to a client in an answer without an offset."""
         self.acks += 1
         self.lost_tail()
 
-    def saw_acknowledged(self, acks: int, tail: str) -> None:
+    def read_up_to_tail(self, acks: int, tail: str) -> None:
         """Record that a request sent after `acks` acknowledgements has read the stream up to its tail.
 
         If that tail is short of the acknowledged one, the write went to another stream at the same path: what a path
@@ -273,8 +273,8 @@ class Stream:
         if acks != self.acks or self.acked is None:
             return
         is_short = is_before(tail, self.acked) or self.is_closing
-        if is_short and self.acked_by != self.key.query and len(self.strangers) < MOST_STRANGERS:
-            self.strangers.add(self.acked_by)
+        if is_short and self.acked_by != self.key.query and len(self.other_queries) < MAX_OTHER_QUERIES:
+            self.other_queries.add(self.acked_by)
         self.acked, self.is_close_acked = None, False
 
     def holds_acknowledged(self, token: str) -> bool:
@@ -287,7 +287,7 @@ class Stream:
         if known is not None and (is_before(sighting.at, known.at) or sighting.seen_at < known.seen_at):
             return
         if known is None or known.at != sighting.at:
-            self.tail_turns += 1
+            self.tail_version += 1
             for offset in [offset for offset in self.beyond if not is_before(sighting.at, offset)]:
                 del self.beyond[offset]
         self.sighting = sighting
@@ -295,7 +295,7 @@ class Stream:
     def lost_tail(self) -> None:
         """Invalidate the current sighting of the tail."""
         self.sighting = None
-        self.tail_turns += 1
+        self.tail_version += 1
 
     def tail_until(self, at: str) -> float:
         """Until when a reader that has everything before `at` may be told that it is up to date without asking the
@@ -308,20 +308,20 @@ class Stream:
             return -math.inf
         return known.fresh_until
 
-    def tail_asked(self, now: float, per_s: float) -> bool:
+    def count_tail_read(self, now: float, per_s: float) -> bool:
         """Count a read that asks for the tail; return whether such reads come more often than `per_s` times a second
         (a leaky bucket that holds `TAIL_READ_BURST`)."""
-        self.tail_asks = max(0.0, self.tail_asks - (now - self.tail_asked_at) * per_s) + 1
-        self.tail_asked_at = now
-        if self.tail_asks <= ASKS_AT_ONCE:
+        self.tail_read_level = max(0.0, self.tail_read_level - (now - self.tail_read_at) * per_s) + 1
+        self.tail_read_at = now
+        if self.tail_read_level <= TAIL_READ_BURST:
             return False
-        self.tail_asks = ASKS_AT_ONCE
+        self.tail_read_level = TAIL_READ_BURST
         return True
 
-    def took_for_beyond(self, offset: str) -> None:
+    def record_beyond(self, offset: str) -> None:
         """Record that the origin treats `offset` as beyond its tail."""
         self.beyond[offset] = None
-        if len(self.beyond) > MOST_BEYOND:
+        if len(self.beyond) > MAX_BEYOND:
             del self.beyond[next(iter(self.beyond))]
 
     def lies_beyond(self, offset: str) -> bool:

@@ -35,7 +35,7 @@ class Reading:
     pieces: tuple[bytes, ...] = ()
     size: int = 0
     end: str = ""
-    laid_at: float = 0.0
+    stored_at: float = 0.0
     copied: int = 0
     """How many of the bytes the tape does not share, now or as soon as it grows."""
 
@@ -90,10 +90,10 @@ class Tape:
         """
         pieces: list[bytes] = []
         size = copied = 0
-        laid_at = 0.0
+        stored_at = 0.0
         at = self.resolve(start)
-        while (place := self._index.get(at)) is not None:
-            block, position = place
+        while (entry := self._index.get(at)) is not None:
+            block, position = entry
             stop = block.stop_before(position, limit - size)
             if stop is None:
                 if size:
@@ -105,11 +105,11 @@ class Tape:
             pieces.extend(cut.pieces)
             copied += cut.copied
             size += stop[0] - position
-            laid_at = min(laid_at, block.laid_at) if laid_at else block.laid_at
+            stored_at = min(stored_at, block.stored_at) if stored_at else block.stored_at
             at = self.resolve(stop[1])
             if size >= limit or stop[0] < block.size:
                 break
-        return Reading(tuple(pieces), size, at, laid_at, copied)
+        return Reading(tuple(pieces), size, at, stored_at, copied)
 
     def has_seen(self, token: str) -> bool:
         """Whether the origin has named `token` as a position of the stream."""
@@ -191,7 +191,7 @@ class Tape:
         stop = position + lead + size
         if end in self._index or end in self._ending or stop >= block.size:
             return
-        if block.comes_out_as(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
+        if block.holds_at(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
             self._learn(end, block, stop)
 
     def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
@@ -200,16 +200,16 @@ class Tape:
         if block is not None:
             stop = block.size
         else:
-            place = self._index.get(end)
-            if place is None or place[1] == 0:
+            entry = self._index.get(end)
+            if entry is None or entry[1] == 0:
                 return False
-            block, stop = place
+            block, stop = entry
         position = stop - size
         if self.is_json and position > 0:
             position -= 1
             if block.byte_at(position) != b",":
                 return False
-        if position < 0 or not block.comes_out_as(position, stop, pieces):
+        if position < 0 or not block.holds_at(position, stop, pieces):
             return False
         self._learn(start, block, position)
         return True

@@ -54,7 +54,7 @@ class CloseReason(StrEnum):
     """The bytes that follow could not be fetched from the origin."""
 
 
-class Place(NamedTuple):
+class RecordedStream(NamedTuple):
     """The stream that a request names, as records show it: route, path with query, and partition."""
 
     route: str | None
@@ -62,8 +62,8 @@ class Place(NamedTuple):
     partition: Partition | None
 
     @classmethod
-    def of(cls, route: str, target: Target, partition: Partition) -> Place:
-        """The place of `target` on `route`; the route's own public partition is recorded as None."""
+    def of(cls, route: str, target: Target, partition: Partition) -> RecordedStream:
+        """The name of `target` on `route`; the route's own public partition is recorded as None."""
         stream = f"{target.path}?{target.query}" if target.query else target.path
         # The public partition is the default and carries no information.
         return cls(route, stream, partition if partition != (route, 0, "") else None)
@@ -179,14 +179,14 @@ record_now: ContextVar[Record | None] = ContextVar("record_now", default=None)
 """The record of the request that the running task answers."""
 
 
-def note_asked(mode: Mode, place: Place, start: str | None) -> None:
+def note_request(mode: Mode, stream: RecordedStream, start: str | None) -> None:
     """Record what the current request asks for, once it is parsed."""
     if (record := record_now.get()) is not None:
         record.mode, record.start = mode, start
-        record.route, record.stream, record.partition = place
+        record.route, record.stream, record.partition = stream
 
 
-def note_answered(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
+def note_response(mode: Mode, outcome: Outcome, first_byte_s: float | None, sent_bytes: int, saved_bytes: int) -> None:
     """Record how the current request was answered.  A live answer reports this at its end instead."""
     if (record := record_now.get()) is not None and not record.is_parked:
         record.mode, record.outcome = mode, outcome
@@ -214,7 +214,7 @@ def note_origin_request() -> bool:
     return True
 
 
-def note_parked() -> Record | None:
+def park_record() -> Record | None:
     """Take over the record of the current request, whose answer is a live one; pass it to `AccessLog.live`."""
     record = record_now.get()
     if record is not None:
@@ -222,7 +222,7 @@ def note_parked() -> Record | None:
     return record
 
 
-def note_nothing() -> None:
+def detach_record() -> None:
     """Detach the running task from any record."""
     record_now.set(None)
 
@@ -285,11 +285,11 @@ class AccessLog(Protocol):
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """A remembered answer was sent again at `now` (monotonic seconds), in response to these request bytes."""
 
-    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
-        """A live read has begun at `began` (monotonic seconds).  The log calls `look` before writing a line, to fill
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
+        """A live read has begun at `began` (monotonic seconds).  The log calls `update` before writing a line, to fill
         the current offsets, bytes since the start and subscribers into `record`."""
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+    def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Traffic with the origin that belongs to no record; `mode` is the mode of the request to the origin."""
 
 
@@ -304,10 +304,10 @@ class NoAccessLog:
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
         """Do nothing."""
 
-    def live(self, record: Record, began: float, look: Callable[[Record], None]) -> LiveNote:
+    def live(self, record: Record, began: float, update: Callable[[Record], None]) -> LiveNote:
         return self
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+    def unclaimed(self, stream: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         """Do nothing."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:

@@ -39,7 +39,7 @@ class RequestSpan(Protocol):
     def is_sampled(self) -> bool:
         """Whether the trace is exported, so that it can be looked up."""
 
-    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
+    def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None:
         """Record the mode, the outcome, and the route's name if there is one."""
 
     def answered(self, status: int) -> None:
@@ -109,7 +109,7 @@ class _NoRequest:
     is_sampled = False
     is_parked = False
 
-    def tell(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
+    def describe(self, mode: Mode, outcome: Outcome, route: str | None) -> None: ...
 
     def answered(self, status: int) -> None: ...
 

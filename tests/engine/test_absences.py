@@ -110,16 +110,16 @@ def test_what_one_party_can_make_grow_is_bounded() -> None:
         bench.add(StreamKey(Group("http://origin", f"/{number}"), "", Partition("route")))
         bench.clock.advance(0.0001)
     assert len(bench.absences) <= 10_000
-    assert bench.absences.place_count <= 20_000
+    assert bench.absences.entry_count <= 20_000
 
 
 def test_ever_new_offsets_of_one_stream_are_bounded_as_well() -> None:
     bench = Bench()
     for number in range(45_000):
         bench.add(offset=str(number), status=410)
-    assert bench.absences.place_count <= 20_000
+    assert bench.absences.entry_count <= 20_000
     bench.absences.write_begins(GROUP)
-    assert (bench.absences.place_count, len(bench.absences)) == (0, 0)
+    assert (bench.absences.entry_count, len(bench.absences)) == (0, 0)
 
 
 def test_404s_come_at_a_bounded_rate() -> None:

@@ -23,11 +23,11 @@ class Bench:
 
 def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
     bench = Bench()
-    bench.rounds.came()
+    bench.rounds.arrived()
     bench.clock.advance(0.25)
-    bench.rounds.came()
+    bench.rounds.arrived()
     bench.clock.advance(0.25)
-    bench.rounds.handed(40)
+    bench.rounds.delivered(40)
     assert bench.value("gateway_deliveries_total") == 40
     assert bench.value("gateway_delivery_delay_seconds_count") == 1
     assert bench.value("gateway_delivery_delay_seconds_sum") == 0.5
@@ -35,11 +35,11 @@ def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
 
 def test_a_look_without_news_is_no_round_nor_is_news_that_nobody_hears() -> None:
     bench = Bench()
-    bench.rounds.handed(40)
-    bench.rounds.came()
-    bench.rounds.handed(0)
+    bench.rounds.delivered(40)
+    bench.rounds.arrived()
+    bench.rounds.delivered(0)
     bench.clock.advance(60.0)
-    bench.rounds.came()
-    bench.rounds.handed(1)
+    bench.rounds.arrived()
+    bench.rounds.delivered(1)
     assert bench.value("gateway_deliveries_total") == 1
     assert bench.value("gateway_delivery_delay_seconds_sum") == 0

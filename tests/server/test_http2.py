@@ -74,7 +74,7 @@ def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
     """Whether so many live readers stand at the tail of streams that are followed."""
     topics = gateway.engine.live._topics
     return lambda: (
-        sum(len(topic.readers_now) + topic.crowded for topic in topics.values() if topic.is_confirmed) == count
+        sum(len(topic.readers_now) + topic.extra_clients for topic in topics.values() if topic.is_confirmed) == count
     )
 
 

@@ -55,7 +55,7 @@ class LibraryWithWishes(LibraryAgainstRecount):
         for stream in self.tapes:
             if self.tapes.is_not_stored(stream) and not stream.pins:
                 # Nobody lays for such a stream but on behalf of a holder, as the machine does without.
-                self.tapes._bare(stream)
+                self.tapes._drop_unwanted(stream)
                 assert stream.tape.block_count == 0
 
 
@@ -193,17 +193,17 @@ def test_who_is_let_go_is_always_the_last_in_rank(steps: list[tuple[str, int, in
         one = keys[rank]
         match step:
             case "take":
-                if pinned.take(one, size):
+                if pinned.pin(one, size):
                     kept.setdefault(one, size)
             case "changed":
                 if one in kept:
                     kept[one] += size
-                let_go(pinned.changed(one, size))
+                let_go(pinned.add_cost(one, size))
             case "forget":
                 pinned.forget(one)
                 kept.pop(one, None)
             case "bound":
-                let_go(pinned.bound(size * 4))
+                let_go(pinned.set_limit(size * 4))
             case "pop":
                 last = pinned.pop_last()
                 assert (last is None) == (not kept)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
-from gateway.tape.stream import MOST_BEYOND, End, Sighting, Stream
+from gateway.tape.stream import MAX_BEYOND, End, Sighting, Stream
 from gateway.tape.tape import Tape
 
 
@@ -151,9 +151,9 @@ def test_what_may_be_said_of_the_tail_ends_with_whatever_may_have_moved_it(
 )
 def test_an_answer_that_names_the_tail_is_good_for_one_turn(event: Callable[[Stream], None], is_turned: bool) -> None:
     stream = at_tail()
-    turns = stream.tail_turns
+    turns = stream.tail_version
     event(stream)
-    assert (stream.tail_turns != turns) is is_turned
+    assert (stream.tail_version != turns) is is_turned
 
 
 class TailAgainstModel(RuleBasedStateMachine):
@@ -218,35 +218,35 @@ TestTailAgainstModel.settings = settings(max_examples=60, stateful_step_count=30
 
 def test_a_tail_is_asked_for_often_above_a_rate_and_not_by_a_few_reads_in_a_row() -> None:
     stream = new_stream()
-    assert [stream.tail_asked(100.0, 1.0) for _ in range(5)] == [False, False, False, True, True]
-    assert [stream.tail_asked(200.0 + 1.1 * number, 1.0) for number in range(50)] == [False] * 50
-    assert any(stream.tail_asked(400.0 + 0.5 * number, 1.0) for number in range(50))
+    assert [stream.count_tail_read(100.0, 1.0) for _ in range(5)] == [False, False, False, True, True]
+    assert [stream.count_tail_read(200.0 + 1.1 * number, 1.0) for number in range(50)] == [False] * 50
+    assert any(stream.count_tail_read(400.0 + 0.5 * number, 1.0) for number in range(50))
 
 
 def test_offsets_behind_the_tail_are_remembered_until_the_tail_has_passed_them() -> None:
     stream = at_tail("5")
     for offset in ("7", "9"):
-        stream.took_for_beyond(offset)
+        stream.record_beyond(offset)
     assert [stream.lies_beyond(offset) for offset in ("5", "6", "7", "9")] == [False, False, True, True]
     stream.tape.reached("8")
     stream.saw_tail(Sighting("8", 101.0, 120.0))
     assert [stream.lies_beyond(offset) for offset in ("7", "9")] == [False, True]
     for number in range(100):
-        stream.took_for_beyond(f"9{number:03d}")
-    assert len(stream.beyond) == MOST_BEYOND
+        stream.record_beyond(f"9{number:03d}")
+    assert len(stream.beyond) == MAX_BEYOND
 
 
 def test_a_query_whose_writes_end_behind_the_tail_names_another_stream() -> None:
     """As the awareness of a Yjs document does, which has the document's path."""
     stream = at_tail("5")
     stream.acknowledged("9", is_closed=False, query="awareness=default")
-    stream.saw_acknowledged(stream.acks, "5")
+    stream.read_up_to_tail(stream.acks, "5")
     assert stream.holds_acknowledged("5")
     stream.acknowledged("9", is_closed=False, query="awareness=default")
     assert stream.holds_acknowledged("5")
     # Never the stream's own, however far an origin's answer lags behind it.
     stream.acknowledged("9", is_closed=False, query="")
-    stream.saw_acknowledged(stream.acks, "5")
+    stream.read_up_to_tail(stream.acks, "5")
     stream.acknowledged("9", is_closed=False, query="")
     assert not stream.holds_acknowledged("5")
 
@@ -255,5 +255,5 @@ def test_what_was_acknowledged_after_a_request_was_sent_is_not_settled_by_it() -
     stream = at_tail("5")
     sent_after = stream.acks
     stream.acknowledged("9", is_closed=False, query="")
-    stream.saw_acknowledged(sent_after, "5")
+    stream.read_up_to_tail(sent_after, "5")
     assert not stream.holds_acknowledged("5")

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.eviction import LeastRecentlyUsed
-from gateway.tape.store import MOST_TAGS, TapeStore
+from gateway.tape.store import MAX_TAGS, TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import TAPE_COST
 from gateway.telemetry.metrics import NoMetrics
@@ -88,7 +88,7 @@ def test_a_stream_that_is_in_more_groups_than_are_kept_loses_the_bytes_of_the_fi
     numbers = iter(range(10))
     store = TapeStore(1 << 20, LeastRecentlyUsed(), lambda: str(next(numbers)), NoMetrics())
     stream = store.open(StreamKey(Group("http://origin", "/s"), "", Partition("default")), 0.0)
-    for number in range(MOST_TAGS):
+    for number in range(MAX_TAGS):
         store.tag(stream, frozenset({f"key-{number}"}))
     store.store(stream, "-1", "0001", [b"bytes"], 0.0)
     store.tag(stream, frozenset({"key-7"}))

@@ -170,7 +170,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
         assert self.is_same(reading.pieces, low, high)
         assert bool(reading.size) == (low < high) == self.tape.knows_after(start)
         if reading.size:
-            assert 0 < reading.laid_at <= self.now
+            assert 0 < reading.stored_at <= self.now
 
     @invariant()
     def cost_is_what_a_recount_says(self) -> None:
