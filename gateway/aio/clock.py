@@ -64,6 +64,9 @@ class ManualClock:
         self._timers: list[tuple[float, int, _ManualTimer]] = []
         self._ids = itertools.count()
 
+    def __repr__(self) -> str:
+        return f"<ManualClock {self._now:g} s, {self.pending} pending>"
+
     def now(self) -> float:
         return self._now
 

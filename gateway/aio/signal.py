@@ -24,6 +24,9 @@ class Signal:
         """The number of waiters."""
         return len(self._waiting)
 
+    def __repr__(self) -> str:
+        return f"<Signal {len(self)} waiting>"
+
     async def wait(self) -> None:
         """Wait for the next firing."""
         gate = self._enter()

@@ -42,6 +42,9 @@ class Wheel:
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
 
+    def __repr__(self) -> str:
+        return f"<Wheel {len(self)} entries>"
+
     def add(self, entry: Entry, delay_s: float) -> int:
         """Call `entry.due` after `delay_s`; return the tick, which `drop` takes."""
         # The sum is rounded before it is rounded up: 1000.1 + 0.15 is a hair above 1000.25.

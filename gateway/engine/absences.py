@@ -73,6 +73,9 @@ class Absences:
     def __len__(self) -> int:
         return len(self._remembered)
 
+    def __repr__(self) -> str:
+        return f"<Absences {len(self)} remembered, {sum(self._writes.values())} writes under way>"
+
     @property
     def entry_count(self) -> int:
         """Places of which something is remembered, or was until lately."""

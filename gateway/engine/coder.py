@@ -137,6 +137,9 @@ class Coder:
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
 
+    def __repr__(self) -> str:
+        return f"<Coder {len(self)} bodies, {self.cost} bytes, {self.making} being coded>"
+
     @property
     def keep_bytes(self) -> int:
         """The most coded bytes to keep within the current cache budget."""

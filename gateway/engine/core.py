@@ -120,6 +120,9 @@ class Engine:
         self._polls = LongPoll(self._reads, self._catch_up, self._incarnations, self.tasks, wheel, self.coder.code_now)
         self._sse = Sse(self._reads, self._incarnations, self.tasks, wheel)
 
+    def __repr__(self) -> str:
+        return f"<Engine {self.store!r} {self.fetches!r} {self.live!r}>"
+
     async def catch_up(self, read: Read) -> Answer:
         """Answer a catch-up read; the caller must call `Answer.close`.  Raises Uncacheable or a GatewayError."""
         asked = _without_codings(read)

@@ -83,6 +83,10 @@ class FetchTable:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def __repr__(self) -> str:
+        waiting = sum(not flight.is_sent for flight in self._pending.values())
+        return f"<FetchTable {len(self)} flights, {waiting} waiting to be sent>"
+
     @property
     def keep_bytes(self) -> int:
         """The most bytes of a flight launched now that may be kept: never more than half of the cache."""

@@ -40,6 +40,9 @@ class Unshared:
     def __len__(self) -> int:
         return len(self._reasons)
 
+    def __repr__(self) -> str:
+        return f"<Unshared {len(self)} shapes>"
+
     def add(self, key: StreamKey, shape: Shape, reason: str) -> None:
         """Remember that the origin's answer to such a request may not be shared."""
         if (key, shape) not in self._reasons:

@@ -147,6 +147,9 @@ class Relay:
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
+    def __repr__(self) -> str:
+        return f"<Relay {sum(map(len, self._writes.values()))} writes under way>"
+
     def ask(self, request: RelayedRequest, asker: Asker) -> RelayExchange:
         """Relay a request.  Its effects are recorded before `asker` is called, possibly before this returns."""
         route = request.route

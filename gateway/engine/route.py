@@ -230,6 +230,9 @@ class RouteTable:
         self._budgets = {name: self._budgets.get(name) or RetryBudget() for name in names.values()}
         return names
 
+    def __repr__(self) -> str:
+        return f"<RouteTable {len(self.routes)} routes, {len(self._budgets)} origins>"
+
     @property
     def public_partitions(self) -> frozenset[Partition]:
         """The partitions whose tapes requests may still reach, without readers' digests."""

@@ -157,6 +157,9 @@ class Waiter:
         """The stream's state when the first client arrived."""
         self._tick = polls.wheel.add(self, patience_s)
 
+    def __repr__(self) -> str:
+        return f"<Waiter {self.clients} clients at {self.at}>"
+
     @property
     def at(self) -> str:
         """The offset before which the client has everything."""

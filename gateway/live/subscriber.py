@@ -98,6 +98,9 @@ class Subscriber:
         self._established_tick = int((context.clock.now() + SHORTEST_S) / TICK_S) + 1
         """The tick from which clients no longer count the connection as failed."""
 
+    def __repr__(self) -> str:
+        return f"<Subscriber at {self.at}>"
+
     @property
     def began(self) -> float:
         """When the read began (monotonic seconds), to the tick."""

@@ -201,6 +201,10 @@ class Topic:
         self._large_events: WeakValueDictionary[tuple[str, str], LargeEvent] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
 
+    def __repr__(self) -> str:
+        state = "confirmed" if self.is_confirmed else "unconfirmed"
+        return f"<Topic {self.readers} readers, {state} at {self.position}>"
+
     # -- the follower's side
 
     def moved(self, position: str, now: float, *, is_confirmed: bool) -> None:

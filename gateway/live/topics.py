@@ -70,6 +70,9 @@ class LiveTopics:
     def __len__(self) -> int:
         return len(self._topics)
 
+    def __repr__(self) -> str:
+        return f"<LiveTopics {len(self)} topics, {len(self._runs)} followed, {self.hot_count} hot>"
+
     def find(self, stream: Stream) -> Topic | None:
         """The stream's topic, or None."""
         return self._topics.get(stream)

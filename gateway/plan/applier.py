@@ -58,6 +58,12 @@ class PlanApplier:
         self._idle: dict[Stream, _Idle] = {}
         self._timer: Timer | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<PlanApplier {len(self.entries.pinned)} pinned, {len(self.entries.warm)} warm, "
+            f"{len(self.entries.not_stored)} not stored, {len(self.entries.lifetimes)} lifetimes>"
+        )
+
     @property
     def unstored_bytes(self) -> int:
         """Bytes fetched and not stored since the plan was applied."""

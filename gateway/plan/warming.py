@@ -71,6 +71,9 @@ class Warming:
         self._running: set[asyncio.Task[None]] = set()
         self._timer: Timer | None = None
 
+    def __repr__(self) -> str:
+        return f"<Warming {len(self._waiting)} waiting, {len(self._running)} running, {self.streams} fetched>"
+
     @property
     def is_over(self) -> bool:
         return not self._running

@@ -48,6 +48,9 @@ class PinnedTapes:
         """The number of streams pinned now."""
         return len(self._costs)
 
+    def __repr__(self) -> str:
+        return f"<PinnedTapes {len(self)} of {len(self._ranks)}, {self.cost} of {self.limit} bytes>"
+
     @property
     def preferred(self) -> Iterable[StreamKey]:
         """The preferred keys, the most valuable first."""

@@ -79,6 +79,9 @@ class TapeStore:
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return f"<TapeStore {len(self)} streams, {self.cost + self.lent} of {self.budget_bytes} bytes>"
+
     def __iter__(self) -> Iterator[Stream]:
         for streams in self._groups.values():
             yield from streams.values()

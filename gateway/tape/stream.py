@@ -137,6 +137,10 @@ class Stream:
     pins: int = 0
     """Holders that need this record to stay the record of its key: live topics, flights."""
 
+    def __repr__(self) -> str:
+        state = self.ended or "in memory"
+        return f"<Stream {self.key.group.path} {state}, {self.tape.block_count} blocks, {self.pins} pins>"
+
     # -- what happened
 
     def pin(self) -> None:

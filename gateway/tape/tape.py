@@ -59,6 +59,9 @@ class Tape:
     _hops: dict[str, str] = field(default_factory=dict)
     """Tokens without bytes between them, such as the start sentinel and the first token of an empty stream."""
 
+    def __repr__(self) -> str:
+        return f"<Tape {self.block_count} blocks, {self.token_count} tokens, tail {self.tail}>"
+
     @property
     def block_count(self) -> int:
         return len(self._blocks)
