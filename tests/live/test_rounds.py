@@ -1,4 +1,4 @@
-"""Rounds of deliveries on a manual clock."""
+"""Delivery rounds on a manual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.ops.metrics import Metrics
 
 
 class Bench:
-    """Rounds that are recorded, and the clock they go by."""
+    """Rounds with real metrics on a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -21,7 +21,7 @@ class Bench:
         return self.metrics.registry.get_sample_value(name, {"route": "a"})
 
 
-def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
+def test_a_round_lasts_from_the_first_arrival_to_the_last_reader() -> None:
     bench = Bench()
     bench.rounds.arrived()
     bench.clock.advance(0.25)
@@ -33,7 +33,7 @@ def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
     assert bench.value("gateway_delivery_delay_seconds_sum") == 0.5
 
 
-def test_a_look_without_news_is_no_round_nor_is_news_that_nobody_hears() -> None:
+def test_neither_a_delivery_without_bytes_nor_bytes_without_readers_make_a_round() -> None:
     bench = Bench()
     bench.rounds.delivered(40)
     bench.rounds.arrived()
