@@ -59,7 +59,7 @@ class TapeFacts:
     closed_at: str | None
     has_seen: bool
     """Whether the origin had named the requested offset."""
-    is_origins_own: bool
+    is_origin_token: bool
     """The same, but False for sentinels and for offsets that the gateway uses internally."""
     identity: str | None
     stale_marks: int
@@ -91,7 +91,7 @@ class ReplyClassifier:
         self._on_stale = on_stale
 
     async def head(
-        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, known: TapeFacts
+        self, stream: Stream, flight: Flight, route: Route, source: Source, reply: Reply, facts: TapeFacts
     ) -> Head:
         """Classify a reply before its body is read and record what its head says about the stream.
 
@@ -129,7 +129,7 @@ class ReplyClassifier:
         is_fetch = flight.start not in (METADATA, NOW)
         asked = flight.start if is_fetch else START
         # Where the tail was requested, an offset before a reached one belongs to another stream.
-        is_beyond = is_fetch and not known.has_seen and is_before(offset, flight.start)
+        is_beyond = is_fetch and not facts.has_seen and is_before(offset, flight.start)
         if is_beyond and not await _is_empty(reply):
             # The client invented the offset and bytes lead to no later one: the answer is for this client alone.
             return NotShareable("offset beyond the tail", is_lasting=False)
@@ -139,10 +139,10 @@ class ReplyClassifier:
                 raise TailMovedBack
             return Beyond(offset, up_to_date, is_closed) if is_beyond else StreamHead(offset, up_to_date, is_closed)
         if not is_beyond:
-            tape.check(flight.start if is_fetch else known.tail or START, offset, has_bytes=False)
-        if up_to_date and known.tail is not None:
-            tape.check(known.tail, offset, has_bytes=False)
-        has_reopened = not is_closed and known.closed_at is not None and (not is_fetch or known.closed_at == offset)
+            tape.check(flight.start if is_fetch else facts.tail or START, offset, has_bytes=False)
+        if up_to_date and facts.tail is not None:
+            tape.check(facts.tail, offset, has_bytes=False)
+        has_reopened = not is_closed and facts.closed_at is not None and (not is_fetch or facts.closed_at == offset)
         if has_reopened or (content_type is not None and not stream.learn_type(content_type)):
             raise TailMovedBack
         if not stream.learn_identity(stream_identity(headers, asked, offset)):
@@ -151,7 +151,7 @@ class ReplyClassifier:
             stream.lost_tail()
         tape.reached(offset, is_short=not up_to_date, is_closed=is_closed)
         if up_to_date:
-            stream.read_up_to_tail(known.acks, offset)
+            stream.read_up_to_tail(facts.acks, offset)
         stream.record_headers(headers)
         self._store.tag(stream, surrogate_keys(headers))
         if flight.start == METADATA:
@@ -163,7 +163,7 @@ class ReplyClassifier:
             return Beyond(offset, up_to_date, is_closed)
         return StreamHead(offset, up_to_date, is_closed)
 
-    def apply(self, stream: Stream, flight: Flight, head: Head, known: TapeFacts) -> None:
+    def apply(self, stream: Stream, flight: Flight, head: Head, facts: TapeFacts) -> None:
         """Apply a reply without bytes to the stream."""
         match head:
             case OriginError(status=404 | 410) if is_outdated(stream, flight):
@@ -173,7 +173,7 @@ class ReplyClassifier:
             case OriginError(status=404):
                 if self._store.drop(stream, End.DELETED):
                     self._on_end(stream, End.DELETED)
-            case OriginError(status=410) if flight.start in (METADATA, NOW, known.tail):
+            case OriginError(status=410) if flight.start in (METADATA, NOW, facts.tail):
                 # An origin never trims the tail: the stream itself is gone.
                 if self._store.drop(stream, End.GONE):
                     self._on_end(stream, End.GONE)

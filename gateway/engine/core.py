@@ -161,8 +161,8 @@ class Engine:
 
     def _follow(self, read: Read, stream: Stream) -> None:
         """Follow the stream if it can be shared: its tail is requested too often to ask the origin each time."""
-        known = self.live.find(stream)
-        if self.drain.is_set or (known is not None and known.not_shareable is not None):
+        existing = self.live.find(stream)
+        if self.drain.is_set or (existing is not None and existing.not_shareable is not None):
             return
         topic = self._reads.attach(read, stream)
         try:

@@ -234,7 +234,7 @@ class FetchTable:
         url = source.url(None if is_metadata else flight.start)
         asked_at = self._clock.now()
         flight.incarnation, flight.write_version = stream.tape.incarnation, stream.write_version
-        known = TapeFacts.of(stream, flight.start)
+        facts = TapeFacts.of(stream, flight.start)
         name = route.config.name
         try:
             async with await self._upstream.send(
@@ -247,9 +247,9 @@ class FetchTable:
                 self._metrics.upstream_head(mode, reply.status, self._clock.now() - asked_at, name)
                 if reply.status in _RETRIED and not is_last and "Retry-After" not in reply.headers:
                     return UpstreamUnavailable()
-                head = await self._classifier.head(stream, flight, route, source, reply, known)
+                head = await self._classifier.head(stream, flight, route, source, reply, facts)
                 is_current = not is_overtaken(stream, flight)
-                is_token_refused = isinstance(head, OriginError) and head.status == 400 and known.is_origins_own
+                is_token_refused = isinstance(head, OriginError) and head.status == 400 and facts.is_origin_token
                 if is_token_refused and is_current and await self._accepts_requests(flight, source, name):
                     # The origin does not know a token that it issued itself: this is another stream.
                     raise TailMovedBack
@@ -261,10 +261,10 @@ class FetchTable:
                     self._absences.add(stream.key, offset, head, source.headers, route, asked_at)
                 if not isinstance(head, StreamHead | Beyond):
                     if is_current:
-                        self._classifier.apply(stream, flight, head, known)
+                        self._classifier.apply(stream, flight, head, facts)
                     flight.announce(head)
                     return None
-                if is_current and stream.acks == known.acks:
+                if is_current and stream.acks == facts.acks:
                     self._record_tail(stream, head, reply, asked_at, route)
                 if isinstance(head, Beyond):
                     flight.announce(head)
@@ -275,12 +275,12 @@ class FetchTable:
                     flight.land()
                     return None
                 stream.contacted(asked_at)
-                stream.revalidated(known.stale_marks)
+                stream.revalidated(facts.stale_marks)
                 await self._read_body(stream, flight, head, reply, name)
                 return None
         except TailMovedBack as error:
             if not is_overtaken(stream, flight):
-                self._found_another(stream, flight, known)
+                self._found_another(stream, flight, facts)
             flight.fail(error)
             return None
         except CircuitOpen as error:
@@ -289,9 +289,9 @@ class FetchTable:
             self._metrics.upstream_failure(mode, type(error).__name__, name)
             return error
 
-    def _found_another(self, stream: Stream, flight: Flight, known: TapeFacts) -> None:
+    def _found_another(self, stream: Stream, flight: Flight, facts: TapeFacts) -> None:
         """The flight found another stream than the one in memory: end that record, unless it may be the later one."""
-        if known.identity is None and stream.identity is not None and is_outdated(stream, flight):
+        if facts.identity is None and stream.identity is not None and is_outdated(stream, flight):
             # The record learned its identity after the flight was sent, so it may be the later stream.
             stream.mark_stale()
             self._on_stale(stream)

@@ -32,8 +32,8 @@ class Incarnations:
         self._clock = clock
 
     async def run(self, read: Read, work: Callable[[Stream], Awaitable[T]]) -> T | Answer:
-        if (known := self._absences.find(read.key, read.start, read.source.headers)) is not None:
-            return origin_error_answer(read.route, known, Outcome.HIT)
+        if (absence := self._absences.find(read.key, read.start, read.source.headers)) is not None:
+            return origin_error_answer(read.route, absence, Outcome.HIT)
         left = _INCARNATIONS
         while left:
             stream = self.open(read)
@@ -60,10 +60,10 @@ class Incarnations:
         """The read's stream; a new record if the known one may have expired, because only the origin knows what exists
         now.  Raises TooManyAbsent."""
         now = self._clock.now()
-        known = self._store.find(read.key)
-        if known is not None and known.has_expired(now, self._clock.wall()):
+        existing = self._store.find(read.key)
+        if existing is not None and existing.has_expired(now, self._clock.wall()):
             # A sliding TTL may have been renewed elsewhere, and an expired stream may have been replaced.
-            self._live.drop(known, End.EXPIRED)
-        elif known is None and not self._absences.may_ask(read.route):
+            self._live.drop(existing, End.EXPIRED)
+        elif existing is None and not self._absences.may_ask(read.route):
             raise TooManyAbsent
         return self._store.open(read.key, now)

@@ -149,9 +149,9 @@ class LiveReads:
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic; the caller must call `left`."""
         route, source, config = read.route, read.source, read.route.config
-        known = self.live.find(stream)
-        if known is not None and known.not_shareable is not None:
-            raise Uncacheable(known.not_shareable)
+        existing = self.live.find(stream)
+        if existing is not None and existing.not_shareable is not None:
+            raise Uncacheable(existing.not_shareable)
         topic = self.live.attach(
             stream,
             OriginAccess(

@@ -86,9 +86,9 @@ class RelayExchange:
         self._has_left = False
         self.request = request
         self.stream = stream
-        """The client's own tape when the request was sent, the only one about which the answer states facts."""
+        """The stream of `request.tape_key` when the request was sent: the answer states facts about it alone."""
         self.write_version = stream.write_version if stream is not None else None
-        """Its `Stream.write_version` at that time."""
+        """The stream's `write_version` at that time."""
         self.is_overtaken = False
         """Whether the stream has been deleted or created since."""
 

@@ -43,9 +43,8 @@ class Route:
         self.config = config
         self.node = node
         self.public = public or Partition(config.name)
-        """The partition of readers without credentials."""
-        """All partitions of its tapes start with it.  Two routes, before and after a change, share it only if they may
-        share tapes."""
+        """The partition of readers without credentials, with which all partitions of the route's tapes start.  Two
+        routes, before and after a change, share it only if they may share tapes."""
         self.retries = RouteRetries(retries or RetryBudget(), config.retry_budget)
         self._base_path = URL(config.members[0].url).raw_path.rstrip("/")
         self._authorities = _authorities(config)
@@ -140,14 +139,14 @@ class Route:
 
     def partition(self, credentials: CIMultiDict[str], passed_nodes: Sequence[str] = ()) -> Partition:
         """The partition of a request with these credentials; `passed_nodes` as in `source_headers`."""
-        shown = []
+        parts = []
         if credentials and self.config.credentials == "partition":
-            shown = [f"{name.lower()}:{value}" for name, value in credentials.items()]
+            parts = [f"{name.lower()}:{value}" for name, value in credentials.items()]
         if passed_nodes:
-            shown.append(f"cdn-loop:{', '.join(passed_nodes)}")
-        if not shown:
+            parts.append(f"cdn-loop:{', '.join(passed_nodes)}")
+        if not parts:
             return self.public
-        digest = hashlib.blake2b("\n".join(shown).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        digest = hashlib.blake2b("\n".join(parts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return self.public._replace(readers=digest)
 
     def key(self, target: Target, partition: Partition) -> StreamKey:
@@ -242,10 +241,10 @@ class RouteTable:
         """Replace the routes; return whether that changed anything."""
         if [route.config for route in self.routes] == list(configs):
             return False
-        known = {route.config.name: route for route in self.routes}
+        by_name = {route.config.name: route for route in self.routes}
         self._begun += 1
         names = self._named(configs)
-        self.routes = tuple(self._successor(known.get(config.name), config, names[config.name]) for config in configs)
+        self.routes = tuple(self._successor(by_name.get(config.name), config, names[config.name]) for config in configs)
         return True
 
     def _successor(self, route: Route | None, config: RouteConfig, origin: str) -> Route:

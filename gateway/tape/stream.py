@@ -287,10 +287,10 @@ class Stream:
 
     def saw_tail(self, sighting: Sighting) -> None:
         """Record a sighting of the tail, unless the current one is further on or later."""
-        known = self.sighting
-        if known is not None and (is_before(sighting.at, known.at) or sighting.seen_at < known.seen_at):
+        current = self.sighting
+        if current is not None and (is_before(sighting.at, current.at) or sighting.seen_at < current.seen_at):
             return
-        if known is None or known.at != sighting.at:
+        if current is None or current.at != sighting.at:
             self.tail_version += 1
             for offset in [offset for offset in self.beyond if not is_before(sighting.at, offset)]:
                 del self.beyond[offset]
@@ -304,13 +304,13 @@ class Stream:
     def tail_until(self, at: str) -> float:
         """Until when a reader that has everything before `at` may be told that it is up to date without asking the
         origin (monotonic seconds); in the past if it may not."""
-        known, tape = self.sighting, self.tape
-        if known is None or tape.resolve(known.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
+        seen, tape = self.sighting, self.tape
+        if seen is None or tape.resolve(seen.at) != at or not self.holds_acknowledged(at) or self.needs_revalidation:
             return -math.inf
         if tape.tail is not None and is_before(at, tape.resolve(tape.tail)):
             # Another reply or a write has named a tail further on.
             return -math.inf
-        return known.fresh_until
+        return seen.fresh_until
 
     def count_tail_read(self, now: float, per_s: float) -> bool:
         """Count a read that asks for the tail; return whether such reads come more often than `per_s` times a second

@@ -73,7 +73,7 @@ class Fetch(Protocol):
     """A shared fetch, as far as records account for it."""
 
     fetched: int
-    """Body bytes received from the origin so far, still coded."""
+    """Body bytes received from the origin so far, as they came."""
     accounted: int
     """How many of these bytes a record has claimed."""
     requests: int
