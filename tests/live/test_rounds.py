@@ -28,9 +28,9 @@ def test_a_round_lasts_from_the_first_arrival_to_the_last_reader() -> None:
     bench.rounds.arrived()
     bench.clock.advance(0.25)
     bench.rounds.delivered(40)
-    assert bench.value("gateway_deliveries_total") == 40
-    assert bench.value("gateway_delivery_delay_seconds_count") == 1
-    assert bench.value("gateway_delivery_delay_seconds_sum") == 0.5
+    assert bench.value("durable_gateway_deliveries_total") == 40
+    assert bench.value("durable_gateway_delivery_delay_seconds_count") == 1
+    assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0.5
 
 
 def test_neither_a_delivery_without_bytes_nor_bytes_without_readers_make_a_round() -> None:
@@ -41,5 +41,5 @@ def test_neither_a_delivery_without_bytes_nor_bytes_without_readers_make_a_round
     bench.clock.advance(60.0)
     bench.rounds.arrived()
     bench.rounds.delivered(1)
-    assert bench.value("gateway_deliveries_total") == 1
-    assert bench.value("gateway_delivery_delay_seconds_sum") == 0
+    assert bench.value("durable_gateway_deliveries_total") == 1
+    assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0
