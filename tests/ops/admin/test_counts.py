@@ -238,7 +238,9 @@ async def test_one_answer_has_so_many_runs(start: Start) -> None:
         async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": "text/plain"}):
             pass
         async with bench.session.post(
-            bench.gateway.gateway_url + "/s", data=b"x" * ((MOST_RUNS + 5) << 10), headers={"Content-Type": "text/plain"}
+            bench.gateway.gateway_url + "/s",
+            data=b"x" * ((MOST_RUNS + 5) << 10),
+            headers={"Content-Type": "text/plain"},
         ) as answer:
             assert answer.status == 204
         await walk(bench, "/s", 2_000)
