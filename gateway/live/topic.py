@@ -148,7 +148,7 @@ def _drop_failed(reader: LiveReader) -> None:
     try:
         reader.gone()
     except Exception:
-        _log.exception("a live reader could not be let go")
+        _log.exception("a live reader could not be dropped")
 
 
 class Topic:
