@@ -62,11 +62,11 @@ class TestNegotiate:
     )  # fmt: skip
     def test_what_cannot_be_read_is_a_refusal(self, member: str) -> None:
         assert accepted(member).best is None
-        assert accepted(f"{member}, br").taken == {BR}
-        assert accepted(f"*, {member}").taken == {ZSTD, BR}
+        assert accepted(f"{member}, br").codings == {BR}
+        assert accepted(f"*, {member}").codings == {ZSTD, BR}
 
     @pytest.mark.parametrize(
-        ("accept_encoding", "takes_identity"),
+        ("accept_encoding", "accepts_identity"),
         [
             ("gzip", True),
             ("", True),
@@ -77,8 +77,8 @@ class TestNegotiate:
             ("gzip, identity;q=0.1, *;q=0", True),
         ],
     )
-    def test_plain_bytes_are_refused_only_in_so_many_words(self, accept_encoding: str, takes_identity: bool) -> None:
-        assert accepted(accept_encoding).takes_identity is takes_identity
+    def test_plain_bytes_are_refused_only_in_so_many_words(self, accept_encoding: str, accepts_identity: bool) -> None:
+        assert accepted(accept_encoding).accepts_identity is accepts_identity
 
     def test_the_order_of_the_offer_decides_among_equals(self) -> None:
         assert accepted("gzip, br, zstd", (GZIP, BR)).best is GZIP
@@ -114,11 +114,11 @@ class TestNegotiate:
         identity = liked.get("identity", liked.get("*"))
         answer = accepted(field, offered)
         if offered:
-            assert answer.taken == {coding for coding in offered if likes[coding]}
+            assert answer.codings == {coding for coding in offered if likes[coding]}
         if answer.best is None:
-            assert not answer.taken or (identity is not None and identity > max(likes.values()))
+            assert not answer.codings or (identity is not None and identity > max(likes.values()))
             return
-        assert answer.best in answer.taken
+        assert answer.best in answer.codings
         assert likes[answer.best] == max(likes.values())
         assert identity is None or likes[answer.best] >= identity
         assert all(likes[other] < likes[answer.best] for other in offered[: offered.index(answer.best)])
@@ -126,7 +126,7 @@ class TestNegotiate:
     @given(st.text(alphabet='gzipbrstd*;q=01.5, \t"x-'))
     def test_whatever_a_client_sends_it_gets_only_what_it_named(self, field: str) -> None:
         answer = accepted(field)
-        for coding in answer.taken | ({answer.best} if answer.best else set()):
+        for coding in answer.codings | ({answer.best} if answer.best else set()):
             assert coding.value in field.lower() or "*" in field
 
 
