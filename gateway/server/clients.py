@@ -11,7 +11,7 @@ from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
@@ -83,7 +83,7 @@ class Clients:
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[ClientConnection] = set()
-        self.known = KnownFields()
+        self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
         self._emptied = Signal()

@@ -256,7 +256,7 @@ class Connection(asyncio.Protocol):
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.connection = None
-        if not self._parser.may_go_on or not self.is_open:
+        if not self._parser.is_reusable or not self.is_open:
             self.drop()
             return
         if not self.is_reading:

@@ -30,7 +30,7 @@ from multidict import CIMultiDict
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
-from gateway.http.outgoing import UnfitRequest, request_head
+from gateway.http.outgoing import InvalidRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
 from gateway.upstream.asking import Asker, answer_to
@@ -345,11 +345,11 @@ class _Upload:
         self._has_ended = False
 
     def measure(self, headers: CIMultiDict[str]) -> int | None:
-        """How long the body is by its headers' word, None where it goes in chunks.  UnfitRequest where that is none."""
+        """The length that the headers announce, None for a chunked body.  InvalidRequest if it is not a length."""
         said = headers.getall("Content-Length", None)
         if said is not None:
             if len(said) > 1 or not (said[0].isascii() and said[0].isdecimal()):
-                raise UnfitRequest("a length that is none")
+                raise InvalidRequest("a length that is none")
             self._length = int(said[0])
         return self._length
 

@@ -10,7 +10,7 @@ import socket
 import ssl
 from typing import Final
 
-from gateway.http.outgoing import UnfitRequest
+from gateway.http.outgoing import InvalidRequest
 from gateway.upstream.failures import ConnectionLost, ConnectTimedOut, NotConnected
 
 _BY_NUMBER: Final = {
@@ -28,7 +28,7 @@ def is_own_fault(error: BaseException) -> bool:
     """Whether a failure says nothing of the origin: the request may not be written, or this machine lacks something."""
     if isinstance(error, NotConnected):
         return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OWN
-    return isinstance(error, UnfitRequest)
+    return isinstance(error, InvalidRequest)
 
 
 def reason_of(error: BaseException) -> str:

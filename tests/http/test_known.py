@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import Event, Mark, RequestHead, RequestParser
 
 SECTIONS = st.sampled_from(
@@ -54,24 +54,24 @@ def whole(events: list[Event]) -> list[Event]:
 @settings(max_examples=300, deadline=None)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=12))
 def test_a_known_section_changes_nothing_about_a_request(requests: list[bytes]) -> None:
-    known = KnownFields()
+    cache = HeaderCache()
     for data in requests:
         parser = RequestParser()
         parsed = parser.feed(data)
-        found = known.read(data)
+        found = cache.lookup(data)
         if found is not None:
             assert found == whole(parsed)
         elif parsed and parsed[-1] in (Mark.END, Mark.BROKEN):
-            known.learn(data, parsed)
+            cache.store(data, parsed)
 
 
 def test_what_is_sent_again_behind_another_line_is_known() -> None:
-    known = KnownFields()
+    cache = HeaderCache()
     section = b"Host: h\r\nContent-Length: 3\r\n\r\n"
     first = b"POST /a HTTP/1.1\r\n" + section + b"abc"
-    assert known.read(first) is None
-    known.learn(first, RequestParser().feed(first))
-    found = known.read(b"POST /b?x=y HTTP/1.1\r\n" + section + b"def")
+    assert cache.lookup(first) is None
+    cache.store(first, RequestParser().feed(first))
+    found = cache.lookup(b"POST /b?x=y HTTP/1.1\r\n" + section + b"def")
     assert found is not None
     head, *rest = found
     assert isinstance(head, RequestHead)
@@ -79,8 +79,8 @@ def test_what_is_sent_again_behind_another_line_is_known() -> None:
 
 
 def test_no_more_sections_are_kept_than_a_thousand() -> None:
-    known = KnownFields()
+    cache = HeaderCache()
     for number in range(3_000):
         data = b"GET /s HTTP/1.1\r\nHost: h\r\nX: %d\r\n\r\n" % number
-        known.learn(data, RequestParser().feed(data))
-    assert len(known) == 1_024
+        cache.store(data, RequestParser().feed(data))
+    assert len(cache) == 1_024

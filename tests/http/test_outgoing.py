@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.http.outgoing import FixedHeaders, UnfitRequest, request_head
+from gateway.http.outgoing import InvalidRequest, RenderedHeaders, request_head
 
 
 def head(*fields: tuple[str, str], method: str = "GET", target: str = "/s?x=1", length: int | None = None) -> bytes:
@@ -52,13 +52,13 @@ def test_framing_is_what_the_body_is_and_not_what_the_headers_say(method: str, l
     ],
 )
 def test_a_line_that_could_be_read_as_another_is_not_written(parts: dict[str, str]) -> None:
-    with pytest.raises(UnfitRequest):
+    with pytest.raises(InvalidRequest):
         head(**parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "X ", "X:", "X\r\nY", "X\n", "é", "Content-Length "])
 def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
-    with pytest.raises(UnfitRequest):
+    with pytest.raises(InvalidRequest):
         head((name, "y"))
 
 
@@ -67,11 +67,11 @@ def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["X-Any", "Accept"])
 def test_a_value_with_control_characters_is_not_written(name: str, value: str) -> None:
-    with pytest.raises(UnfitRequest):
+    with pytest.raises(InvalidRequest):
         head((name, value))
-    with pytest.raises(UnfitRequest):
-        request_head("GET", "/", "h", FixedHeaders.of(CIMultiDict({name: value})), None)
-    with pytest.raises(UnfitRequest):
+    with pytest.raises(InvalidRequest):
+        request_head("GET", "/", "h", RenderedHeaders.of(CIMultiDict({name: value})), None)
+    with pytest.raises(InvalidRequest):
         request_head("GET", "/", value, CIMultiDict(), None)
 
 
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_as_one_request_with_the_same_fields(
 ) -> None:
     try:
         raw = head(*fields, method=method or "GET", target="/" + target)
-    except UnfitRequest:
+    except InvalidRequest:
         return
     lines = raw.split(b"\r\n")
     framing = (method or "GET") not in ("GET", "HEAD", "OPTIONS", "TRACE")
@@ -101,7 +101,7 @@ def test_what_is_written_is_read_as_one_request_with_the_same_fields(
 
 
 def test_a_copy_of_fixed_headers_is_written_as_it_was_changed() -> None:
-    copied = FixedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
+    copied = RenderedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
     copied["Accept"] = "text/event-stream"
     head = request_head("GET", "/s", "origin", copied, 0, is_chunked=False)
     assert b"Accept: text/event-stream\r\n" in head

@@ -63,7 +63,7 @@ def goes_on(data: bytes, *, is_head: bool = False) -> bool:
     parser.expect(is_head=is_head)
     assert END in parser.feed(data)
     assert not parser.is_awaited
-    return parser.may_go_on
+    return parser.is_reusable
 
 
 @pytest.mark.parametrize(
@@ -230,11 +230,11 @@ def test_a_parser_reads_one_reply_after_the_other_and_none_that_nobody_awaits() 
         assert parser.feed(data)[-1] is END
         assert parser.state is State.IDLE
     assert parser.feed_eof() == []
-    assert not parser.may_go_on
+    assert not parser.is_reusable
     parser = ReplyParser()
     with pytest.raises(ReplyBroken):
         parser.feed(TWO + b"\r\nab")
-    assert not parser.may_go_on
+    assert not parser.is_reusable
 
 
 def test_an_end_on_an_idle_connection_breaks_nothing_and_one_in_a_reply_does() -> None:
@@ -258,14 +258,14 @@ def test_what_does_not_come_to_an_end_is_bounded() -> None:
         parser.expect(is_head=False)
         fed = 0
         piece = endless
-        while parser.may_go_on and fed < 10 * most:
+        while parser.is_reusable and fed < 10 * most:
             fed += len(piece)
             try:
                 assert all(isinstance(event, Head) for event in parser.feed(piece))
             except ReplyBroken:
                 break
             piece = b"X: y\r\n" * 100 if endless.endswith(b"\n") else b"y" * 1_000
-        assert not parser.may_go_on
+        assert not parser.is_reusable
         assert fed <= most + 3_000
 
 
