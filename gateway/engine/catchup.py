@@ -223,7 +223,7 @@ class _Attempt:
             return answer
         head = await self._fetches.fresh_head(stream, METADATA, read.route, read.source)
         if isinstance(head, GatewayError) or (isinstance(head, OriginError) and head.status >= 500):
-            # Asking it for the bytes, too, would not make it any better.
+            # PendingRequest it for the bytes, too, would not make it any better.
             return self._failed(head)
         if not isinstance(head, StreamHead):
             return None

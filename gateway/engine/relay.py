@@ -30,7 +30,7 @@ from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import Asker, Asking
+from gateway.upstream.asking import PendingRequest, Requester
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
@@ -60,7 +60,7 @@ class RelayedRequest:
 
 
 class RelayExchange:
-    """One request on its way, and an `Asker` of the origin's."""
+    """One request on its way, and an `Requester` of the origin's."""
 
     __slots__ = (
         "_asked_at",
@@ -75,12 +75,14 @@ class RelayExchange:
         "turn",
     )
 
-    def __init__(self, relay: Relay, passed: RelayedRequest, asker: Asker, own: Stream | None, asked_at: float) -> None:
+    def __init__(
+        self, relay: Relay, passed: RelayedRequest, asker: Requester, own: Stream | None, asked_at: float
+    ) -> None:
         self._relay = relay
         self._asker = asker
         self._asked_at = asked_at
         self._is_write = passed.mode in WRITES
-        self._asking: Asking | None = None
+        self._asking: PendingRequest | None = None
         self._has_left = False
         self.passed = passed
         self.own = own
@@ -145,7 +147,7 @@ class Relay:
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
-    def ask(self, passed: RelayedRequest, asker: Asker) -> RelayExchange:
+    def ask(self, passed: RelayedRequest, asker: Requester) -> RelayExchange:
         """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
         route = passed.route
         url = route.upstream_base(passed.path)

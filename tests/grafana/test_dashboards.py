@@ -55,7 +55,7 @@ def test_every_query_reads_series_that_the_gateway_has() -> None:
     state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
     metrics.plan = lambda: state
     origins = Origins(ManualClock(), Random(1), lambda line: None)
-    origins.take([RouteConfig(origin="http://a")], OriginsConfig(), {})
+    origins.configure([RouteConfig(origin="http://a")], OriginsConfig(), {})
     metrics.look = lambda: State(origins=origins.look())
     text, _ = metrics.exposition()
     existing = {figure.name for figure in figures(text.decode(), "a")}

@@ -46,7 +46,7 @@ def replace(folder: Path, name: str, by: str) -> None:
 
 async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: str) -> None:
     """Have the files looked at twice, and wait until that is said of them."""
-    renewal, before = edge.gateway.engine.renewal, len(caplog.records)
+    renewal, before = edge.gateway.engine.tls_reloader, len(caplog.records)
     for _ in range(2):
         looks = renewal.looks
         edge.clock.advance(LOOK_S)

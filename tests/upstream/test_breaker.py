@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.aio.clock import ManualClock
-from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Pass, Policy, State
+from gateway.upstream.breaker import TRANSITIONS, Breaker, Event, Permit, Policy, State
 
 POLICY = Policy(
     failures=3, ratio=0.5, window_s=10.0, least_requests=8, open_s=1.0, longest_open_s=4.0, probes=2
@@ -103,15 +103,15 @@ LIFE = [
 def test_its_whole_life() -> None:
     clock = ManualClock()
     breaker = Breaker(POLICY, Longest(), clock.now())
-    out: dict[str, Pass] = {}
+    out: dict[str, Permit] = {}
     for number, step in enumerate(LIFE):
         clock.advance(step.after_s)
         match step.does.split():
             case ["ask", name]:
-                taken = breaker.admit(clock.now())
-                assert taken is not None, f"step {number}: {step.does}"
-                assert taken.is_probe is (step.state is HALF_OPEN)
-                out[name] = taken
+                permit = breaker.admit(clock.now())
+                assert permit is not None, f"step {number}: {step.does}"
+                assert permit.is_probe is (step.state is HALF_OPEN)
+                out[name] = permit
             case ["refuses"]:
                 assert not breaker.would_admit(clock.now())
                 assert breaker.admit(clock.now()) is None, f"step {number}"
@@ -136,9 +136,9 @@ def closed(**policy: Any) -> tuple[Breaker, ManualClock]:
 
 
 def ask(breaker: Breaker, clock: ManualClock, *, is_good: bool) -> None:
-    taken = breaker.admit(clock.now())
-    assert taken is not None
-    (breaker.succeeded if is_good else breaker.failed)(taken, clock.now())
+    permit = breaker.admit(clock.now())
+    assert permit is not None
+    (breaker.succeeded if is_good else breaker.failed)(permit, clock.now())
 
 
 def test_a_share_of_failures_opens_it_once_there_are_enough_requests() -> None:
@@ -176,9 +176,9 @@ def test_open_times_are_jittered() -> None:
     until = set()
     for seed in range(20):
         breaker = Breaker(Policy(failures=1, open_s=8, longest_open_s=8), random.Random(seed), 0.0)
-        taken = breaker.admit(0.0)
-        assert taken is not None
-        breaker.failed(taken, 0.0)
+        permit = breaker.admit(0.0)
+        assert permit is not None
+        breaker.failed(permit, 0.0)
         retry_in_s = breaker.retry_in_s(0.0)
         assert retry_in_s is not None
         assert 4 <= retry_in_s <= 8
@@ -216,32 +216,32 @@ def test_in_any_life_probes_are_bounded_and_it_can_always_come_back(
 ) -> None:
     clock = ManualClock()
     breaker = Breaker(POLICY, random.Random(seed), clock.now())
-    out: list[Pass] = []
-    probes: list[Pass] = []
+    out: list[Permit] = []
+    probes: list[Permit] = []
     for after_s, does, which in life:
         clock.advance(after_s)
         if does == "ask":
             could = breaker.would_admit(clock.now())
-            taken = breaker.admit(clock.now())
-            assert could is (taken is not None)
-            if taken is not None:
-                out.append(taken)
-                probes += [taken] * taken.is_probe
+            permit = breaker.admit(clock.now())
+            assert could is (permit is not None)
+            if permit is not None:
+                out.append(permit)
+                probes += [permit] * permit.is_probe
         elif out:
-            taken = out.pop(which % len(out))
+            permit = out.pop(which % len(out))
             match does:
                 case "succeed":
-                    breaker.succeeded(taken, clock.now())
+                    breaker.succeeded(permit, clock.now())
                 case "fail":
-                    breaker.failed(taken, clock.now())
+                    breaker.failed(permit, clock.now())
                 case _:
-                    breaker.abandoned(taken)
-        terms = [taken.term for taken in out if taken.is_probe]
+                    breaker.abandoned(permit)
+        terms = [permit.term for permit in out if permit.is_probe]
         assert all(terms.count(term) <= POLICY.probes for term in terms)
-    for taken in out:
-        breaker.abandoned(taken)
+    for permit in out:
+        breaker.abandoned(permit)
     clock.advance(POLICY.longest_open_s)
-    taken = breaker.admit(clock.now())
-    assert taken is not None
-    breaker.succeeded(taken, clock.now())
+    permit = breaker.admit(clock.now())
+    assert permit is not None
+    breaker.succeeded(permit, clock.now())
     assert breaker.state is CLOSED

@@ -13,8 +13,8 @@ from gateway.config.origins import OriginsConfig
 from gateway.config.routes import RouteConfig
 from gateway.errors import CircuitOpen, UpstreamUnreachable
 from gateway.upstream.breaker import State
-from gateway.upstream.origins import Origin, Sent
-from gateway.upstream.pool import Origins, Pool, route_url
+from gateway.upstream.origins import Origin, OriginRequest
+from gateway.upstream.pool import OriginPool, Origins, route_url
 
 A, B, C = "http://a", "http://b", "http://c"
 
@@ -31,9 +31,9 @@ class Bench:
 
     def take(self, *routes: dict[str, Any], **credentials: tuple[str, str]) -> tuple[str, ...]:
         configs = [RouteConfig.model_validate(route) for route in routes]
-        return self.origins.take(configs, self.config, credentials)
+        return self.origins.configure(configs, self.config, credentials)
 
-    def pool(self, route: str = "default") -> Pool:
+    def pool(self, route: str = "default") -> OriginPool:
         return self.origins.pool(route_url(route) + "/s")
 
     def origin(self, authority: str) -> Origin:
@@ -41,7 +41,7 @@ class Bench:
         assert found is not None
         return found
 
-    def send(self, path: str = "/s", method: str = "GET", **more: Any) -> Sent:
+    def send(self, path: str = "/s", method: str = "GET", **more: Any) -> OriginRequest:
         return self.pool().admit(method, path, is_live=more.pop("is_live", False), **more)
 
     def path_of(self, authority: str) -> str:

@@ -70,7 +70,7 @@ async def ask(origin: SecureOrigin, **tls: str) -> bytes:
     exchanges = Exchanges(4)
     try:
         if tls:
-            exchanges.trust(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
+            exchanges.configure_tls(load_tls(GatewayConfig.for_origin(origin.url, origin_tls=tls)))
         async with await exchanges.send("GET", origin.url + "/s", CIMultiDict(), BOUNDS) as reply:
             return await reply.read(100)
     finally:
@@ -128,7 +128,7 @@ async def test_an_origin_that_says_by_an_alert_that_it_misses_a_certificate_is_b
         exchanges = Exchanges(4)
         url = f"https://localhost:{listener.getsockname()[1]}"
         known = {"ca_file": str(certificates / "ca.crt"), "server_name": "origin.test"}
-        exchanges.trust(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
+        exchanges.configure_tls(load_tls(GatewayConfig.for_origin(url, origin_tls=known)))
         with pytest.raises(UpstreamUnreachable, match=r"^Origin unreachable: TLS failed$"):
             await exchanges.send("GET", url + "/s", CIMultiDict(), BOUNDS)
         await exchanges.close()
