@@ -1,4 +1,4 @@
-"""A request whose header section was read before is the same request as without that."""
+"""A request whose header section is cached parses like one without the cache."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REQUESTS = st.builds(lambda line, section, body: line + b"\r\n" + section + b"\r
 
 
 def whole(events: list[Event]) -> list[Event]:
-    """The same with each body in one piece."""
+    """The same events, with each body in one piece."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, bytes) and found and isinstance(found[-1], bytes):
@@ -53,7 +53,7 @@ def whole(events: list[Event]) -> list[Event]:
 
 @settings(max_examples=300, deadline=None)
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=12))
-def test_a_known_section_changes_nothing_about_a_request(requests: list[bytes]) -> None:
+def test_a_cached_section_changes_nothing_about_a_request(requests: list[bytes]) -> None:
     cache = HeaderCache()
     for data in requests:
         parser = RequestParser()
@@ -65,7 +65,7 @@ def test_a_known_section_changes_nothing_about_a_request(requests: list[bytes]) 
             cache.store(data, parsed)
 
 
-def test_what_is_sent_again_behind_another_line_is_known() -> None:
+def test_a_section_is_found_again_behind_another_request_line() -> None:
     cache = HeaderCache()
     section = b"Host: h\r\nContent-Length: 3\r\n\r\n"
     first = b"POST /a HTTP/1.1\r\n" + section + b"abc"
@@ -78,7 +78,7 @@ def test_what_is_sent_again_behind_another_line_is_known() -> None:
     assert (head.target, head.headers["Host"], rest) == ("/b?x=y", "h", [b"def", Mark.END])
 
 
-def test_no_more_sections_are_kept_than_a_thousand() -> None:
+def test_at_most_1024_sections_are_cached() -> None:
     cache = HeaderCache()
     for number in range(3_000):
         data = b"GET /s HTTP/1.1\r\nHost: h\r\nX: %d\r\n\r\n" % number

@@ -1,4 +1,4 @@
-"""What goes out is one request, whatever its parts say."""
+"""Request heads: the output is one request, whatever its parts contain."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def head(*fields: tuple[str, str], method: str = "GET", target: str = "/s?x=1", 
     return request_head(method, target, "h:1", CIMultiDict(fields), length)
 
 
-def test_a_head_says_what_it_was_given() -> None:
+def test_a_head_contains_what_it_was_given() -> None:
     assert head(("Accept", "*/*"), ("X-A", "é")) == (
         "GET /s?x=1 HTTP/1.1\r\nHost: h:1\r\nAccept: */*\r\nX-A: é\r\n\r\n".encode()
     )
     assert b"Host: other\r\n" in head(("Host", "other"))
     assert b"h:1" not in head(("Host", "other"))
-    # What came as bytes beyond UTF-8 goes out as it came.
+    # Bytes that are not UTF-8 leave as they came.
     assert b"X-A: \xe9\r\n" in head(("X-A", "\udce9"))
 
 
@@ -29,7 +29,7 @@ def test_a_head_says_what_it_was_given() -> None:
     ("method", "length", "said"),
     [("GET", None, b""), ("HEAD", None, b""), ("POST", None, b"0"), ("DELETE", None, b"0"), ("POST", 7, b"7")],
 )
-def test_framing_is_what_the_body_is_and_not_what_the_headers_say(method: str, length: int | None, said: bytes) -> None:
+def test_framing_follows_the_body_and_not_the_headers(method: str, length: int | None, said: bytes) -> None:
     for fields in ([], [("content-length", "99")], [("Transfer-Encoding", "chunked")]):
         raw = head(*fields, method=method, length=length)
         assert raw.lower().count(b"content-length: " + said + b"\r\n" if said else b"content-length") == bool(said)
@@ -51,13 +51,13 @@ def test_framing_is_what_the_body_is_and_not_what_the_headers_say(method: str, l
         {"target": ""},
     ],
 )
-def test_a_line_that_could_be_read_as_another_is_not_written(parts: dict[str, str]) -> None:
+def test_an_ambiguous_request_line_is_refused(parts: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         head(**parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["", "X ", "X:", "X\r\nY", "X\n", "é", "Content-Length "])
-def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
+def test_a_name_that_is_not_a_token_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
         head((name, "y"))
 
@@ -66,7 +66,7 @@ def test_a_name_that_is_no_token_is_not_written(name: str) -> None:
     "value", ["a\r\nX: y", "a\nX: y", "a\rX: y", "a\r\n", "a\x00", "a\x7f", "a\r\n\r\nGET / HTTP/1.1"]
 )
 @pytest.mark.parametrize("name", ["X-Any", "Accept"])
-def test_a_value_with_control_characters_is_not_written(name: str, value: str) -> None:
+def test_a_value_with_control_characters_is_refused(name: str, value: str) -> None:
     with pytest.raises(InvalidRequest):
         head((name, value))
     with pytest.raises(InvalidRequest):
@@ -80,7 +80,7 @@ ANY = st.text(st.sampled_from("aé: \t\r\n\x00\x0b\x7f\x85\u2028Z-,"), max_size=
 
 @settings(max_examples=300, deadline=None)
 @given(method=ANY, target=ANY, fields=st.lists(st.tuples(st.one_of(ANY, st.just("Accept")), ANY), max_size=4))
-def test_what_is_written_is_read_as_one_request_with_the_same_fields(
+def test_a_head_parses_as_one_request_with_the_same_fields(
     method: str, target: str, fields: list[tuple[str, str]]
 ) -> None:
     try:
@@ -100,7 +100,7 @@ def test_what_is_written_is_read_as_one_request_with_the_same_fields(
         assert isinstance(connection.next_event(), h11.EndOfMessage)
 
 
-def test_a_copy_of_fixed_headers_is_written_as_it_was_changed() -> None:
+def test_a_copy_of_rendered_headers_is_written_with_its_changes() -> None:
     copied = RenderedHeaders.of(CIMultiDict({"Accept": "*/*"})).copy()
     copied["Accept"] = "text/event-stream"
     head = request_head("GET", "/s", "origin", copied, 0, is_chunked=False)

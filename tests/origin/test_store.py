@@ -66,11 +66,11 @@ class TestCreate:
         with pytest.raises(DifferentConfiguration):
             create(store, **other)
 
-    def test_the_same_instant_may_be_written_otherwise(self, store: Store) -> None:
+    def test_the_same_instant_may_have_another_spelling(self, store: Store) -> None:
         create(store, lifetime=Lifetime(expires_at=60.0, expires_at_text="1970-01-01T00:01:00Z"))
         assert not create(store, lifetime=Lifetime(expires_at=60.0, expires_at_text="1970-01-01T01:01:00+01:00"))
 
-    def test_a_closed_stream_is_not_what_an_open_creation_asks_for(self, store: Store) -> None:
+    def test_an_open_creation_conflicts_with_a_closed_stream(self, store: Store) -> None:
         create(store, body=b"all", is_closed=True)
         assert not create(store, is_closed=True)
         with pytest.raises(DifferentConfiguration):
@@ -106,7 +106,7 @@ class TestAppend:
             append(store, b"b", content_type=JSON)
         assert refused.value.headers == {"Stream-Closed": "true", "Stream-Next-Offset": tail}
 
-    def test_closing_again_is_no_mistake(self, store: Store) -> None:
+    def test_closing_again_succeeds(self, store: Store) -> None:
         create(store)
         tail = append(store, b"a", close=True)
         assert append(store, b"", close=True) == tail
@@ -129,7 +129,7 @@ class TestAppend:
                 append(store, b"c", seq=late)
         assert content(store) == b"ab"
 
-    def test_json_that_is_refused_moves_nothing(self, store: Store) -> None:
+    def test_refused_json_changes_nothing(self, store: Store) -> None:
         create(store, content_type=JSON)
         claim = Claim("p", 0, 0)
         for body in (b"[]", b"[1", b"\xff"):
@@ -205,7 +205,7 @@ class TestExpiry:
         assert create(store, now=5.0)
         assert content(store, now=5.0) == b""
 
-    def test_an_expired_stream_with_forks_is_gone_and_its_path_held(self, store: Store) -> None:
+    def test_an_expired_stream_with_forks_is_gone_and_keeps_its_path(self, store: Store) -> None:
         create(store, lifetime=Lifetime(ttl_s=10), body=b"abc")
         create(store, "/fork", fork=ForkParams("/s"), lifetime=Lifetime(ttl_s=1000))
         with pytest.raises(PathHeld):
@@ -216,7 +216,7 @@ class TestExpiry:
 
 
 class TestForks:
-    def test_a_fork_goes_its_own_way(self, store: Store) -> None:
+    def test_a_fork_is_independent_of_its_source(self, store: Store) -> None:
         create(store, body=b"one")
         middle = append(store, b"two")
         append(store, b"three")
@@ -262,7 +262,7 @@ class TestForks:
             (ForkParams("/s", None, 1), BadRequest),
         ],
     )
-    def test_a_fork_from_nowhere_is_refused(self, store: Store, fork: ForkParams, error: type[RequestError]) -> None:
+    def test_a_fork_without_source_is_refused(self, store: Store, fork: ForkParams, error: type[RequestError]) -> None:
         create(store, body=b"abc")
         with pytest.raises(error):
             create(store, "/fork", fork=fork)
@@ -282,7 +282,7 @@ class TestForks:
         fork = store.get("/fork", 0.0)
         assert (fork.lifetime.ttl_s, fork.is_closed) == (10, False)
 
-    def test_what_a_fork_left_out_it_may_leave_out_again(self, store: Store) -> None:
+    def test_a_repeated_fork_may_leave_out_the_same_parameters(self, store: Store) -> None:
         create(store, body=b"abc", lifetime=Lifetime(ttl_s=10))
         order = CreateParams(fork=ForkParams("/s"))
         assert store.create("/fork", order, 0.0)[1]
@@ -320,7 +320,7 @@ class TestDelete:
         assert len(heard) == 3
 
 
-def test_trimming_is_refused_where_no_offset_is(store: Store) -> None:
+def test_trimming_needs_a_valid_offset(store: Store) -> None:
     create(store, body=b"abc")
     for offset in ("junk", "0000000000000009_0000000000000009", "0000000000000001_0000000000000001"):
         with pytest.raises(BadOffset):

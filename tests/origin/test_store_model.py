@@ -1,4 +1,4 @@
-"""The store against the simplest thing it could be: a dict of byte strings."""
+"""The store compared with the simplest model: a dict of byte strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         model = self.look(path)
         return None if model is None or model.is_hidden else model
 
-    # -- what happens
+    # -- rules
 
     @rule(seconds=st.integers(1, 8))
     def time_passes(self, seconds: int) -> None:
@@ -189,7 +189,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return path, found.end.token
 
     @rule(kept=consumes(offsets))
-    def an_offset_leads_to_the_same_place_for_ever(self, kept: tuple[str, str]) -> None:
+    def an_offset_always_leads_to_the_same_position(self, kept: tuple[str, str]) -> None:
         path, token = kept
         model = self.readable(path)
         if model is None or token not in model.offsets:
@@ -197,7 +197,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         found = self.store.get(path, self.now).read(parse_token(token), 1_000)
         assert found.body() == model.data[model.offsets[token] :]
 
-    # -- what always holds
+    # -- invariants
 
     @invariant()
     def every_stream_holds_what_was_written(self) -> None:
@@ -215,7 +215,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             assert [model.offsets[token] for token in ordered] == sorted(model.offsets.values())
 
     @invariant()
-    def nothing_is_held_that_nobody_can_name(self) -> None:
+    def nothing_unreachable_is_held(self) -> None:
         assert set(self.store.paths()) == set(self.model)
 
 

@@ -1,4 +1,4 @@
-"""Minting, comparing and reading entity tags."""
+"""Minting, comparing and parsing entity tags."""
 
 from __future__ import annotations
 
@@ -137,13 +137,13 @@ class TestCodings:
             ("k:1:2:gzip", ANY, "k:1:2:gzip"),
         ],
     )
-    def test_tags_of_codings_that_the_client_takes_stand_for_the_bytes(
+    def test_tags_of_accepted_codings_stand_for_the_bytes(
         self, field: str | None, accepted: AcceptedCodings, expected: str | None
     ) -> None:
         assert without_codings(field, accepted) == expected
 
     @given(well_formed, well_formed, st.booleans(), st.sampled_from(ALL), st.booleans())
-    def test_what_was_given_in_a_coding_is_recognised(
+    def test_the_tag_of_a_coding_is_recognised(
         self, start: str, end: str, is_closed: bool, coding: Coding, is_weak: bool
     ) -> None:
         plain = mint("k", start, end, is_closed)
@@ -156,7 +156,7 @@ class TestCodings:
         assert not matches(without_codings(field, others), plain)
         assert matched_coding(field, plain, others) is None
 
-    def test_of_several_the_one_that_would_be_given_is_named(self) -> None:
+    def test_the_preferred_one_of_several_codings_is_named(self) -> None:
         field = '"k:1:2", "k:1:2:gzip", "k:1:2:zstd"'
         assert matched_coding(field, '"k:1:2"', ANY) is Coding.ZSTD
         assert matched_coding(field, '"k:1:2"', negotiate("gzip, zstd;q=0.5", None, ALL)) is Coding.GZIP
