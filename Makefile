@@ -3,12 +3,13 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-JOBS ?= 2
+JOBS ?= 3
 BENCH_OUT ?= build/bench
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+RUNTIME_INSTALLED := $(VENV)/.installed-runtime
 INSTALLED := $(VENV)/.installed
 NODE := tests/node
 NODE_INSTALLED := $(NODE)/node_modules/.installed
@@ -18,6 +19,8 @@ LOCUST_INSTALLED := $(LOCUST)/.installed
 
 # Tests find node and npm on PATH: the machine's own, or those that PyPI's wheel puts beside Python.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of short programs start in the tests: what Python has compiled is kept for the next.
+unexport PYTHONDONTWRITEBYTECODE
 
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
 NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
@@ -26,17 +29,20 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-dev: $(INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
+dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
+test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=3)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-long: ## the same with many more examples of every property and every made trace: most of an hour
+	@LONG_TESTS=1 $(MAKE) --no-print-directory test
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
@@ -59,8 +65,22 @@ pipeline-bench: $(INSTALLED) ## the pipeline over 5 M log lines, DuckDB beside i
 pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and after it, in one table and one chart
 	@$(BIN)/python -m loadtest.plan_demo $(ARGS)
 
-dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
-	@$(BIN)/python -m grafana
+dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's page of alerts (ARGS="--runbooks URL")
+	@$(BIN)/python -m grafana $(ARGS)
+
+reference: $(INSTALLED) ## write the generated parts of docs/reference anew, from the code
+	@$(BIN)/python -m reference_pages
+
+docs: $(INSTALLED) ## build the site of docs/ into build/site; a warning fails it
+	@$(BIN)/zensical build --strict --clean
+
+man: $(INSTALLED) ## write docs/durable-gateway.1 anew, from the same commands as --help
+	@$(BIN)/python -m tests.man_page
+
+package: $(INSTALLED) ## build dist/*.whl and dist/*.tar.gz, and judge them with twine
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist .
+	@$(BIN)/twine check --strict dist/*
 
 check: lint types layers ## what needs no running: ruff, mypy, import-linter
 
@@ -88,24 +108,31 @@ lock: $(INSTALLED) ## compute requirements/*.txt anew; UPGRADE=--upgrade takes n
 	$(COMPILE) -o requirements/node.txt requirements/node.in
 
 clean: ## remove everything that make has made, the virtual environment included
-	rm -rf $(VENV) $(NODE)/node_modules build dist .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(NODE)/node_modules build dist .cache .make .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
-	find gateway grafana loadtest pyspark_durable_streams tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find gateway grafana loadtest pyspark_durable_streams reference_pages tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- set-up ------------------------------------------------------------------------------------------------------------
 
-# pyproject.toml is among the prerequisites for its entry points, which an editable install copies.
-$(INSTALLED): requirements/dev.txt pyproject.toml
+# What the gateway runs on and no more, so that `make dev` is quick in a clean clone.  pyproject.toml is among the
+# prerequisites for its entry points, which an editable install copies.
+$(RUNTIME_INSTALLED): requirements/runtime.txt pyproject.toml
 	@$(PYTHON) -c '$(IS_311)' 2>/dev/null \
 		|| { echo "Python 3.11 or newer is needed and $(PYTHON) is not: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "Python's venv is needed and $(PYTHON) has none: on Debian, apt-get install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c '$(IS_311)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 		|| $(PYTHON) -m venv --clear $(VENV)
-# Python compiles what it imports; to compile all of it here would take 17 s more.
+# Python compiles what it imports; to compile all of it here would take longer.
+	@echo "installing what requirements/runtime.txt locks"
+	@$(PIP) install --no-compile --require-hashes -r requirements/runtime.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Everything else: the extras, what tests and checks need.
+$(INSTALLED): requirements/dev.txt $(RUNTIME_INSTALLED)
 	@echo "installing what requirements/dev.txt locks"
 	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 # An environment of its own: locust brings a plugin for pytest and patches what others import.

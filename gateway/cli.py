@@ -1,4 +1,4 @@
-"""The command line: `dev`, `serve`, `origin` and `check` here, the clients of `gateway/commands/`, and the pipeline.
+"""The command line: `dev`, `serve` and `origin` here, the commands of `gateway/commands/`, and the pipeline.
 
 Each command here turns its flags into a configuration, starts what it names, says `READY <name> <url>` on stdout for
 every port that accepts, and stays until SIGTERM or SIGINT, which drain.  A second signal does not wait for the drain.
@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 import uvloop
-from rich.console import Console
-from rich.text import Text
 from typer.exceptions import Abort, TyperException
 
 from gateway import __version__
 from gateway.aio.clock import SystemClock
 from gateway.commands.append import append
 from gateway.commands.bench import bench
+from gateway.commands.check import check
 from gateway.commands.dev_lines import print_lines_to_paste
 from gateway.commands.drain import drain
 from gateway.commands.failure import CommandFailed
@@ -42,11 +41,9 @@ from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
-from gateway.config.credentials import load_credentials
-from gateway.config.file import ENV_PREFIX, ConfigError, Flag, LoadedConfig, load_config, load_plan
+from gateway.config.file import ENV_PREFIX, ConfigError, Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import Place
-from gateway.config.origin_tls import load_tls
 from gateway.config.server import ServerConfig
 from gateway.config.values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
@@ -76,8 +73,8 @@ class FailedToRunError(Exception):
 
 app = typer.Typer(
     name=PROGRAM,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _Listen = Annotated[
@@ -114,7 +111,7 @@ def _exit_status() -> int:
     try:
         status = app(prog_name=PROGRAM, standalone_mode=False)
     except (TyperException, ConfigError) as error:
-        _complain(error.format_message() if isinstance(error, TyperException) else str(error))
+        _complain(_with_hint(error) if isinstance(error, TyperException) else str(error))
         return MISUSED
     except (FailedToRunError, CommandFailed, PipelineFailed) as error:
         _complain(str(error))
@@ -123,6 +120,17 @@ def _exit_status() -> int:
         _complain("stopped at once, without draining")
         return FAILED
     return status if isinstance(status, int) else 0
+
+
+def _with_hint(error: TyperException) -> str:
+    """What is wrong with the command line, and where something is missing or unknown, which help to ask for."""
+    text = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is None or not text.startswith(("Missing", "No such")):
+        return text
+    dot = "" if text.endswith((".", "?")) else "."
+    try_dev = f"'{PROGRAM} dev' runs a gateway to try; " if context.parent is None and "command" in text else ""
+    return f"{text}{dot} {try_dev}'{context.command_path} --help' tells more."
 
 
 def _print_version(asked: bool) -> None:
@@ -231,20 +239,7 @@ def origin(
     _run(_origin(address, long_poll_timeout, sse_lifetime, chunk_bytes))
 
 
-@app.command()
-def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")]) -> None:
-    """Validate a configuration, and the plan that it names; print each value in effect and where it came from."""
-    loaded = load_config(config, environ=os.environ)
-    load_plan(loaded.config)
-    load_credentials(loaded.config, os.environ)
-    load_tls(loaded.config)
-    from gateway.server.listeners import load_certificates
-
-    load_certificates(loaded.config.every_listener, ())
-    _print_settings(loaded)
-
-
-for _command in (tail, append, bench, top, streams, purge, drain, reload):
+for _command in (check, tail, append, bench, top, streams, purge, drain, reload):
     app.command()(_command)
 app.add_typer(pipeline)
 
@@ -429,11 +424,3 @@ def _complain(text: str) -> None:
 def _ready(name: str, url: str) -> None:
     """Say that a port accepts, at once even into a pipe: whoever started us waits for this line."""
     print(f"READY {name} {url}", flush=True)  # noqa: T201
-
-
-def _print_settings(loaded: LoadedConfig) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in loaded.settings()]
-    width = max(len(line) for line, _ in lines)
-    for line, source in lines:
-        console.print(Text(f"{line:<{width}}  # {source}", "dim" if source == "default" else ""))

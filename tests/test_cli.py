@@ -132,6 +132,11 @@ def test_help_names_every_option(start: Start, command: list[str], options: list
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
 
 
+@pytest.mark.parametrize("command", [[], ["serve"], ["pipeline", "run"]])
+def test_h_is_help(start: Start, command: list[str]) -> None:
+    assert start(*command, "-h").finished() == start(*command, "--help").finished()
+
+
 def test_the_version_is_the_package_s(start: Start) -> None:
     assert start("--version").finished() == (0, f"durable-gateway {__version__}\n", "")
 
@@ -139,9 +144,13 @@ def test_the_version_is_the_package_s(start: Start) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Missing command."),
+        ([], "Missing command. 'durable-gateway dev' runs a gateway to try; 'durable-gateway --help' tells more."),
+        (["pipeline"], "Missing command. 'durable-gateway pipeline --help' tells more."),
         (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
-        (["serve", "--orgin", "x"], "No such option: --orgin"),
+        (
+            ["serve", "--orgin", "x"],
+            "No such option: --orgin (Possible options: --origin). 'durable-gateway serve --help' tells more.",
+        ),
         (["serve"], "serve needs --origin URL or --config FILE"),
         (["serve", "--origin", "http://a", "--config", "b"], "serve takes --origin or --config, not both"),
         (["serve", "--origin"], "Option '--origin' requires an argument."),
@@ -159,7 +168,7 @@ def test_the_version_is_the_package_s(start: Start) -> None:
         (["origin", "--long-poll-timeout", "0"], "Invalid value for '--long-poll-timeout': "),
         (["dev", "--admin", "x"], "--admin: server.admin: expected HOST:PORT"),
         (["dev", "--origin-listen", "x"], "--origin-listen: expected HOST:PORT"),
-        (["check"], "Missing argument 'CONFIG'."),
+        (["check"], "Missing argument 'CONFIG'. 'durable-gateway check --help' tells more."),
         (["check", "config/dev.toml", "more"], "Got unexpected extra argument"),
     ],
 )
@@ -184,7 +193,7 @@ def test_a_variable_of_the_environment_is_refused_like_a_flag(start: Start) -> N
 
 
 def test_check_prints_every_value_and_its_source(start: Start) -> None:
-    command = start("check", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
+    command = start("check", "--all", "config/dev.toml", DURABLE_GATEWAY_SERVER__LISTEN=":1")
     status, out, err = command.finished()
     assert (status, err) == (0, "")
     said = {key: (value, source) for key, value, source in re.findall(r"^(\S+) = (.*?) +# (.*)$", out, re.MULTILINE)}
@@ -341,7 +350,7 @@ def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, o
         poller = threading.Thread(target=poll)
         poller.start()
         metrics = f"{command.urls['admin']}/metrics"
-        waits = re.compile(r'^gateway_subscribers\{mode="longpoll",route="[^"]+"\} 1\.0$', re.MULTILINE)
+        waits = re.compile(r'^durable_gateway_subscribers\{mode="longpoll",route="[^"]+"\} 1\.0$', re.MULTILINE)
         while not waits.search(httpx.get(metrics).text):
             assert poller.is_alive()
         command.process.send_signal(signal.SIGTERM)

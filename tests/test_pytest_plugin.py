@@ -13,6 +13,7 @@ from gateway.app import RunningGateway
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.requests import Kind
 
+FUNCTION_SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
 TEXT = {"Content-Type": "text/plain"}
 
 PROJECT = """\
@@ -40,8 +41,20 @@ import sys
 
 
 def test_nothing_of_the_gateway_is_loaded():
-    assert "gateway.pytest_plugin" in sys.modules
+    assert "durable_gateway_pytest" in sys.modules
     assert "aiohttp" not in sys.modules
+"""
+
+PROJECT_WITH_A_GATEWAY = """\
+import gateway
+
+
+def test_its_own_package():
+    assert gateway.OURS
+
+
+async def test_a_fixture(durable_origin):
+    pass
 """
 
 
@@ -94,10 +107,18 @@ class TestSettings:
 
 
 def test_a_project_has_the_fixtures_by_installing(tmp_path: Path) -> None:
-    done = run_project(tmp_path, PROJECT, "-o", "asyncio_default_fixture_loop_scope=function")
+    done = run_project(tmp_path, PROJECT, *FUNCTION_SCOPE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_project_without_asyncio_is_left_alone(tmp_path: Path) -> None:
     done = run_project(tmp_path, SYNCHRONOUS_PROJECT, "-p", "no:asyncio", "-p", "no:aiohttp")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_project_with_a_package_of_the_same_name_runs_its_tests(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway" / "__init__.py").write_text("OURS = True\n")
+    done = run_project(tmp_path, PROJECT_WITH_A_GATEWAY, "-o", "asyncio_mode=auto", *FUNCTION_SCOPE)
+    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert f"the package gateway of durable-gateway is hidden by another one: {tmp_path / 'gateway'}" in done.stdout

@@ -23,6 +23,9 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def __repr__(self) -> str:
+        return f"{len(self._tasks)} tasks: {', '.join(sorted(task.get_name() for task in self._tasks))}"
+
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run `work` until it ends or the owner closes."""
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -34,9 +34,10 @@ AdminUrl = Annotated[
 class AdminClient:
     """One gateway's admin port."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, shows_token: bool) -> None:
         self.url = url
         self._session = session
+        self._shows_token = shows_token
 
     async def get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
         """The answer's JSON object.  Raises CommandFailed."""
@@ -59,11 +60,28 @@ class AdminClient:
                 asyncio.timeout(_ANSWER_S),
                 asking(self._session, method, f"{self.url}{path}", headers, body) as response,
             ):
-                return _answer(response.status, await response.read(), self.url)
+                return self._answer(response.status, await response.read())
         except Transient as error:
             raise CommandFailed(f"admin port: {error}") from None
         except TimeoutError:
             raise CommandFailed(f"admin port: {self.url} did not answer within {_ANSWER_S:g} s") from None
+
+    def _answer(self, status: int, body: bytes) -> dict[str, Any]:
+        import orjson
+
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = None
+        if 200 <= status < 300 and isinstance(answer, dict):
+            return answer
+        if status == 401 and self._shows_token:
+            raise CommandFailed(f"the admin port does not accept the token in {ADMIN_TOKEN_VARIABLE}")
+        if status == 401:
+            raise CommandFailed(f"the admin port wants its token: set {ADMIN_TOKEN_VARIABLE}")
+        if isinstance(answer, dict) and isinstance(answer.get("error"), str):
+            raise CommandFailed(answer["error"])
+        raise CommandFailed(f"{self.url} is not a gateway's admin port: it answered {status} and no JSON of one")
 
 
 def admin_url(text: str) -> str:
@@ -85,23 +103,7 @@ async def admin_client(url: str) -> AsyncIterator[AdminClient]:
         raise CommandFailed(f"{ADMIN_TOKEN_VARIABLE} holds what cannot be sent in a header")
     async with open_session(url, {"Authorization": f"Bearer {token}"} if token else {}) as session:
         try:
-            yield AdminClient(session, url)
+            yield AdminClient(session, url, shows_token=bool(token))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             missing = f" (no {error.args[0]!r})" if isinstance(error, KeyError) else ""
             raise CommandFailed(f"{url} does not answer as the admin port of this version does{missing}") from None
-
-
-def _answer(status: int, body: bytes, url: str) -> dict[str, Any]:
-    import orjson
-
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        answer = None
-    if 200 <= status < 300 and isinstance(answer, dict):
-        return answer
-    if status == 401:
-        raise CommandFailed(f"the admin port wants its token: set {ADMIN_TOKEN_VARIABLE}")
-    if isinstance(answer, dict) and isinstance(answer.get("error"), str):
-        raise CommandFailed(answer["error"])
-    raise CommandFailed(f"{url} is not a gateway's admin port: it answered {status} and no JSON of one")

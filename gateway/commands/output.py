@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import select
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 CANNOT_WRITE: Final = frozenset(
@@ -18,3 +22,31 @@ def abandon_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+@contextmanager
+def watching_reader(left: Callable[[], object]) -> Iterator[None]:
+    """Call `left` once when the reader of stdout closes its end of the pipe, without waiting for the next write.
+
+    An epoll of its own reports the closed pipe (EPOLLERR, which needs no registration) and is itself watched by the
+    loop: that leaves stdout's blocking mode alone, which it may share with other processes.  A regular file has no
+    reader, and neither it nor a system without epoll is watched; there the next write fails.
+    """
+    try:
+        watch = select.epoll()
+        watch.register(sys.stdout.fileno(), 0)
+    except (AttributeError, OSError):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def changed() -> None:
+        loop.remove_reader(watch.fileno())
+        left()
+
+    loop.add_reader(watch.fileno(), changed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(watch.fileno())
+        watch.close()

@@ -9,6 +9,7 @@ import typer
 from gateway.commands.admin_client import DEFAULT_URL, AdminUrl, admin_client, admin_url
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
+from gateway.commands.target import stream_path
 
 
 def purge(
@@ -27,7 +28,9 @@ def purge(
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Purge one stream, all below a prefix, or all with a surrogate key."""
-    asked = {name: value for name, value in (("stream", stream), ("prefix", prefix), ("key", key)) if value is not None}
+    path = stream_path(stream, "PATH") if stream is not None else None
+    below = stream_path(prefix, "--prefix") if prefix is not None else None
+    asked = {name: value for name, value in (("stream", path), ("prefix", below), ("key", key)) if value is not None}
     if len(asked) != 1:
         raise typer.BadParameter("take exactly one", param_hint="PATH / '--prefix' / '--key'")
     if not run(_purge(admin_url(admin), {**asked, "soft": soft})):

@@ -11,6 +11,7 @@ from gateway.commands import figures
 from gateway.commands.admin_client import DEFAULT_URL, AdminClient, AdminUrl, admin_client, admin_url
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
+from gateway.commands.target import stream_path
 
 _PAGE: Final = 100
 _COLUMNS: Final = ("stream", "partition", "tail", "state", "bytes", "readers", "reads", "hits", "sent_bytes")
@@ -23,7 +24,7 @@ def streams(
     admin: AdminUrl = DEFAULT_URL,
 ) -> None:
     """List the streams in the gateway's memory: a table on a terminal, tab-separated lines in a pipe."""
-    if not run(_streams(admin_url(admin), prefix, limit, as_json)):
+    if not run(_streams(admin_url(admin), stream_path(prefix, "PREFIX") if prefix else "", limit, as_json)):
         raise CommandFailed("stopped before the end of the list")
 
 

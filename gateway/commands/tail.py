@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sys
-from typing import Annotated
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 
 from gateway.aio.clock import SystemClock
 from gateway.commands.failure import CommandFailed
-from gateway.commands.output import abandon_stdout
+from gateway.commands.output import abandon_stdout, watching_reader
 from gateway.commands.run import run
 from gateway.commands.target import Headers, request_headers, stream_url
 from gateway.protocol import offsets
 
 
 class _OutputGone(Exception):
-    """Whoever read our output has had enough."""
+    """The reader of stdout has closed it."""
 
 
 def tail(
@@ -87,4 +89,24 @@ async def _tail(url: str, offset: str, follow: str, show_offsets: bool, headers:
             take=take,
             notice=lambda text: stderr.print(text, style="dim", soft_wrap=True),
         )
-        await reader.read()
+        await _until_output_is_gone(reader.read())
+
+
+async def _until_output_is_gone(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end; _OutputGone as soon as the reader of stdout leaves, though there is nothing to write."""
+    task = asyncio.current_task()
+    has_left = False
+
+    def left() -> None:
+        nonlocal has_left
+        has_left = True
+        if task is not None:
+            task.cancel()
+
+    try:
+        with watching_reader(left):
+            await work
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        raise _OutputGone from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -11,6 +12,8 @@ import typer
 from gateway.protocol.names import QUERY_CURSOR, QUERY_LIVE, QUERY_OFFSET
 
 _OURS: Final = frozenset({QUERY_OFFSET, QUERY_LIVE, QUERY_CURSOR})
+_STARTS_WITH_HOST: Final = re.compile(r"(localhost|[\w.-]+\.[\w-]+|[\w.-]+:\d+|\[[0-9A-Fa-f:.]+\])(:\d+)?(/|\?|$)")
+"""What people type without `http://`: a host with a dot or a port, an address in brackets, or localhost."""
 
 Headers = Annotated[
     list[str] | None,
@@ -19,9 +22,13 @@ Headers = Annotated[
 
 
 def http_url(text: str, name: str) -> str:
-    """`text` as an http(s) URL without fragment; a usage error about `name` where it is none."""
+    """`text` as an http(s) URL without fragment; a usage error about `name` where it is none.
+
+    `127.0.0.1:4437/demo` is taken for `http://127.0.0.1:4437/demo`.
+    """
+    url = f"http://{text}" if _STARTS_WITH_HOST.match(text) else text
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(url)
         host = (parts.hostname or "").removesuffix(".")
         # What a name cannot be in the DNS (an empty label, one too long) is a ValueError only when it is looked up.
         is_url = parts.scheme in ("http", "https") and bool(host.encode("idna")) and parts.port != 0
@@ -29,7 +36,14 @@ def http_url(text: str, name: str) -> str:
         is_url = False
     if not is_url or any(ord(char) <= 0x20 or ord(char) == 0x7F for char in text):
         raise typer.BadParameter(f"expected an http:// or https:// URL, got {text!r}", param_hint=f"'{name}'")
-    return text.partition("#")[0]
+    return url.partition("#")[0]
+
+
+def stream_path(text: str, name: str) -> str:
+    """`text` as the path of a stream, with the slash that people leave out; a usage error about `name` for a URL."""
+    if "://" in text:
+        raise typer.BadParameter(f"expected a path such as /demo, got {text!r}", param_hint=f"'{name}'")
+    return text if text.startswith("/") else f"/{text}"
 
 
 def stream_url(text: str) -> str:

@@ -1,9 +1,19 @@
-"""Certificates, keys and authorities in files: read, and understood.  Everything here waits for the disk."""
+"""Certificates, keys and authorities in files: read, and understood.  Everything here waits for the disk.
+
+A pair that is in use is kept as `Pem` beside its context, because OpenSSL takes pairs from files alone and a context
+never believes fewer authorities than before: with other authorities the pair needs a context of its own, and by then
+its files may be gone or half written.
+"""
 
 from __future__ import annotations
 
+import os
 import ssl
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 
@@ -56,6 +66,49 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
         # OpenSSL does not say which of the two.
         named = certificate if key and _can_be_read(key) else key or certificate
         raise ConfigError(f"{where}: {named}: cannot be read: {word_of(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """A certificate with its chain, and its key, as their files have them."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    """Empty where the key is in the same file."""
+
+    @classmethod
+    def read(cls, certificate: str, key: str, where: str) -> Pem:
+        """What the files hold; ConfigError, that begins with `where`, where they cannot be read."""
+        found = []
+        for file in (certificate, key):
+            try:
+                found.append(Path(file).read_bytes() if file else b"")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+        return cls(*found)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have a context show the pair.  ssl.SSLError where the two do not belong together, OSError where the system
+        has no room for them."""
+        with ExitStack() as stack:
+            certificate = stack.enter_context(_as_file(self.certificate))
+            key = stack.enter_context(_as_file(self.key)) if self.key else None
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A path at which OpenSSL can read this, as often as it likes: in memory on Linux, so that no key is on a disk."""
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("pem"), "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            yield file.name
 
 
 def _can_be_read(file: str) -> bool:

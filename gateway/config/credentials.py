@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from gateway.config.file import ConfigError
+from gateway.config.file import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginCredentialsConfig
 from gateway.config.routes import RouteConfig
@@ -33,10 +33,13 @@ class OriginCredentials:
 def load_credentials(config: GatewayConfig, environ: Mapping[str, str]) -> dict[str, OriginCredentials]:
     """The credentials of the routes that have some, by the route's name; ConfigError where one cannot be used."""
     found: dict[str, OriginCredentials] = {}
+    mistakes = Mistakes()
     for route in config.routes:
         wanted = route.origin_credentials
         if wanted is not None and (wanted.file or wanted.environment):
-            found[route.name] = OriginCredentials(wanted.header, SecretStr(_value(route, wanted, environ)))
+            with mistakes.collected():
+                found[route.name] = OriginCredentials(wanted.header, SecretStr(_value(route, wanted, environ)))
+    mistakes.raise_any()
     return found
 
 

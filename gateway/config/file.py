@@ -3,7 +3,7 @@
 Three layers over the defaults, later ones win: the file, then environment variables, then command-line flags.  Each
 layer puts plain values into one tree and notes where they came from; the models judge the tree once, at the end.  So a
 bad value fails the same way wherever it stands, and the error names the place that has to be edited: file and line,
-variable, or flag.  Everything that is wrong with a configuration is a `ConfigError` of one line.
+variable, or flag.  Everything that is wrong with a configuration is a `ConfigError`, with a line for each mistake.
 
 Environment variables are `DURABLE_GATEWAY_SERVER__LISTEN`, `DURABLE_GATEWAY_LIMITS__CACHE_BYTES`,
 `DURABLE_GATEWAY_ROUTE__<NAME>__ORIGIN` (`-` in a name is `_`), `…__CORS__MAX_AGE_S`; lists are separated by commas.
@@ -16,6 +16,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_origin
@@ -82,10 +83,35 @@ KeyPath = tuple[str | int, ...]
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; its text is one line that names place, key and what is wrong."""
+    """A configuration that cannot be used.
 
-    def __init__(self, text: str) -> None:
-        super().__init__(" ".join(text.split()))
+    `mistakes` has a line for each mistake, with place, key and what is wrong.  The text is the first of them, and how
+    many more there are.
+    """
+
+    def __init__(self, first: str, *others: str) -> None:
+        self.mistakes = tuple(" ".join(text.split()) for text in (first, *others))
+        super().__init__(self.mistakes[0] + (f" (and {len(others)} more)" if others else ""))
+
+
+class Mistakes:
+    """Collects the mistakes of steps that do not depend on each other, so that one error can name them all."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Run one step; a ConfigError ends it, and is kept."""
+        try:
+            yield
+        except ConfigError as error:
+            self._found += error.mistakes
+
+    def raise_any(self) -> None:
+        """Raise a ConfigError with all mistakes, where there are any."""
+        if self._found:
+            raise ConfigError(*self._found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +130,8 @@ class Setting:
     key: str
     value: object
     source: str
+    is_default: bool
+    """Whether it is what it would be if it were not set."""
 
     @property
     def text(self) -> str:
@@ -128,12 +156,14 @@ class LoadedConfig:
             yield from self._section(("routes", index), f"route.{route.name}", route)
 
     def _section(self, path: KeyPath, key: str, model: BaseModel) -> Iterator[Setting]:
-        for field in type(model).model_fields:
+        for field, info in type(model).model_fields.items():
             value = getattr(model, field)
             if isinstance(value, BaseModel):
                 yield from self._section((*path, field), f"{key}.{field}", value)
             else:
-                yield Setting(f"{key}.{field}", value, _source(self.sources, (*path, field)) or "default")
+                source = _source(self.sources, (*path, field)) or "default"
+                is_default = value == info.get_default(call_default_factory=True)
+                yield Setting(f"{key}.{field}", value, source, is_default)
 
 
 def load_config(
@@ -145,10 +175,15 @@ def load_config(
     """
     try:
         draft = _Draft() if path is None else _Draft.from_file(path)
-        draft.lay_environment(environ or {})
+        mistakes = Mistakes()
+        with mistakes.collected():
+            draft.lay_environment(environ or {})
         for flag in flags:
             draft.lay_flag(flag)
-        return draft.judged()
+        with mistakes.collected():
+            loaded = draft.judged()
+        mistakes.raise_any()
+        return loaded
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
 
@@ -212,27 +247,33 @@ class _Draft:
 
     def lay_environment(self, environ: Mapping[str, str]) -> None:
         prefixes = tuple(f"{ENV_PREFIX}{section}__" for section in (*map(str.upper, _SECTIONS), "ROUTE"))
+        mistakes = Mistakes()
         for variable in sorted(name for name in environ if name.startswith(prefixes)):
-            section, *keys = variable.removeprefix(ENV_PREFIX).split("__")
-            if section == "ROUTE":
-                index = self._route_index(keys.pop(0), variable)
-                path: KeyPath = ("routes", index)
-                model: type[BaseModel] = RouteConfig
-            else:
-                path = (section.lower(),)
-                model = _SECTIONS[section.lower()]
-            table = keys[0].lower() if keys else ""
-            inside = _TABLES.get((model, table))
-            if inside is not None and len(keys) > 1:
-                path, model, keys, inside = (*path, table), inside, keys[1:], None
-            if inside is not None:
-                example = f"…__{keys[0]}__{_FOR_EXAMPLE[inside]}"
-                raise ConfigError(f"env {variable}: {table} is a table: name a key in it, such as {example}")
-            name = "__".join(keys).lower()
-            if name not in model.model_fields:
-                raise ConfigError(f"env {variable}: unknown key {name!r}{_suggestion(name, model)}")
-            value = _from_text(environ[variable], model.model_fields[name].annotation)
-            self._put((*path, name), value, f"env {variable}")
+            with mistakes.collected():
+                self._lay_variable(variable, environ[variable])
+        mistakes.raise_any()
+
+    def _lay_variable(self, variable: str, text: str) -> None:
+        section, *keys = variable.removeprefix(ENV_PREFIX).split("__")
+        if section == "ROUTE":
+            index = self._route_index(keys.pop(0), variable)
+            path: KeyPath = ("routes", index)
+            model: type[BaseModel] = RouteConfig
+        else:
+            path = (section.lower(),)
+            model = _SECTIONS[section.lower()]
+        table = keys[0].lower() if keys else ""
+        inside = _TABLES.get((model, table))
+        if inside is not None and len(keys) > 1:
+            path, model, keys, inside = (*path, table), inside, keys[1:], None
+        if inside is not None:
+            example = f"…__{keys[0]}__{_FOR_EXAMPLE[inside]}"
+            raise ConfigError(f"env {variable}: {table} is a table: name a key in it, such as {example}")
+        name = "__".join(keys).lower()
+        if name not in model.model_fields:
+            raise ConfigError(f"env {variable}: unknown key {name!r}{_suggestion(name, model)}")
+        value = _from_text(text, model.model_fields[name].annotation)
+        self._put((*path, name), value, f"env {variable}")
 
     def lay_flag(self, flag: Flag) -> None:
         section, *keys = flag.key.split(".")
@@ -270,8 +311,7 @@ class _Draft:
             config = GatewayConfig.model_validate(self.tree)
         except ValidationError as error:
             details = sorted(error.errors(), key=lambda one: self._order(_blamed(one)))
-            more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-            raise ConfigError(self._told(details[0]) + more) from None
+            raise ConfigError(*map(self._told, details)) from None
         return LoadedConfig(config, self.sources)
 
     def _order(self, path: KeyPath) -> int:

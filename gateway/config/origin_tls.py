@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
-from gateway.config.file import ConfigError
+from gateway.config.file import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginTlsConfig
 from gateway.config.routes import RouteConfig
@@ -32,19 +32,25 @@ def load_tls(config: GatewayConfig) -> dict[str, OriginTls]:
     """
     found: dict[str, OriginTls] = {}
     said: dict[str, OriginTlsConfig | None] = {}
+    mistakes = Mistakes()
     for route in config.routes:
-        made: OriginTls | None = None
-        for url in (*(one.url for one in route.members), *route.leaders):
-            origin = str(URL(url).origin())
-            if not origin.startswith("https:"):
-                continue
-            if said.setdefault(origin, route.origin_tls) != route.origin_tls:
-                raise ConfigError(f"route.{route.name}.origin_tls: another route says otherwise of {origin}")
-            if route.origin_tls is not None:
-                made = found[origin] = made or OriginTls(
-                    _context(route, route.origin_tls), route.origin_tls.server_name
-                )
+        with mistakes.collected():
+            _add(route, found, said)
+    mistakes.raise_any()
     return found
+
+
+def _add(route: RouteConfig, found: dict[str, OriginTls], said: dict[str, OriginTlsConfig | None]) -> None:
+    """Add the origins of one route to `found`, and what it says of them to `said`."""
+    made: OriginTls | None = None
+    for url in (*(one.url for one in route.members), *route.leaders):
+        origin = str(URL(url).origin())
+        if not origin.startswith("https:"):
+            continue
+        if said.setdefault(origin, route.origin_tls) != route.origin_tls:
+            raise ConfigError(f"route.{route.name}.origin_tls: another route says otherwise of {origin}")
+        if route.origin_tls is not None:
+            made = found[origin] = made or OriginTls(_context(route, route.origin_tls), route.origin_tls.server_name)
 
 
 def tls_files(config: GatewayConfig) -> tuple[str, ...]:

@@ -354,7 +354,7 @@ class _Attempt:
         """What a failed look makes of the answer."""
         stream = self._stream
         if isinstance(head, TailMovedBack):
-            raise head
+            raise head.anew()
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
             return refusal_answer(self._read.route, head, Outcome.MISS)
@@ -363,7 +363,7 @@ class _Attempt:
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
         if isinstance(head, OriginError):
             return refusal_answer(self._read.route, head, Outcome.FAILED)
-        raise head
+        raise head.anew()
 
     def _answer_here(self, outcome: Outcome) -> Answer:
         is_closed = self._stream.tape.is_closed_at(self._at)

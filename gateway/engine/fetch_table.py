@@ -82,6 +82,14 @@ class FetchTable:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def __repr__(self) -> str:
+        return f"{len(self._pending)} flights, {self.readers} waiting"
+
+    @property
+    def readers(self) -> int:
+        """Readers that share the flights, or wait for them."""
+        return sum(flight.readers for flight in self._pending.values())
+
     @property
     def keep_bytes(self) -> int:
         """Most bytes that a flight launched now may bring to be kept: never more than half of the cache."""

@@ -144,7 +144,7 @@ class LiveReads:
             case Beyond() | None:
                 raise UpstreamBroken
             case _:
-                raise head
+                raise head.anew()
 
     def attach(self, read: Read, stream: Stream) -> Topic:
         """Join the stream's topic; `left` is owed."""
@@ -157,7 +157,7 @@ class LiveReads:
             OriginAccess(
                 source,
                 lambda at: self.fetches.fresh_head(stream, METADATA if at is None else at, route, source),
-                lambda at: self.fill(route, source, topic, at),
+                lambda topic, at: self.fill(route, source, topic, at),
             ),
             Terms(config.sse_lifetime_s, config.heartbeat_s, config.live_linger_s, route.heard_s),
         )

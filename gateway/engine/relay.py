@@ -147,6 +147,11 @@ class Relay:
         self._writes: dict[Group, set[RelayExchange]] = {}
         """Writes that have been sent and not answered."""
 
+    @property
+    def open_writes(self) -> int:
+        """Writes that have been sent and not answered."""
+        return sum(map(len, self._writes.values()))
+
     def ask(self, passed: RelayedRequest, asker: Requester) -> RelayExchange:
         """Relay.  `asker` is told what becomes of it, maybe before this returns; what it changed is recorded before."""
         route = passed.route

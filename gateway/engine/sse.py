@@ -99,7 +99,7 @@ class Sse:
     async def _fill_for(self, subscriber: Subscriber) -> None:
         has_changed: bool | None = None
         try:
-            has_changed = await subscriber.topic.access.fill(subscriber.at)
+            has_changed = await subscriber.topic.access.fill(subscriber.topic, subscriber.at)
         except (StreamEnded, Uncacheable, GatewayError):
             # The client resumes from its last control event; what is wrong it is told as a status then.
             pass

@@ -158,6 +158,11 @@ class ReplyParser:
     def __repr__(self) -> str:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
 
+    def close(self) -> None:
+        """Read nothing more.  Owed to a parser that is used no more: llhttp and it hold each other."""
+        self.state = _CLOSED
+        del self._llhttp
+
     @property
     def is_reusable(self) -> bool:
         """Whether another request may be sent on this connection once the current reply has ended."""

@@ -26,6 +26,7 @@ from gateway.errors import (
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnavailable,
+    bare,
 )
 from gateway.live.topic import Topic
 from gateway.protocol.cursor import next_cursor
@@ -136,9 +137,11 @@ class Follower:
             except TailMovedBack:
                 return End.RECREATED
             except GatewayError as error:
-                trouble = error
+                # The topic keeps it.
+                trouble = bare(error)
                 if error is not self._counted and not isinstance(error, UpstreamUnavailable):
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
+                self._counted = None
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
@@ -176,8 +179,8 @@ class Follower:
         if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head
-            raise head
+            self._counted = head.anew()
+            raise self._counted
         if not isinstance(head, StreamHead):
             raise UpstreamBroken
         self._topic.moved(head.next_offset, self._clock.now(), is_confirmed=head.up_to_date)
@@ -269,8 +272,8 @@ class Follower:
         if isinstance(head, OriginError):
             self._refused(head.status)
         if isinstance(head, GatewayError):
-            self._counted = head
-            raise head
+            self._counted = head.anew()
+            raise self._counted
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
         parser = SseParser()

@@ -87,8 +87,9 @@ class LiveReader(Protocol):
         """The gateway is leaving: end in order after about `delay_s`, and in no case later than `within_s`."""
 
 
-Fill = Callable[[str], Awaitable[bool]]
-"""Has what lies after an offset fetched, where it is not for the follower to bring; whether that changed anything."""
+Fill = Callable[["Topic", str], Awaitable[bool]]
+"""Has what lies after an offset of the topic fetched, where it is not for the follower to bring; whether that changed
+anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,11 @@ class Topic:
         """The same among clients whose cursors are far ahead: each answer takes those who read on a step further."""
         self._larges: WeakValueDictionary[tuple[str, str], Large] = WeakValueDictionary()
         self._frames: LRUCache[tuple[str, str, bool, bool, str | None], bytes] = LRUCache(_FRAME_BYTES, getsizeof=len)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of frames that are kept for the next reader at the same place."""
+        return int(self._frames.currsize)
 
     # -- the follower's side
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 
 from gateway.aio.clock import Clock, Timer
 from gateway.aio.tasks import Tasks
@@ -70,6 +71,14 @@ class LiveTopics:
 
     def __len__(self) -> int:
         return len(self._topics)
+
+    def __repr__(self) -> str:
+        readers = sum(topic.readers for topic in self._topics.values())
+        return f"{len(self._topics)} topics, {len(self._runs)} followed, {readers} readers"
+
+    def topics(self) -> Iterable[Topic]:
+        """Every topic, the oldest first."""
+        return self._topics.values()
 
     def find(self, stream: Stream) -> Topic | None:
         """The stream's topic, if it has one."""

@@ -108,6 +108,19 @@ class LogWriter:
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
 
+    def __repr__(self) -> str:
+        return f"{len(self._queue)} queued, {self._unwritten} unwritten, {len(self._ledger)} unclaimed"
+
+    @property
+    def queued(self) -> int:
+        """Records in the queue."""
+        return len(self._queue)
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that the sink has been given, or is about to be, and has not answered for."""
+        return self._unwritten
+
     def start(self) -> None:
         """Begin to write."""
         self._writing = self._tasks.start(self._write(), "access log")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 pipeline = typer.Typer(
     name="pipeline",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="What the access log tells of the traffic, on Spark: tables, miss-ratio curve, plan, report.",
 )
 """The commands, for whoever puts a command line together."""

@@ -1,8 +1,9 @@
 """The header of the PROXY protocol, versions 1 and 2: a load balancer names the client it forwards.
 
 Parsing is strict, because the header sets another party's identity: a single wrong byte ends the connection.  Accepted
-are TCP addresses over IPv4 and IPv6.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client;
-the connection's peer then counts as the client.  The TLVs behind the addresses of version 2 are skipped.
+are TCP addresses over IPv4 and IPv6.  LOCAL (the balancer's own health check), UNKNOWN and Unix sockets name no client:
+the connection's peer counts as the client, and is not trusted to name others.  The TLVs behind the addresses of version
+2 are skipped.
 """
 
 from __future__ import annotations

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
@@ -31,6 +34,17 @@ Handler = Callable[[Request], Work | None]
 """Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
 
 
+class ConnectionRefusal(StrEnum):
+    """Why a connection that was accepted is closed before anything is read, or without an answer."""
+
+    LIMIT = "limit"
+    """`max_connections` are open."""
+    LEAVING = "leaving"
+    """The gateway drains."""
+    PROXY = "proxy"
+    """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
+
+
 class ClientConnection(Protocol):
     """One open connection."""
 
@@ -43,6 +57,18 @@ class ClientConnection(Protocol):
 
     def drop(self) -> None:
         """End it at once."""
+
+
+class Peer(Protocol):
+    """The other end of a connection."""
+
+    @property
+    def client(self) -> str | None:
+        """Its address, without its port, or that which it was told; None where it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
 
 
 class Clients:
@@ -75,14 +101,20 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
-        self.on_hit: Callable[[RememberedAnswer, str | None, bytes], None] | None = None
-        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes], None] | None = None
+        """Called with each ready answer, its connection and its request, where somebody notes them one by one."""
         self.proxies: Proxies | None = None
         """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[ClientConnection] = set()
+        self.counted: Callable[[], int] = self.__len__
+        """Open connections that share the bound `max_connections`; those of other listeners are among them."""
+        self.refused: Counter[ConnectionRefusal] = Counter()
+        """Connections that were refused."""
+        self.http2 = SessionCounts()
+        """Of those among them that speak HTTP/2."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
@@ -91,6 +123,9 @@ class Clients:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._open)
+
     def expect(self) -> None:
         """A connection has been accepted; `admit` is owed."""
         self._coming += 1
@@ -98,7 +133,9 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
-        if self.is_leaving or len(self._open) >= self.limits.max_connections:
+        is_full = self.counted() >= self.limits.max_connections
+        if self.is_leaving or is_full:
+            self.refused[ConnectionRefusal.LEAVING if self.is_leaving else ConnectionRefusal.LIMIT] += 1
             self._emptied.fire()
             return False
         self._open.add(client)

@@ -46,8 +46,9 @@ class RequestContext:
     request: Request
     delivery: Delivery
     began: float
-    over: asyncio.Future[Answered] | None = None
-    """Told when the answer is out, where somebody waits for that; else the channel is."""
+    over: asyncio.Future[Answered | None] | None = None
+    """Told when the answer is out, or None when it has broken off, where somebody waits for that; else the channel
+    is."""
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None

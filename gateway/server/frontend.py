@@ -16,7 +16,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
-from gateway.server.clients import AsyncHandler, Clients, Handler, Work
+from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -66,6 +66,7 @@ class Frontend:
         )
         self.every_clients = [self.clients]
         """Those, and the ones of listeners that only redirect."""
+        self.clients.counted = self.connections
         if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
@@ -76,22 +77,37 @@ class Frontend:
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
 
-    def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
-        """A protocol for a connection that has been accepted."""
-        return SecureConnection(self.clients, told) if is_secure else Connection(self.clients, told)
+    def connections(self) -> int:
+        """Client connections that are open now, at whichever listener."""
+        return sum(map(len, self.every_clients))
 
-    def _connect_http2(self, told: str | None, *, is_secure: bool) -> Http2Connection:
+    def refused(self) -> dict[str, int]:
+        """Connections that were refused, by why."""
+        return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
+
+    def unsent(self) -> tuple[int, int]:
+        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
+        return sum(sums), max(most)
+
+    def _connect(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+        """A protocol for a connection that has been accepted."""
+        kind = SecureConnection if is_secure else Connection
+        return kind(self.clients, told, is_local=is_local)
+
+    def _connect_http2(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
         """The same where HTTP/2 was agreed on."""
-        return Http2Connection(self.clients, told, is_secure=is_secure)
+        return Http2Connection(self.clients, told, is_secure=is_secure, is_local=is_local)
 
     def _redirecting(self, port: int) -> Connect:
         """The same where requests are sent to https at a port."""
         limits, clock = self.clients.limits, self._engine.clock
         clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad)
+        clients.counted = self.connections
         self.every_clients.append(clients)
 
-        def connect(told: str | None, *, is_secure: bool) -> Connection:
-            return Connection(clients, told)
+        def connect(told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+            return Connection(clients, told, is_local=is_local)
 
         return connect
 
@@ -131,10 +147,10 @@ class Frontend:
     def _credentials(self) -> list[tuple[str, ...]]:
         return [route.config.credential_headers for route in self.routes.routes]
 
-    def _note_hit(self, answer: RememberedAnswer, client: str | None, request: bytes) -> None:
+    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
         """A ready answer was given: to be known one by one, where there is a log or a trace."""
         if answer.repeated is not None:
-            proxies = self.clients.proxies
+            client, proxies = peer.client, peer.proxies
             if proxies is not None:
                 client = proxies.client_of(client, request)
             self._access_log.repeat(answer.repeated, self._engine.clock.now(), client, request)

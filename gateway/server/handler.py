@@ -27,7 +27,7 @@ from gateway.protocol.target import BadTarget, Target, parse_target
 from gateway.server import cors
 from gateway.server.clients import Work
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
-from gateway.server.delivery import Delivery
+from gateway.server.delivery import Aborted, Delivery
 from gateway.server.header_facts import HeaderFacts
 from gateway.server.joins import Join, Joins
 from gateway.server.live import LiveAnswers
@@ -76,7 +76,9 @@ class RequestHandler:
             found = self._begin(context)
             if found is not None and not isinstance(found, Answered):
                 found = await self._finish(context, found)
-            return await over if context.is_relayed else found
+            if context.is_relayed and (found := await over) is None:
+                raise Aborted("connection dropped")
+            return found
         except (asyncio.CancelledError, ConnectionError):
             context.outcome = Outcome.ABORTED
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gateway.config.file import ConfigError
+from gateway.config.file import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
 from gateway.config.values import Address
@@ -28,7 +28,13 @@ Certificates = Mapping[int, Loaded]
 
 
 class ListenerRecorder(Protocol):
-    """Takes note of what went wrong at listeners."""
+    """Takes note of handshakes and certificates at listeners."""
+
+    def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
+        """A listener shows certificates; handshakes with it can come to nothing for these reasons."""
+
+    def handshake(self, listener: str) -> None:
+        """A handshake has been completed."""
 
     def handshake_failure(self, listener: str, reason: str) -> None:
         """A handshake has come to nothing."""
@@ -53,10 +59,13 @@ def load_certificates(
 ) -> dict[int, Loaded]:
     """What listeners are to show.  Blocks; ConfigError where something cannot be used and there is nothing older."""
     found: dict[int, Loaded] = {}
+    mistakes = Mistakes()
     for index, listener in enumerate(listeners):
-        loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
-        if loaded is not None:
-            found[index] = loaded
+        with mistakes.collected():
+            loaded = load(listener, f"listener[{index}]", alpn, (old or {}).get(index))
+            if loaded is not None:
+                found[index] = loaded
+    mistakes.raise_any()
     return found
 
 
@@ -160,6 +169,8 @@ class Listeners:
             for index, config in enumerate(self._configs):
                 listening = _Listening(config)
                 self._open.append(listening)
+                if config.tls is not None:
+                    self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
                 await self._open_one(listening, self._factory(index), fds)
         except BaseException:
             self.close()
@@ -182,7 +193,7 @@ class Listeners:
                 listening.servers.append(server)
             case UnixPlace(path):
                 try:
-                    listening.file = UnixSocket(path, config.mode)
+                    listening.file = await UnixSocket.open(path, config.mode, config.backlog)
                 except OSError as error:
                     raise OSError(error.errno, f"{config.address}: {error.strerror or error}") from None
                 sock = listening.file.sock
@@ -215,7 +226,8 @@ class Listeners:
             protocols,
             self._proxies,
             config.proxy_protocol == "on",
-            (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
+            (lambda name: self.certificates[index].context(name)) if config.tls is not None else None,
+            partial(self._metrics.handshake, config.address),
             partial(self._failed, config.address),
         )
         return partial(Handshake, acceptor)
@@ -226,12 +238,12 @@ class Listeners:
     def close(self) -> None:
         """Accept no more."""
         for listening in self._open:
-            for server in listening.servers:
-                server.close()
             if listening.file is not None:
                 listening.file.remove()
                 if not listening.servers:
                     listening.file.sock.close()
+            for server in listening.servers:
+                server.close()
 
     async def wait_closed(self) -> None:
         """Wait until nothing of them is left."""

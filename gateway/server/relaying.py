@@ -22,7 +22,7 @@ from gateway.protocol.cache_status import Outcome, cache_status
 from gateway.protocol.forwarding import response_headers_for_client
 from gateway.protocol.mode import Mode
 from gateway.server.context import ParsedRequest, RequestContext, ResponseRecorder
-from gateway.server.delivery import PART_BYTES, Aborted
+from gateway.server.delivery import PART_BYTES
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, Place, note_fetched, note_origin_request
@@ -58,8 +58,8 @@ class Relays:
     async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
         request, body = context.request, context.request.body
-        if body is None:
-            self._relay(context, asked, None)
+        if body is None or body.is_whole:
+            self.begin(context, asked)
             return
         # Before the client is told to go on: a body that is announced as too large need not be sent.
         body.check(request.head, self._limits)
@@ -295,7 +295,7 @@ class Relaying:
             # Its connection may have gone long ago, and have been kept for this answer alone.
             self._channel.answered(self._request)
         elif not over.done():
-            over.set_exception(Aborted("connection dropped"))
+            over.set_result(None)
 
     def _close(self) -> None:
         self._is_over = True

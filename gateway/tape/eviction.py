@@ -162,6 +162,11 @@ class S3Fifo(Generic[K]):
         self._left_main: OrderedDict[int, None] = OrderedDict()
         """Hashes of keys given up, by the queue that did: a stream's key is ten times as large."""
 
+    @property
+    def remembered(self) -> tuple[int, int]:
+        """How many keys are remembered of those that the small and the main queue gave up."""
+        return len(self._left_probation), len(self._left_main)
+
     def admit(self, key: K) -> None:
         if key in self:
             return

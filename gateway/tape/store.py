@@ -78,6 +78,9 @@ class TapeStore:
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        return f"{self._count} streams in {len(self._groups)} groups, {len(self._tagged)} surrogate keys"
+
     def __iter__(self) -> Iterator[Stream]:
         for streams in self._groups.values():
             yield from streams.values()

@@ -72,3 +72,6 @@ async def answer_to(ask: Callable[[Requester], PendingRequest], on_sent: Callabl
             # The reply arrived in the same turn of the loop as the cancellation.
             answer.result().close()
         raise
+    finally:
+        # What is raised has this frame, and must not be found from it.
+        del waiter, pending, answer

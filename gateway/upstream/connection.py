@@ -20,6 +20,7 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol, cast
 
+from gateway.errors import bare
 from gateway.http.reply import END, Event, Head, ReplyBroken, ReplyParser
 from gateway.upstream.deadline import Deadline
 from gateway.upstream.endpoint import Endpoint
@@ -116,7 +117,7 @@ class IncomingReply:
         """No more will arrive."""
         self.connection = None
         if not self.has_ended and self.error is None:
-            self.error = error
+            self.error = bare(error)
             self.on_change()
 
     # -- from the reader
@@ -166,10 +167,10 @@ class Connection(asyncio.Protocol):
         self.made_at = loop.time()
         self.is_used = False
         """Whether an exchange has completed on it."""
-        self.deadline = Deadline(loop, self._timed_out)
+        self.deadline: Deadline
         self._loop = loop
         self._owner = owner
-        self._parser = ReplyParser()
+        self._parser: ReplyParser
         self._transport: asyncio.Transport | None = None
         self._incoming: IncomingReply | None = None
         self._upload: asyncio.Task[None] | None = None
@@ -228,6 +229,7 @@ class Connection(asyncio.Protocol):
             failure = error if isinstance(error, UploadFailed) else UploadFailed("broken off")
             failure.__cause__ = None if failure is error else error
             self.fail(failure)
+            del failure
             return False
         return not self._is_lost
 
@@ -285,7 +287,9 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             return
         self._is_lost = True
-        self.deadline.clear()
+        if self._transport is not None:
+            self.deadline.close()
+            self._parser.close()
         if self._upload is not None:
             self._upload.cancel()
         if self._drained is not None and not self._drained.done():
@@ -298,6 +302,9 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not before: each holds the connection, and one that cannot be made is not told of that.
+        self.deadline = Deadline(self._loop, self._timed_out)
+        self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -307,10 +314,14 @@ class Connection(asyncio.Protocol):
             self.drop()
             return
         incoming.has_received = True
+        broken: ReplyBroken | None = None
         try:
             events = self._parser.feed(data)
         except ReplyBroken as error:
-            self.fail(error)
+            broken = bare(error)
+        if broken is not None:
+            # Not while it is handled: it would be the context of whatever is raised by that.
+            self.fail(broken)
             return
         if not events:
             return
@@ -330,10 +341,13 @@ class Connection(asyncio.Protocol):
             self.drop()
             return False
         try:
-            incoming.received(self._parser.feed_eof())
+            events = self._parser.feed_eof()
         except ReplyBroken:
+            events = None
+        if events is None:
             self.fail(ConnectionLost())
         else:
+            incoming.received(events)
             self._finish()
             incoming.on_change()
         return False

@@ -17,7 +17,7 @@ _RESOLUTION_S = 0.001
 
 
 class Deadline:
-    """One deadline on the running loop's clock.  Must be cleared at the end; its timer refers to its owner."""
+    """One deadline on the running loop's clock.  `close` must be called, because it refers to its owner."""
 
     __slots__ = ("_armed_for", "_loop", "_on_due", "_timer", "at")
 
@@ -42,6 +42,11 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
+    def close(self) -> None:
+        """Never call again."""
+        self.clear()
+        self._on_due = _nothing
+
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -56,3 +61,7 @@ class Deadline:
             self._on_due()
         elif self.at < inf:
             self._arm()
+
+
+def _nothing() -> None:
+    """Whoever was to be called is gone."""

@@ -45,9 +45,13 @@ class Dialer:
                     self._resolver.failed(endpoint.host, endpoint.port, address)
         except OSError as failed:
             error = failed
-        if isinstance(error, TimeoutError):
-            raise ConnectTimedOut from error
-        raise NotConnected from error
+        try:
+            if isinstance(error, TimeoutError):
+                raise ConnectTimedOut from error
+            raise NotConnected from error
+        finally:
+            # Its traceback has this frame.
+            del error
 
     async def _connect(
         self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, address: str, owner: ConnectionOwner

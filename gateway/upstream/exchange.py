@@ -29,7 +29,7 @@ from multidict import CIMultiDict
 
 from gateway.aio.tasks import Tasks
 from gateway.config.origin_tls import OriginTls
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable, bare
 from gateway.http.outgoing import InvalidRequest, request_head
 from gateway.http.reply import ReplyBroken
 from gateway.telemetry.tracing import NO_TRACER, ExchangeSpan, Tracer
@@ -237,10 +237,10 @@ class Exchange:
         must not be used."""
         loop = asyncio.get_running_loop()
         bound = asyncio.timeout_at(self._by if self._by < inf else None)
-        if self._sending is not None:
-            self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
         pool = self._pool
         async with bound:
+            if self._sending is not None:
+                self._sending.set_cancel(lambda: bound.reschedule(loop.time()))
             is_upload = self._upload is not None
             await pool.acquire(endpoint, is_upload=is_upload)
             try:
@@ -265,14 +265,15 @@ class Exchange:
         incoming = connection.ask(self._request, whole, self._by, is_head=self._method == "HEAD")
         self._incoming = incoming
         incoming.on_change = self._changed
-        if self._sending is not None:
-            self._sending.set_cancel(incoming.time_out)
         if self._upload is not None:
             pool, endpoint = self._pool, connection.endpoint
             upload = self._exchanges.tasks.start(self._upload.run(connection, incoming), f"upload {endpoint}")
             # A callback, because a task cancelled before its first step never reaches its `finally`.
             upload.add_done_callback(lambda _: pool.upload_done(endpoint))
             connection.uploading(upload)
+        if self._sending is not None:
+            # Last, because the call may end the exchange.
+            self._sending.set_cancel(incoming.time_out)
 
     def _changed(self) -> None:
         incoming, connection = self._incoming, self._connection
@@ -306,7 +307,7 @@ class Exchange:
             by_client = self._upload is not None and self._upload.is_at_fault(error)
             if self._sending.failed(error, by_client=by_client):
                 failure = UpstreamUnreachable()
-        failure.__cause__ = error
+        failure.__cause__ = bare(error)
         if self._span is not None:
             self._span.failed(failure)
             self._span.end()

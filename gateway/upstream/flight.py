@@ -22,7 +22,7 @@ from typing import Final
 from multidict import CIMultiDict
 
 from gateway.aio.signal import Signal
-from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
+from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable, bare
 from gateway.telemetry.tracing import NO_FLIGHT, FlightSpan
 
 WINDOW_BYTES: Final = 1 << 20
@@ -112,7 +112,7 @@ class FlightReader:
                 flight.advanced()
                 yield chunk
             elif flight.error is not None:
-                raise flight.error
+                raise flight.error.anew()
             elif flight.has_landed:
                 return
             else:
@@ -190,7 +190,7 @@ class Flight:
         self.expected = expected
         self.length = expected if is_verbatim else None
         if isinstance(head, GatewayError):
-            self.error = head
+            self.error = bare(head)
         elif not isinstance(head, StreamHead):
             self.has_landed = True
         self.changed.fire()
@@ -216,6 +216,7 @@ class Flight:
 
     def fail(self, error: GatewayError) -> None:
         """The fetch ended before the body was complete."""
+        bare(error)
         if self.head is None:
             self.head = error
         self.error = error

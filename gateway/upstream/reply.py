@@ -96,8 +96,10 @@ class OutcomeReport:
         return self._sent.has_ended
 
     def set_cancel(self, cancel: Callable[[], None]) -> None:
-        """`cancel` lets the origin end the request while its head is awaited."""
+        """`cancel` lets the origin end the request while its head is awaited; called at once if it already has."""
         self._sent.on_end = cancel
+        if self._sent.has_ended:
+            cancel()
 
     def close(self) -> None:
         """The request and its reply are over."""

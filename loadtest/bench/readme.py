@@ -1,6 +1,6 @@
-"""A run's JSON as the README's tables: what is shown there is what was measured, number for number.
+"""A run's JSON as the tables of `docs/performance.md`: they show what was measured, number for number.
 
-`python -m loadtest.bench.readme build/bench` keeps a whole run: JSON and pictures under docs/, tables in the README.
+`python -m loadtest.bench.readme build/bench` keeps a whole run: JSON and pictures under docs/, tables in the page.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def tables(document: dict[str, Any]) -> str:
 def keep(run: Path, home: Path) -> None:
     """Have the project at `home` show the run that `make bench` left in the folder `run`.
 
-    Raises ValueError for a run of chosen benchmarks only: the README's rows are those of one run.
+    Raises ValueError for a run of chosen benchmarks only: the page's rows are those of one run.
     """
     document = orjson.loads((run / "bench.json").read_bytes())
     if not document["growth"]:
         raise ValueError(f"{run} is not a whole run: it has no growth")
-    readme = home / "README.md"
-    before, begin, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
+    page = home / "docs" / "performance.md"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"{readme} has no place between {_BEGIN.strip()} and {_END}")
-    readme.write_text(f"{before}{begin}{tables(document)}{end}{after}", encoding="utf-8")
+        raise ValueError(f"{page} has no part between {_BEGIN.strip()} and {_END}")
+    page.write_text(f"{before}{begin}{tables(document)}{end}{after}", encoding="utf-8")
     for name in ("bench.json", "bench.svg", "growth.svg"):
         shutil.copyfile(run / name, home / "docs" / name)
 

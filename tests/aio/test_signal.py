@@ -6,11 +6,12 @@ import asyncio
 
 from gateway.aio.clock import ManualClock
 from gateway.aio.signal import Signal
+from tests.waiting import pass_turns
 
 
 async def begun(*tasks: asyncio.Task[object]) -> None:
     """The tasks have run up to their first wait."""
-    await asyncio.sleep(0)
+    await pass_turns(1)
     assert not any(task.done() for task in tasks)
 
 

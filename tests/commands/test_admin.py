@@ -89,6 +89,8 @@ async def test_on_a_terminal_streams_are_a_table(streams: dict[str, str], admin:
     ("what", "said", "left"),
     [
         (["/a/one"], "purged 1 stream", ["/a/two", "/b/three"]),
+        (["a/one"], "purged 1 stream", ["/a/two", "/b/three"]),
+        (["--prefix", "a/"], "purged 2 streams", ["/b/three"]),
         (["--prefix", "/a/"], "purged 2 streams", ["/b/three"]),
         (["--key", "nobody"], "purged 0 streams", ["/a/one", "/a/two", "/b/three"]),
         (["--prefix", "/", "--soft"], "doubted 3 streams", ["/a/one", "/a/two", "/b/three"]),
@@ -251,10 +253,11 @@ async def test_a_reload_says_what_changed_and_refuses_what_is_bad(
 async def test_the_token_comes_from_the_environment(durable_origin: RunningOrigin) -> None:
     async with serving(durable_origin, **{TOKEN: "sesame"}) as (_, _, admin):
         assert (await finished("streams", "--admin", admin, environ={TOKEN: "sesame"}))[0] == 0
-        wanted = f"durable-gateway: the admin port wants its token: set {TOKEN}\n"
-        for environ in ({}, {TOKEN: "wrong"}):
+        missing = f"durable-gateway: the admin port wants its token: set {TOKEN}\n"
+        wrong = f"durable-gateway: the admin port does not accept the token in {TOKEN}\n"
+        for environ, said in (({}, missing), ({TOKEN: "wrong"}, wrong)):
             for command in (["streams"], ["purge", "/s"]):
-                assert await finished(*command, "--admin", admin, environ=environ) == (1, "", wanted)
+                assert await finished(*command, "--admin", admin, environ=environ) == (1, "", said)
 
 
 @pytest.mark.parametrize("command", [["streams"], ["top"], ["purge", "/s"], ["drain"], ["reload"]])
@@ -273,6 +276,7 @@ async def test_a_port_that_is_not_there_is_one_line(command: list[str], url: str
     [
         (["purge"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
         (["purge", "/s", "--key", "k"], "Invalid value for PATH / '--prefix' / '--key': take exactly one"),
+        (["purge", "http://a/s"], "Invalid value for 'PATH': expected a path such as /demo, got 'http://a/s'"),
         (["top", "--by", "mood"], "Invalid value for '--by'"),
         (["top", "--admin", "ftp://x"], "Invalid value for '--admin': expected an http:// or https:// URL"),
         (["streams", "--limit", "0"], "Invalid value for '--limit'"),

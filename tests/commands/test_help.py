@@ -14,6 +14,7 @@ from tests.commands.runs import finished
 from tests.commands.warm import ROOT
 
 OPTIONS = {
+    "check": ["CONFIG", "--all", "--quiet", "--json", "--probe"],
     "tail": ["URL", "--from", "--sse", "--long-poll", "--offsets", "--header"],
     "append": ["URL", "--json", "--lines", "--binary", "--create", "--close", "--retry-for", "--header"],
     "bench": ["URL", "--seconds", "--connections", "--subscribers", "--json", "--header"],
@@ -39,8 +40,9 @@ def test_the_command_line_does_not_load_what_help_does_not_need() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_readme_lists_every_command_of_this_kind() -> None:
-    rows = re.findall(r"^\| `([a-z]+)[^`]*` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_reference_lists_every_command_of_this_kind() -> None:
+    page = ROOT / "docs" / "reference" / "commands.md"
+    rows = re.findall(r"^### ([a-z]+)$", page.read_text(), re.MULTILINE)
     ours = {info.callback.__name__ for info in app.registered_commands if info.callback and _is_ours(info.callback)}
     assert set(OPTIONS) == ours
     assert ours <= set(rows)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -243,6 +244,31 @@ async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> N
         assert await tail.finished() == (0, "1\n", "")
 
 
+@pytest.mark.parametrize("how", [["--sse"], ["--long-poll"]])
+async def test_it_ends_when_its_reader_leaves_though_nothing_more_comes(
+    client: Client, url: str, how: list[str]
+) -> None:
+    await client.put("/s", b"[1]")
+    async with running("tail", f"{url}/s", *how) as tail:
+        await tail.until(wrote(b"1\n"))
+        transport = tail.process._transport  # type: ignore[attr-defined]
+        transport.get_pipe_transport(1).close()
+        assert await tail.finished() == (0, "1\n", "")
+
+
+async def test_output_into_a_file_has_no_reader_who_could_leave(client: Client, url: str, tmp_path: Path) -> None:
+    await client.put("/s", b"[1]", Stream_Closed="true")
+    with (tmp_path / "out").open("wb") as out:
+        async with running("tail", f"{url}/s", stdout=out.fileno()) as tail:
+            assert await tail.finished() == (0, "", "")
+    assert (tmp_path / "out").read_bytes() == b"1\n"
+
+
+async def test_a_url_may_be_typed_without_its_scheme(client: Client, url: str) -> None:
+    await client.put("/s", b"[1]", Stream_Closed="true")
+    assert await finished("tail", f"{url.removeprefix('http://')}/s") == (0, "1\n", "")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: signal.Signals) -> None:
     await client.put("/s", b"[1]")
@@ -260,6 +286,9 @@ async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: sign
         (["{url}/s", "--from", "no offset"], 2, "Invalid value for '--from': expected an offset, now or start"),
         (["{url}/s", "--sse", "--long-poll"], 2, "Invalid value for '--sse' / '--long-poll': take one of the two"),
         (["{url}/s?offset=1"], 2, "Invalid value for 'URL': leave offset= out of the stream's URL"),
+        (["/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
+        (["s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
+        (["localhost:port/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
         (["ftp://a/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
         (["{url}/s", "-H", "x"], 2, "Invalid value for '--header': expected NAME:VALUE"),
     ],

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
 from gateway.engine.answer import Answer
 from gateway.errors import CircuitOpen, GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.protocol.mode import Mode
-from tests.engine.bench import TEXT, EngineBench, eventually, part_of_stream
+from tests.engine.bench import TEXT, EngineBench, Start, part_of_stream
 from tests.memory_upstream import BOUND_S, Asked
-
-Start = Callable[..., EngineBench]
+from tests.waiting import eventually, pass_turns
 
 HALF = bytes(1 << 19)
 """Of a body that is too large to be waited for."""
 SIZE = 2 * len(HALF)
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Start]:
-    benches: list[EngineBench] = []
-
-    def start_one(script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> EngineBench:
-        benches.append(EngineBench(script, **settings))
-        return benches[-1]
-
-    yield start_one
-    for bench in benches:
-        await bench.close()
 
 
 async def begun(bench: EngineBench) -> tuple[Asked, Answer]:
@@ -74,8 +58,7 @@ async def test_a_read_is_tried_again_after_a_pause(start: Start, trouble: int | 
     else:
         first.fail(trouble)
     await eventually(lambda: bench.clock.pending > 0)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await pass_turns(20)
     assert len(bench.upstream.asked) == 1
     bench.clock.advance(0.2)
     part_of_stream(b"ab", "0002")(await bench.until(2))

@@ -13,8 +13,9 @@ from gateway.engine.sse import Subscription
 from gateway.errors import UpstreamUnreachable
 from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
-from tests.engine.bench import EngineBench, eventually, part_of_stream
+from tests.engine.bench import EngineBench, part_of_stream
 from tests.memory_upstream import Asked
+from tests.waiting import eventually
 
 
 class Followed:

@@ -3,7 +3,8 @@
 The figures are the origin's own counters.  Requests are reads (GET and HEAD), bytes are those of bodies; for SSE that
 includes event names and control events.  "Live at once" is the most live requests that were ever open at the origin.
 
-`--keep FILE` leaves them as JSON, too: the README shows some of those in `docs/offload.json` (`tests.offload.readme`).
+`--keep FILE` leaves them as JSON, too: `tests.offload.readme` writes the tables of the README and of
+`docs/performance.md` from `docs/offload.json`.
 """
 
 from __future__ import annotations

@@ -1,46 +1,51 @@
-"""Kept figures as the README's table: what is shown there is what was counted, number for number.
+"""Kept figures as the tables of the README and of `docs/performance.md`: they show what was counted, number for number.
 
-`python -m tests.offload.readme docs/offload.json` prints it.
+`python -m tests.offload.readme` writes both tables from `docs/offload.json`: chosen cases into the README, all of the
+shown cases into the page.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from reference_pages.part import with_part
+
 _TITLES: Final = {
     "newcomers": "1,000 clients, one after the other: all from the start, then live",
-    "hot-tail": "10,000 reads of one tail in 10 s, nobody live",
-    "mixed": "180 live readers of 12 streams, who come and go, and writers, for a minute",
+    "hot-tail": "10,000 reads of one tail in 10 s, no live reader",
+    "mixed": "180 live readers that come and go on 12 streams, and writers, for a minute",
     "unknown": "1,000 reads of 100 streams that do not exist",
     "cold": "1,000 streams, each read once",
-    "outage": "500 requests a second for 10 s, origin down: what it saw are connections tried",
+    "outage": "500 requests a second for 10 s, origin down (it saw connection attempts)",
     "long-polls": "1,000 long-polls with 50 cursors, woken by one append",
     "sse": "1,000 SSE subscribers from 20 offsets, then live",
     "both": "500 SSE + 500 long-poll on one stream",
     "growing": "100 readers of a 10 MiB stream while it grows",
-    "growing-live": "the same, origin answers always to the tail, then long-poll",
+    "growing-live": "the same, origin always answers to the tail, then long-poll",
     "returning": "100 long-poll clients, 20 rounds",
     "closed": "20 clients that loop at the end of a closed stream",
     "streams": "100 streams with 10 live readers each",
 }
 """The cases that are shown, and what is said of each."""
 
+_HEADLINES: Final = ("newcomers", "hot-tail", "mixed", "long-polls", "sse", "growing", "outage")
+"""The cases that the README shows."""
 
-def table(document: Mapping[str, Mapping[str, Any]]) -> str:
-    """The cases that the README shows, in Markdown."""
+
+def table(document: Mapping[str, Mapping[str, Any]], names: Collection[str] = tuple(_TITLES)) -> str:
+    """The cases of these names, in Markdown."""
     lines = [
         "| what the clients did | clients | they asked | the origin saw | live at once | they got | the origin sent |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for name, title in _TITLES.items():
+    for name in names:
         kept = document[name]
         cells = [
-            title,
+            _TITLES[name],
             f"{kept['clients']:,}",
             f"{kept['asked']:,}",
             f"**{kept['fetches'] + kept['live_requests']:,}**",
@@ -52,6 +57,19 @@ def table(document: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def headlines(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """The cases that the README shows, in Markdown."""
+    return table(document, _HEADLINES)
+
+
+def keep(home: Path) -> None:
+    """Write the tables of the project at `home`.  Raises NoSuchPart where a page has no marks for its table."""
+    document = orjson.loads((home / "docs" / "offload.json").read_bytes())
+    for page, text in (("README.md", headlines(document)), ("docs/performance.md", table(document))):
+        path = home / page
+        path.write_text(with_part(path.read_text(encoding="utf-8"), "offload", text), encoding="utf-8")
+
+
 def _size(count: int) -> str:
     if count < 1_000_000:
         return f"{count / 1_000:,.{1 if count < 100_000 else 0}f} kB" if count else "0"
@@ -59,4 +77,4 @@ def _size(count: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(orjson.loads(Path(sys.argv[1]).read_bytes())))
+    keep(Path(__file__).parents[2])

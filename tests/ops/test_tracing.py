@@ -32,8 +32,9 @@ from gateway.protocol.mode import Mode
 from gateway.server.request import Answered, Channel, Request
 from gateway.server.tracing import TracingHandler
 from gateway.telemetry.tracing import RequestSpan, current
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 TRACE = "0af7651916cd43dd8448eb211c80319c"

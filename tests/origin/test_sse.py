@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.origin import sse
 from gateway.origin.streams import Slice
-from tests.origin.test_streams import stream_of
+from tests.origin.streams import stream_of
 
 
 def parse(text: str) -> list[tuple[str, str]]:

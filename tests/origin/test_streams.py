@@ -9,19 +9,11 @@ from hypothesis import strategies as st
 from gateway.origin.positions import FRAME_BYTES, Position, parse_token
 from gateway.origin.refusals import BadOffset, Trimmed
 from gateway.origin.streams import Lifetime, Slice, Stream
+from tests.origin.streams import stream_of
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 BATCHES = st.lists(st.lists(st.text(max_size=5), min_size=1, max_size=5), max_size=6)
 LIMITS = st.integers(1, 30)
-
-
-def stream_of(bodies: list[bytes], content_type: str = "application/octet-stream") -> Stream:
-    stream = Stream("/s", "i", content_type, Lifetime(), now=0.0)
-    for body in bodies:
-        record = stream.record_of(body)
-        assert record is not None
-        stream.add(record)
-    return stream
 
 
 def slices_of(stream: Stream, limit: int) -> list[Slice]:

@@ -9,7 +9,7 @@ import pytest
 from gateway.pipeline import tables
 from gateway.pipeline.tables import Table
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline-tables.md").read_text()
 EVERY = [found for found in vars(tables).values() if isinstance(found, Table)]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from tests.scenarios.hostile import HostileOrigin, Script
 from tests.scenarios.http2_wire import Http2Wire
 from tests.scenarios.wire import BOUND_S, Answer, Wire
 from tests.transports import HTTP_1, OVER_HTTP_2, Trust, chosen, listening, made
+from tests.waiting import eventually, time_passing
 
 T = TypeVar("T")
 
@@ -38,13 +39,6 @@ async def bounded(work: Awaitable[T]) -> T:
     """Await `work` with a bound; on loopback it takes almost no time."""
     async with asyncio.timeout(BOUND_S):
         return await work
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Poll for a state inside the gateway that has no signal."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Edge:
@@ -123,22 +117,11 @@ class Edge:
     def readers(self, count: int) -> Callable[[], bool]:
         """Whether this many readers have joined shared fetches."""
         fetches = self.gateway.engine.fetches
-        return lambda: sum(flight.readers for flight in fetches._pending.values()) >= count
+        return lambda: fetches.readers >= count
 
-    @asynccontextmanager
-    async def time_passing(self, step_s: float = 0.05) -> AsyncIterator[None]:
+    def time_passing(self, step_s: float = 0.05) -> AbstractAsyncContextManager[None]:
         """Advance the manual clock continuously while the test waits for the effects."""
-
-        async def run() -> None:
-            while True:
-                await asyncio.sleep(0.001)
-                self.clock.advance(step_s)
-
-        running = asyncio.create_task(run())
-        try:
-            yield
-        finally:
-            running.cancel()
+        return time_passing(self.clock, step_s)
 
     async def leave(self) -> None:
         for task in self._tasks:
@@ -166,15 +149,14 @@ class Edge:
             self.clock.advance(1.0)
             return self.is_idle
 
-        try:
-            await eventually(has_come_to_rest)
-        except TimeoutError:
-            engine = self.gateway.engine
-            raise AssertionError(
-                f"left behind: {len(engine.fetches)} flights, {len(engine.live)} topics, tasks "
-                f"{[task.get_name() for task in engine.tasks._tasks]}, {engine.client.open_connections} connections, "
-                f"pins {[stream.pins for stream in engine.store]}"
-            ) from None
+        engine = self.gateway.engine
+        await eventually(
+            has_come_to_rest,
+            state=lambda: (
+                f"left behind: {engine.fetches}, {engine.live}, {engine.tasks}, {engine.client.open_connections} "
+                f"connections, pins {[stream.pins for stream in engine.store]}"
+            ),
+        )
 
 
 @pytest.fixture(autouse=True)

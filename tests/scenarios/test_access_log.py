@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.origin.app import RunningOrigin
-from tests.ops.log_reading import lines_of
-from tests.scenarios.conftest import Edge, eventually
+from tests.scenarios.conftest import Edge
+from tests.scenarios.noting import TRACE, TRACEPARENT, log_lines
 from tests.scenarios.wire import Dropped
-
-TRACE = "0af7651916cd43dd8448eb211c80319c"
-TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -24,19 +22,6 @@ def log(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(log: Path) -> dict[str, Any]:
     return {"sink": "file", "path": str(log), "client_address": "full", "node_name": "west"}
-
-
-async def log_lines(edge: Edge, log: Path, count: int) -> list[dict[str, Any]]:
-    """The log's lines, which must be exactly this many."""
-
-    def has_come() -> bool:
-        edge.clock.advance(1.0)
-        return log.read_bytes().count(b"\n") >= count
-
-    await eventually(has_come)
-    lines = lines_of(log)
-    assert len(lines) == count
-    return lines
 
 
 async def test_each_request_has_one_line_with_its_answer(edge: Edge, log: Path) -> None:
@@ -84,7 +69,7 @@ async def test_bytes_of_a_shared_fetch_count_for_its_leader_and_all_sharers_are_
 def fetched(edge: Edge) -> float:
     """Body bytes from the origin, by the metric."""
     families = edge.gateway.metrics.registry.collect()
-    (family,) = [family for family in families if family.name == "gateway_upstream_bytes"]
+    (family,) = [family for family in families if family.name == "durable_gateway_upstream_bytes"]
     return sum(sample.value for sample in family.samples)
 
 
@@ -130,8 +115,8 @@ async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: E
     assert line["time"] == pytest.approx(edge.clock.wall(), abs=5)
     labels = {"mode": "other", "outcome": "refused", "route": "-"}
     registry = edge.gateway.metrics.registry
-    assert registry.get_sample_value("gateway_requests_total", labels) == 1
-    assert registry.get_sample_value("gateway_response_bytes_total", labels) == len(answer.body)
+    assert registry.get_sample_value("durable_gateway_requests_total", labels) == 1
+    assert registry.get_sample_value("durable_gateway_response_bytes_total", labels) == len(answer.body)
 
 
 async def test_an_answer_that_was_cut_off_is_logged_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.protocol.mode import Mode
 from tests.scenarios import test_access_log
-from tests.scenarios.conftest import Edge, bounded, eventually
-from tests.scenarios.test_access_log import TRACE, TRACEPARENT, log_lines
+from tests.scenarios.conftest import Edge, bounded
+from tests.scenarios.noting import TRACE, TRACEPARENT, confirmed, log_lines
+from tests.waiting import eventually
 
 log = test_access_log.log
 settings = test_access_log.settings
@@ -20,11 +21,6 @@ async def of_mode(edge: Edge, log: Path, count: int, mode: Mode) -> dict[str, An
     """The only line of this mode among this many lines."""
     (line,) = [line for line in await log_lines(edge, log, count) if line["mode"] == mode]
     return line
-
-
-async def confirmed(edge: Edge, readers: int = 1) -> None:
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics.values()))
 
 
 async def test_every_hit_has_a_line_on_either_path(edge: Edge, log: Path) -> None:

@@ -16,9 +16,10 @@ from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import Place
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_access_log
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
-from tests.scenarios.test_access_log_of_lives import confirmed
+from tests.scenarios.conftest import Edge, Start, bounded
+from tests.scenarios.noting import confirmed
 from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
 
 log = test_access_log.log
 settings = test_access_log.settings
@@ -31,7 +32,7 @@ def counted(edge: Edge) -> tuple[float, float]:
     def total(name: str) -> float:
         return sum(sample.value for sample in families[name].samples if sample.name.endswith("_total"))
 
-    return total("gateway_upstream_requests"), total("gateway_upstream_bytes")
+    return total("durable_gateway_upstream_requests"), total("durable_gateway_upstream_bytes")
 
 
 def summed(lines: list[dict[str, Any]]) -> tuple[int, int]:
@@ -42,12 +43,11 @@ async def balanced_lines(edge: Edge, log: Path) -> list[dict[str, Any]]:
     """All lines, once no request is under way and every due line is written; checks their sums against the counters."""
     await edge.leave()
     await edge.until_idle()
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
 
     def has_come() -> bool:
         edge.clock.advance(60)
-        return not access_log._ledger and not access_log._queue and not access_log._unwritten
+        return repr(access_log) == "0 queued, 0 unwritten, 0 unclaimed"
 
     await eventually(has_come)
     lines = lines_of(log)
@@ -107,7 +107,7 @@ async def test_bytes_for_a_lingering_follower_have_their_own_line(
 
     await eventually(is_noted)
     await edge.post("/s?room=1", b"[2]", "application/json")
-    (topic,) = edge.gateway.engine.live._topics.values()
+    (topic,) = edge.gateway.engine.live.topics()
     tail = topic.stream.acked
     await eventually(lambda: topic.position == tail)
     lines = await balanced_lines(edge, log)
@@ -183,8 +183,7 @@ async def test_unclaimed_bytes_are_logged_in_time_with_one_line_per_live_read(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, live_interval_s=0)
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
     for number in range(300):
         access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
     lines = await balanced_lines(edge, log)
@@ -195,8 +194,7 @@ async def test_very_many_followed_streams_have_no_line_for_each_piece(
     start: Start, settings: dict[str, Any], log: Path, origin: RunningOrigin
 ) -> None:
     edge = await start(origin.url, **settings, followed_streams=6_000, queue_records=100_000)
-    access_log = edge.gateway._log
-    assert access_log is not None
+    access_log = edge.gateway.access_log
     for _ in range(3):
         for number in range(6_000):
             access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
@@ -220,7 +218,7 @@ async def test_a_drain_and_a_shutdown_leave_no_bytes_unlogged(
 
         def has_left() -> bool:
             edge.clock.advance(0.1)
-            return not any(topic.readers_now for topic in edge.gateway.engine.live._topics.values())
+            return not any(topic.readers_now for topic in edge.gateway.engine.live.topics())
 
         await eventually(has_left)
         await edge.post("/s", b"[2]", "application/json")

@@ -12,8 +12,9 @@ import pytest
 
 from gateway.origin.counters import Counters
 from tests.nginx import running_nginx
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.wire import Wire
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.http_1
 
@@ -66,7 +67,7 @@ async def test_a_long_poll_is_answered_when_something_is_appended(edge: Edge, co
     tail = (await edge.get("/s")).next_offset
     async with begun(nginx, f"/s?offset={tail}&live=long-poll") as wire:
         await bounded(counters.parked_is(1))
-        await eventually(lambda: sum(topic.readers for topic in edge.gateway.engine.live._topics.values()) == 1)
+        await eventually(lambda: sum(topic.readers for topic in edge.gateway.engine.live.topics()) == 1)
         assert (await edge.post("/s", b'{"n":1}', "application/json")).status == 204
         answer = await wire.answer()
         assert (answer.status, answer.body, answer.is_up_to_date) == (200, b'[{"n":1}]', True)

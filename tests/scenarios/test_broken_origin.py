@@ -7,9 +7,10 @@ import pytest
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Answer, Dropped
+from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain", "Stream-Up-To-Date": "true"}
 NEXT = {**TEXT, "Stream-Next-Offset": "0001"}

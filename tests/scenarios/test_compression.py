@@ -12,9 +12,10 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.protocol.coding import Coding
 from tests.codings import DECODERS, messages
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import BOUND_S, Answer
+from tests.waiting import eventually
 
 JSON = "application/json"
 TEXT = b"".join(b"line %d of a text that repeats itself\n" % at for at in range(4_000))
@@ -47,7 +48,7 @@ async def kept(edge: Edge, path: str, body: bytes, **put: str) -> None:
 
 
 def compressions(edge: Edge, coding: str = "gzip") -> float:
-    value = edge.gateway.metrics.registry.get_sample_value("gateway_compressions_total", {"coding": coding})
+    value = edge.gateway.metrics.registry.get_sample_value("durable_gateway_compressions_total", {"coding": coding})
     assert value is not None
     return value
 
@@ -57,7 +58,7 @@ def saved(edge: Edge) -> float:
         sample.value
         for family in edge.gateway.metrics.registry.collect()
         for sample in family.samples
-        if sample.name == "gateway_response_saved_bytes_total"
+        if sample.name == "durable_gateway_response_saved_bytes_total"
     )
 
 
@@ -175,7 +176,7 @@ async def test_waiting_readers_get_one_compressed_body(edge: Edge) -> None:
     tail = (await edge.get("/s?offset=-1")).next_offset
     waiting = [edge.asking(f"/s?offset={tail}&live=long-poll", taking("gzip")) for _ in range(30)]
     engine = edge.gateway.engine
-    await eventually(lambda: any(topic.readers >= 30 and topic.is_confirmed for topic in engine.live._topics.values()))
+    await eventually(lambda: any(topic.readers >= 30 and topic.is_confirmed for topic in engine.live.topics()))
     more = messages(100, first=1)
     await edge.post("/s", more, JSON)
     answers = await asyncio.gather(*waiting)

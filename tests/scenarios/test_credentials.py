@@ -7,8 +7,9 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
+from tests.waiting import eventually
 
 ALICE = {"Authorization": "Bearer alice"}
 BOB = {"Authorization": "Bearer bob"}

@@ -8,8 +8,9 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
 from tests.scenarios.wire import Answer, Wire
+from tests.waiting import eventually
 
 OLD = b"old bytes."
 NEW = b"new bytes!"
@@ -29,8 +30,8 @@ async def with_live_readers(edge: Edge, counters: Counters, content_type: str) -
     assert (await events.head()).status == 200
     polling = await edge.begin(f"/s?offset={read.next_offset}&live=long-poll")
     await bounded(counters.parked_is(1))
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: sum(topic.readers for topic in topics.values()) == 2)
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: sum(topic.readers for topic in topics()) == 2)
     return read, events, polling
 
 
@@ -166,8 +167,8 @@ async def test_a_waiter_for_one_stream_never_gets_another_streams_bytes(
     tail = (await edge.get("/s")).next_offset
     # The first waiter: the follower confirms the stream only afterwards.
     poll = edge.asking(f"/s?offset={tail}&live=long-poll")
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics.values()))
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics()))
     await edge.send_to(origin.url, "DELETE", "/s")
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": content_type}, b"new bytes")
     await edge.send_to(origin.url, "POST", "/s", {"Content-Type": content_type}, b"of the new one")

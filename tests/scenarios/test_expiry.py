@@ -9,7 +9,8 @@ from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
+from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -97,10 +98,10 @@ async def test_a_stream_with_live_readers_does_not_expire(
 ) -> None:
     await edge.put("/s", b"01234", content_type, Stream_TTL="40")
     tail = (await edge.get("/s")).next_offset
-    topics = edge.gateway.engine.live._topics
+    topics = edge.gateway.engine.live.topics
     for _ in range(5):
         reader = await edge.begin(f"/s?offset={tail}&live={mode}")
-        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 1)
+        await eventually(lambda: sum(topic.readers for topic in topics()) == 1)
         await bounded(counters.parked_is(1))
         clock.advance(20)
         # The follower may be between two connections; its pause is shorter than any TTL.
@@ -110,7 +111,7 @@ async def test_a_stream_with_live_readers_does_not_expire(
         if mode == "long-poll":
             assert (await reader.answer()).status == 204
         reader.leave()
-        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 0)
+        await eventually(lambda: sum(topic.readers for topic in topics()) == 0)
     assert (await edge.get("/s")).body == b"01234"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,47 +12,10 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from gateway.origin.sse import control_event
-from gateway.protocol.cursor import interval
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.following import BODY, JSON, TYPES, followed, followed_until_silent, position
 from tests.scenarios.hostile import Asked, part_of_stream
-
-JSON = "application/json"
-TYPES = [JSON, "text/plain", "application/octet-stream"]
-BODY = {JSON: b'["a"]', "text/plain": b"a", "application/octet-stream": b"a"}
-
-
-def position(edge: Edge, path: str) -> str | None:
-    """The position that the follower of the stream at `path` has confirmed."""
-    live = edge.gateway.engine.live
-    topics = [live.find(stream) for stream in edge.gateway.engine.store if stream.key.group.path == path]
-    return next((topic.position for topic in topics if topic is not None and topic.is_confirmed), None)
-
-
-@asynccontextmanager
-async def followed(edge: Edge, counters: Counters, content_type: str = JSON, path: str = "/s") -> AsyncIterator[str]:
-    """A stream with one live reader at its tail, which is returned; the counters start after that."""
-    await edge.put(path, BODY[content_type], content_type)
-    tail = (await edge.get(path)).next_offset
-    wire = await edge.begin(f"{path}?offset={tail}&live=sse")
-    await wire.head()
-    await eventually(lambda: position(edge, path) == tail)
-    # The first read asks once for the stream's lifetime.
-    await edge.get(path)
-    counters.reset()
-    yield tail
-    wire.reset()
-
-
-@asynccontextmanager
-async def followed_until_silent(edge: Edge, counters: Counters, faults: Faults) -> AsyncIterator[str]:
-    """The same, but the live request stalls after its first event, on an open connection."""
-    cursor = str(interval(edge.clock.wall()))
-    first_event = control_event(f"{0:016d}_{0:016d}", cursor, up_to_date=True, is_closed=False)
-    stall = faults.stall(len(first_event), kind=Kind.SSE, times=None)
-    async with followed(edge, counters) as tail:
-        yield tail
-    stall.release()
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("content_type", TYPES)
@@ -202,7 +163,7 @@ async def test_a_hot_tail_is_followed_until_it_cools_down(edge: Edge, counters: 
         assert (await edge.get("/s")).is_up_to_date
     assert sum(counters.requests.values()) <= 10
     assert live.hot_count == counters.live_open == 1
-    # With further reads it stays; `gateway_subscribers` does not count it.
+    # With further reads it stays; `durable_gateway_subscribers` does not count it.
     for _ in range(4):
         edge.clock.advance(5.0)
         for _ in range(20):

@@ -16,9 +16,10 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.faults import Faults, GatedSwitch
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Hostile, Start, as_json, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, as_json, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Wire
+from tests.waiting import eventually
 
 JSON = "application/json"
 ZERO = f"{0:016d}_{0:016d}"
@@ -50,7 +51,7 @@ async def write(edge: Edge, origin: RunningOrigin) -> str:
 
 def readers(edge: Edge, count: int) -> Callable[[], bool]:
     """Whether this many live readers have subscribed."""
-    return lambda: sum(topic.readers for topic in edge.gateway.engine.live._topics.values()) >= count
+    return lambda: sum(topic.readers for topic in edge.gateway.engine.live.topics()) >= count
 
 
 @asynccontextmanager
@@ -243,7 +244,7 @@ async def test_a_late_refusal_that_was_true_after_all_ends_live_reads_soon(
     assert (await edge.put("/s", b"a", binary)).status == 200
     assert (await edge.get("/s?offset=-1")).status == 200
     polling = edge.asking("/s?offset=0001&live=long-poll")
-    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live._topics.values()))
+    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live.topics()))
     is_there = False
     gate.set()
     assert (await bounded(early)).status == 404

@@ -9,7 +9,8 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
+from tests.waiting import eventually
 
 EPOCH_S, INTERVAL_S = 1_728_432_000, 20
 
@@ -20,8 +21,8 @@ def settings() -> dict[str, Any]:
 
 
 async def readers_are(edge: Edge, count: int) -> None:
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: sum(topic.readers for topic in topics.values()) == count)
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: sum(topic.readers for topic in topics()) == count)
 
 
 async def test_a_reader_that_is_behind_is_answered_at_once(edge: Edge) -> None:

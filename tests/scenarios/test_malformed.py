@@ -11,7 +11,8 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
+from tests.waiting import eventually, pass_turns
 
 pytestmark = pytest.mark.http_1
 
@@ -264,8 +265,7 @@ async def test_invalid_bytes_behind_a_read_do_not_prevent_its_answer(edge: Edge,
     await wire.send(GOOD + b"\r\n")
     await bounded(gate.waiting(1))
     await wire.send(b"\x00nonsense\r\n\r\n")
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await pass_turns(20)
     gate.release()
     assert (await wire.answer()).body == b"abc"
     assert (await wire.answer()).status == 400

@@ -7,8 +7,9 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import METADATA, Asked, answer, part_of_stream
+from tests.waiting import eventually
 
 
 async def test_names_of_other_gateways_do_not_enter_shared_fetches(hostile: Hostile, start: Start) -> None:
@@ -96,7 +97,7 @@ async def test_a_follower_keeps_credentials_that_are_good(hostile: Hostile, star
     good = edge.asking("/s?offset=0001&live=long-poll", {"Authorization": "good"})
     await origin.until(lambda: any("live=long-poll" in asked.target for asked in origin.asked))
     bad = edge.asking("/s?offset=0001&live=long-poll", {"Authorization": "bad"})
-    topic = next(iter(edge.gateway.engine.live._topics.values()))
+    topic = next(iter(edge.gateway.engine.live.topics()))
     await eventually(lambda: topic.readers == 2)
     go_on.set()
     for read in (good, bad):

@@ -10,8 +10,9 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
 
 TARGETS = ["/s", "/s?offset=now", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"]
 
@@ -165,7 +166,7 @@ async def test_live_readers_notice_a_restart_of_the_origin_as_a_pause_and_nothin
     port = origin.port
     await origin.stop(grace_s=0)
     async with edge.time_passing():
-        await eventually(lambda: not next(iter(edge.gateway.engine.live._topics.values())).is_confirmed)
+        await eventually(lambda: not next(iter(edge.gateway.engine.live.topics())).is_confirmed)
         again = await start_origin(OriginSettings(port=port), origin=origin.origin)
         try:
             await bounded(counters.parked_is(1))

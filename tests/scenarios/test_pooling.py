@@ -7,8 +7,9 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
-from tests.scenarios.conftest import Edge, Hostile, Start, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.waiting import eventually
 
 EVIL = part_of_stream(b"evil", "0666")
 

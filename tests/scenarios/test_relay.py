@@ -10,10 +10,11 @@ from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
 from gateway.server.connection import Connection
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer
 from tests.scenarios.wire import Dropped
 from tests.transports import Trust
+from tests.waiting import eventually, pass_turns
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -210,7 +211,7 @@ async def test_nothing_is_left_of_a_write_whose_client_has_gone_and_whose_answer
     wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
     await origin.until(lambda: bool(origin.asked))
     wire.reset()
-    client = next(iter(edge.gateway.clients._open))
+    client = next(iter(edge.gateway.clients))
     await eventually(lambda: cast("Connection", client).transport is None)
     assert edge.gateway.connections == 1
     go.set()
@@ -232,7 +233,7 @@ async def test_a_client_that_leaves_with_much_unread_leaves_nothing_of_its_write
     edge = await start(origin.url)
     wire = await edge.begin("/s", TEXT, method="POST", body=b"after")
     await origin.until(lambda: bool(origin.asked))
-    client = cast("Connection", next(iter(edge.gateway.clients._open)))
+    client = cast("Connection", next(iter(edge.gateway.clients)))
     # Like a transport that still holds much unsent data.
     client.pause_writing()
     wire.reset()
@@ -333,7 +334,7 @@ async def test_an_answer_that_comes_before_the_body_is_read_is_passed_on(hostile
             answer("409 Conflict", {"Content-Type": "text/plain", "Connection": "close"}, b"Stream is closed\n")
         )
         await writer.drain()
-        await asyncio.sleep(0)
+        await pass_turns(1)
 
     origin = await hostile(script, leaves_bodies=True)
     edge = await start(origin.url)

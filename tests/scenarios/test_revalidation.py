@@ -6,9 +6,10 @@ import pytest
 
 from gateway.origin.counters import Counters
 from tests.codings import DECODERS
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Answer
+from tests.waiting import eventually
 
 HALF = b"%s /s HTTP/1.1\r\nHost: a\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 
@@ -24,10 +25,10 @@ async def test_an_unfinished_upload_affects_no_reader(edge: Edge, counters: Coun
     for _ in range(3):
         wire = await edge.wire()
         await wire.send(HALF % method)
-        await eventually(lambda: bool(edge.gateway.engine.relay._writes))
+        await eventually(lambda: edge.gateway.engine.relay.open_writes > 0)
         await wire.send(b"ZZ\r\n")
         assert (await wire.answer()).status == 400
-        await eventually(lambda: not edge.gateway.engine.relay._writes)
+        await eventually(lambda: not edge.gateway.engine.relay.open_writes)
     assert stream.tape.block_count == 1
     assert not stream.needs_revalidation
     assert (await edge.post("/s", b"more")).status == 204

@@ -10,8 +10,9 @@ import pytest
 from gateway.config.watched_files import LOOK_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
-from tests.scenarios.conftest import Edge, Start, as_json, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, as_json, bounded
 from tests.tls_origin import behind_tls, made, server_context
+from tests.waiting import eventually
 
 JSON = "application/json"
 
@@ -50,7 +51,7 @@ async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: st
     for _ in range(2):
         looks = renewal.looks
         edge.clock.advance(LOOK_S)
-        await eventually(lambda looks=looks: renewal.looks > looks)  # type: ignore[misc]
+        await eventually(lambda looks=looks: renewal.looks > looks)
     await eventually(lambda: any(said in record.getMessage() for record in caplog.records[before:]))
 
 
@@ -125,12 +126,12 @@ async def test_replaced_files_are_reloaded_and_open_connections_stay(
         await files_are_taken(edge, caplog, "holds no certificate, or not that of its key; what was read before is")
         assert (await edge.post("/s", b"", JSON, Stream_Seq="0")).status == 400
         replace(certificates, "client.key", "next.key")
-        await files_are_taken(edge, caplog, "have changed and were read again")
+        await files_are_taken(edge, caplog, "files changed and were reloaded")
         assert not polling.done()
         assert (await edge.post("/s", b'["b"]', JSON)).status == 204
         assert as_json(await bounded(polling)) == ["b"]
         # From here on the gateway does not trust the origin's authority.
         replace(certificates, "ca.crt", "stranger.crt")
-        await files_are_taken(edge, caplog, "have changed and were read again")
+        await files_are_taken(edge, caplog, "files changed and were reloaded")
         assert (await edge.post("/s", b'["c"]', JSON)).status == 502
         edge.clock.advance(60)

@@ -21,9 +21,10 @@ from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
 from gateway.upstream.pool import route_url
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Answer, Dropped
+from tests.waiting import eventually
 
 NO_CHECKS = {"interval_s": 0}
 BINARY = "application/octet-stream"

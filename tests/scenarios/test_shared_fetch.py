@@ -10,9 +10,10 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.protocol.target import parse_target
-from tests.scenarios.conftest import Edge, Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, answer, part_of_stream
 from tests.scenarios.wire import Dropped
+from tests.waiting import eventually
 
 LARGE = bytes(range(256)) * 2048
 """Larger than a body that is awaited before its head is sent."""

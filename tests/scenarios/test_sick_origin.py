@@ -16,8 +16,9 @@ from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from gateway.upstream.breaker import State
 from gateway.upstream.origins import OriginState
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.wire import Answer
+from tests.waiting import eventually
 
 SECONDS, EACH_SECOND = 10, 500
 STEPS_A_SECOND = 50

@@ -1,6 +1,5 @@
 """Readers that stop reading: others are not affected, memory is bounded, and missed bytes can be read again."""
 
-import asyncio
 import base64
 import json
 import time
@@ -12,8 +11,9 @@ from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.wire import Dropped, Wire, pairs
+from tests.waiting import eventually, pass_turns
 
 BINARY = "application/octet-stream"
 BLOCK = bytes(range(256)) * 256
@@ -125,7 +125,7 @@ async def test_a_slow_reader_of_what_is_too_large_to_keep_does_not_hold_it_in_me
     await bounded(stall.waiting(1))
     fast = await edge.begin("/s")
     await eventually(edge.readers(2))
-    flights = list(edge.gateway.engine.fetches._pending.values())
+    flights = [flight for _, flight in edge.gateway.engine.fetches.flights()]
     held: list[int] = []
 
     async def read_fast() -> bytes:
@@ -154,10 +154,9 @@ async def test_an_origin_is_not_read_faster_than_the_fastest_client(
     await edge.send_to(origin.url, "PUT", "/s", {"Content-Type": BINARY}, body)
     slow = await edge.begin("/s", receive_bytes=16_384)
     await slow.head()
-    await eventually(lambda: any(flight.size >= 1 << 20 for flight in edge.gateway.engine.fetches._pending.values()))
+    await eventually(lambda: any(flight.size >= 1 << 20 for _, flight in edge.gateway.engine.fetches.flights()))
     # A few turns of the loop: nothing may arrive beyond the window and the pieces in flight.
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert all(flight.size < 3 << 20 for flight in edge.gateway.engine.fetches._pending.values())
+    await pass_turns(50)
+    assert all(flight.size < 3 << 20 for _, flight in edge.gateway.engine.fetches.flights())
     slow.reset()
     await edge.until_idle()

@@ -12,8 +12,9 @@ import pytest
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, Start, bounded, eventually
+from tests.scenarios.conftest import Edge, Start, bounded
 from tests.scenarios.wire import Answer, Event, Wire, pairs
+from tests.waiting import eventually
 
 EPOCH_S, INTERVAL_S = 1_728_432_000, 20
 
@@ -261,12 +262,12 @@ async def test_a_drain_ends_live_reads_cleanly_and_in_time(
         wires.append(await edge.begin("/s?offset=-1&live=sse"))
         await wires[-1].head()
         await control(wires[-1])
-    topics = edge.gateway.engine.live._topics
+    topics = edge.gateway.engine.live.topics
     # Readers that arrive after the first wait with it as one group.
     polling = [edge.asking("/s?offset=now&live=long-poll")]
-    await eventually(lambda: sum(topic.readers for topic in topics.values()) == 11)
+    await eventually(lambda: sum(topic.readers for topic in topics()) == 11)
     polling += [edge.asking("/s?offset=now&live=long-poll") for _ in range(4)]
-    await eventually(lambda: sum(topic.readers for topic in topics.values()) == 15)
+    await eventually(lambda: sum(topic.readers for topic in topics()) == 15)
     edge.clock.advance(2)
 
     async def until_end(wire: Wire) -> float:
@@ -304,8 +305,8 @@ async def test_shared_frames_are_bounded_by_their_bytes(edge: Edge) -> None:
         wire = await edge.begin(f"/s?offset={offset}&live=sse")
         await wire.head()
         assert await wire.event() is not None
-    (topic,) = edge.gateway.engine.live._topics.values()
-    assert sum(map(len, topic._frames.values())) <= 1 << 20
+    (topic,) = edge.gateway.engine.live.topics()
+    assert topic.frame_bytes <= 1 << 20
 
 
 @pytest.mark.parametrize("is_live", [False, True], ids=["replayed", "appended"])
@@ -327,5 +328,5 @@ async def test_text_that_grows_to_many_times_its_size_in_frames_arrives_whole(
         assert event == Event("data", body.decode())
         fields = await control(wire)
         assert fields["streamNextOffset"] == (await edge.send("HEAD", "/s")).next_offset
-    (topic,) = edge.gateway.engine.live._topics.values()
-    assert sum(map(len, topic._frames.values())) <= 1 << 20
+    (topic,) = edge.gateway.engine.live.topics()
+    assert topic.frame_bytes <= 1 << 20

@@ -11,8 +11,8 @@ from gateway.origin.counters import Counters
 from gateway.origin.faults import Faults
 from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
+from tests.scenarios.following import followed_until_silent
 from tests.scenarios.hostile import Asked, answer, part_of_stream
-from tests.scenarios.test_followed_tail import followed_until_silent
 
 JSON = "application/json"
 

@@ -8,9 +8,11 @@ from multidict import CIMultiDict
 from gateway.errors import UpstreamTimeout
 from gateway.upstream.client import OriginClient
 from gateway.upstream.reply import Bounds
-from tests.scenarios.conftest import Hostile, Start, bounded, eventually
+from tests.scenarios.conftest import Hostile, Start, bounded
 from tests.scenarios.hostile import Asked, part_of_stream
+from tests.waiting import eventually
 
+TOTAL_S = 1.0
 BODY = b"x" * (16 << 20)
 
 
@@ -32,10 +34,12 @@ async def test_the_bound_counts_while_the_buffer_is_full(hostile: Hostile) -> No
     origin = await hostile(large)
     client = OriginClient()
     try:
-        async with await client.send("GET", origin.url + "/s", CIMultiDict(), Bounds()) as reply:
+        now = asyncio.get_running_loop().time
+        async with await client.send("GET", origin.url + "/s", CIMultiDict(), Bounds(total_s=TOTAL_S)) as reply:
+            ends_at = now() + TOTAL_S
             chunks = reply.chunks()
             await bounded(anext(chunks))
-            reply._deadline = 0.0
+            await eventually(lambda: now() > ends_at)
             with pytest.raises(UpstreamTimeout):
                 await bounded(anext(chunks))
     finally:

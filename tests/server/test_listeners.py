@@ -10,7 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
+from tests.waiting import eventually, pass_turns
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge.test\r\n\r\n"
 
@@ -138,13 +139,8 @@ def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
 
 
 def failures(gateway: RunningGateway) -> dict[str, int]:
-    return {why: int(n) for (why,), n in figures(gateway, "gateway_tls_handshake_failures_total").items()}
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total").items()
+    return {why: int(n) for (why,), n in counted if n}
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
@@ -160,6 +156,19 @@ async def test_a_stream_is_read_over_tls(bench: Bench, authority: Authority, ver
         assert (response.status, response.body) == (200, b"hello")
     assert gateway.gateway_url.startswith("https://127.0.0.1:")
     assert failures(gateway) == {}
+
+
+async def test_handshakes_are_counted_from_the_start_on(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"})
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 0}
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total")
+    assert set(counted.values()) == {0}
+    assert ("refused",) in counted
+    assert (await answered(*await open_to(gateway, authority.client()))).status == 200
+    assert (await answered(*await open_to(gateway, index=1))).status == 200
+    await raw(gateway, REQUEST)
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 1}
+    assert failures(gateway) == {"plain_http": 1}
 
 
 async def test_several_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
@@ -205,6 +214,27 @@ async def test_who_names_nothing_known_is_shown_the_first(
     _, writer = await open_to(gateway, context, asked or "")
     assert shown(writer) == "first.test"
     await close(writer)
+
+
+@pytest.mark.parametrize("certificates", [1, 2])
+async def test_a_name_that_is_no_ascii_is_refused_quietly(
+    bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, certificates: int
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    names = ["edge.test", "other.test"][:certificates]
+    gateway = await bench.start(tls(*(authority.issue(name) for name in names)))
+    outgoing = ssl.MemoryBIO()
+    client = authority.client().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="edge.test")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read().replace(b"edge.test", b"edg\xe9.test")
+    # A fatal alert: illegal_parameter (RFC 8446 section 6.2).
+    assert await raw(gateway, hello) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert await raw(gateway, hello[:90], hello[90:]) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert failures(gateway) == {"malformed": 2}
+    assert unraisable == []
+    assert gateway.connections == 0
 
 
 async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
@@ -309,7 +339,7 @@ async def test_a_handshake_by_bytes_comes_to_its_end(bench: Bench, authority: Au
                 pass
             for byte in outgoing.read():
                 writer.write(bytes([byte]))
-                await asyncio.sleep(0)
+                await pass_turns(1)
             if not found.endswith(b"hello"):
                 incoming.write(await reader.read(1 << 16))
     await close(writer)
@@ -344,6 +374,24 @@ async def test_openings_count_as_connections_and_are_let_go(bench: Bench, author
     await close(first)
 
 
+@pytest.mark.parametrize("full", [0, 1])
+async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: int) -> None:
+    gateway = await bench.start(
+        {"address": "127.0.0.1:0", "redirect_to_https": True}, {"address": "127.0.0.1:0"}, max_connections=1
+    )
+    reader, writer = await open_to(gateway, index=full)
+    await eventually(lambda: gateway.connections == 1)
+    assert await raw(gateway, REQUEST, index=1 - full) == b""
+    assert gateway.connections == 1
+    refused = figures(gateway, "durable_gateway_connections_refused_total")
+    assert refused == {("limit",): 1, ("leaving",): 0, ("proxy",): 0}
+    # The one that is in is answered, and makes room when it goes.
+    status = (await answered(reader, writer)).status
+    assert status == (200 if full else 308)
+    await eventually(lambda: gateway.connections == 0)
+    assert (await answered(*await open_to(gateway, index=1 - full))).status == (308 if full else 200)
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 
 
@@ -373,23 +421,20 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
     context = authority.client()
     reader, writer = await live(gateway, context)
     before = await serial(gateway, context)
-    (expiry,) = figures(gateway, "gateway_certificate_expiry_timestamp_seconds").values()
+    (expiry,) = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds").values()
 
     authority.issue("edge.test", days=9)
     if by == "reload":
         await gateway.reload()
     else:
 
-        async def looked() -> bool:
+        async def is_new() -> bool:
             bench.clock.advance(LOOK_S)
-            await asyncio.sleep(0.005)
             return await serial(gateway, context) != before
 
-        async with asyncio.timeout(BOUND_S):
-            while not await looked():
-                pass
+        await eventually(is_new)
     assert await serial(gateway, context) != before
-    assert figures(gateway, "gateway_certificate_expiry_timestamp_seconds") == {
+    assert figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds") == {
         ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
     }
     await append(gateway, context, b"!more!")
@@ -415,20 +460,58 @@ async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
             authority.issue("edge.test", file="new")
             (pair.certificate.parent / "new.crt").replace(pair.certificate)
     authority.issue("other.test", days=9)
-    expiries = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    expiries = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     await gateway.reload()
     assert await serial(gateway, context) == before
-    assert figures(gateway, "gateway_certificate_failures_total") == {(): 1}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
     lines = [record.getMessage() for record in caplog.records if record.name == "gateway.listeners"]
     assert len(lines) == 1
     assert "listener[0].tls.certificates[0]" in lines[0]
-    now = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    now = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     assert now["edge.test",] == expiries["edge.test",]
     assert now["other.test",] > expiries["other.test",]
     # And mended it is taken.
     authority.issue("edge.test")
     await gateway.reload()
     assert await serial(gateway, context) != before
+
+
+async def is_let_in(gateway: RunningGateway, context: ssl.SSLContext) -> bool:
+    """Whether a client with this certificate is answered.  Over TLS 1.3 it learns of a refusal when it reads."""
+    try:
+        return (await answered(*await open_to(gateway, context))).status == 200
+    except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+        return False
+
+
+@pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
+async def test_a_pair_that_stays_as_it_was_goes_by_the_new_authorities(
+    bench: Bench, authority: Authority, tmp_path: Path, spoil: str
+) -> None:
+    """A pair that cannot be read is no reason to go on letting in clients of an authority that is trusted no more."""
+    (tmp_path / "new").mkdir()
+    successor = Authority(tmp_path / "new", "successor")
+    pair = authority.issue("edge.test")
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    gateway = await bench.start(tls(pair, client_ca=str(trusted), client_certificates="required"))
+    old, new = (authority.client(by.issue("client")) for by in (authority, successor))
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (True, False)
+    match spoil:
+        case "cut":
+            pair.certificate.write_bytes(pair.certificate.read_bytes()[:200])
+        case "gone":
+            pair.key.unlink()
+        case _:
+            authority.issue("edge.test", file="another").certificate.replace(pair.certificate)
+    trusted.write_bytes(successor.file.read_bytes())
+    await gateway.reload()
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
+    # Authorities that cannot be read change nothing.
+    trusted.write_bytes(b"")
+    await gateway.reload()
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
 
 
 async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, tmp_path: Path) -> None:
@@ -441,13 +524,15 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
     new.certificate.replace(pair.certificate)
     for _ in range(3):
         bench.clock.advance(LOOK_S / 4)
-        await asyncio.sleep(0.005)
+        assert await serial(gateway, context) == before
     new.key.replace(pair.key)
-    async with asyncio.timeout(BOUND_S):
-        while await serial(gateway, context) == before:
-            bench.clock.advance(LOOK_S)
-            await asyncio.sleep(0.005)
-    assert figures(gateway, "gateway_certificate_failures_total") == {}
+
+    async def is_new() -> bool:
+        bench.clock.advance(LOOK_S)
+        return await serial(gateway, context) != before
+
+    await eventually(is_new)
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
 async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
@@ -511,7 +596,7 @@ async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authorit
         # By bytes: a header may come in any pieces.
         for byte in header:
             sock.send(bytes([byte]))
-            await asyncio.sleep(0)
+            await pass_turns(1)
         context = authority.client() if is_secure else None
         sock.setblocking(False)
         reader, writer = await asyncio.open_connection(
@@ -540,6 +625,7 @@ async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, client_header_timeout_s=0.1)
     assert await raw(gateway, sent) == b""
     assert gateway.connections == 0
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == 1
 
 
 @pytest.mark.parametrize(("trusted", "is_let_in"), [(["127.0.0.0/8"], True), (["10.0.0.0/8", "unix"], False)])
@@ -548,6 +634,7 @@ async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, truste
     close_it = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     said = await raw(gateway, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + close_it)
     assert said.startswith(b"HTTP/1.1 200 ") is is_let_in
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == (0 if is_let_in else 1)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
@@ -570,6 +657,40 @@ async def test_the_log_names_the_client_behind_a_trusted_proxy(
     reader, writer = await open_to(gateway)
     for _ in range(4):
         writer.write(REQUEST[:-2] + header + b"\r\n\r\n")
+        assert (await read_response(reader)).status == 200
+    await close(writer)
+    assert await clients_in_log(bench, gateway) == [client] * 4
+
+
+LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
+"""A PROXY header of version 2: the balancer speaks for itself."""
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("header", "client"),
+    [
+        (LOCAL, "127.0.0.1"),
+        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
+        (b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", "203.0.113.7"),
+    ],
+)
+async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
+    bench: Bench, authority: Authority, header: bytes, client: str, is_secure: bool, fast_path: bool
+) -> None:
+    """The proxy has not looked at the requests: what they say of their client is their client's word."""
+    listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
+    more: dict[str, Any] = {"trusted_proxies": ["127.0.0.1"], "fast_path": fast_path}
+    gateway = await noted(bench, {**listener, "proxy_protocol": "on"}, **more)
+    sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
+    sock.sendall(header)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(
+        sock=sock, ssl=authority.client() if is_secure else None, server_hostname="edge.test" if is_secure else None
+    )
+    for _ in range(4):
+        writer.write(REQUEST[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
         assert (await read_response(reader)).status == 200
     await close(writer)
     assert await clients_in_log(bench, gateway) == [client] * 4

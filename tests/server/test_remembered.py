@@ -18,7 +18,7 @@ from gateway.tape.store import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.telemetry.metrics import NoMetrics
-from tests.engine.test_coder import Bench
+from tests.engine.coding_bench import Bench
 
 NAMES = st.sampled_from(["a", "b"])
 OFFSETS = st.sampled_from(["-1", "00000001", "00000003"])

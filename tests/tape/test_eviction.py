@@ -165,8 +165,7 @@ def test_s3_fifo_remembers_no_more_keys_than_it_holds() -> None:
         keys.admit(key)
         keys.touch(key - 5)
         keys.victim(key)
-    assert len(keys._left_probation) <= len(keys) + 1
-    assert len(keys._left_main) <= len(keys) + 1
+    assert all(count <= len(keys) + 1 for count in keys.remembered)
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------

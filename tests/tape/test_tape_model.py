@@ -33,11 +33,10 @@ BYTE_MESSAGES = st.sampled_from([b"a", b"b", b",", b"aa", b"a,", b"[", b"]", b"\
 
 
 def recount(tape: Tape) -> int:
-    """What the tape should say it costs, from what it holds."""
-    tokens = sum(len(block.marks) + 1 for block in tape._blocks.values()) + len(tape._hops)
-    return (
-        TAPE_COST + sum(len(piece) for block in tape._blocks.values() for piece in block.pieces) + tokens * TOKEN_COST
-    )
+    """What the tape should say it costs, from what it holds: each block has an end beside its tokens."""
+    blocks = list(tape.blocks())
+    tokens = tape.token_count + len(blocks)
+    return TAPE_COST + sum(len(piece) for block in blocks for piece in block.pieces) + tokens * TOKEN_COST
 
 
 def cut_up(text: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -181,12 +180,18 @@ class TapeAgainstModel(RuleBasedStateMachine):
     def no_token_leads_out_of_the_tape(self) -> None:
         if not hasattr(self, "tape"):
             return
-        held = set(map(id, self.tape._blocks.values()))
-        assert {id(block) for block, _ in self.tape._index.values()} <= held
-        assert {id(block) for block in self.tape._ending.values()} <= held
-        marked = {token for block in self.tape._blocks.values() for _, token in block.marks}
-        assert set(self.tape._index) == marked
-        assert all(block.end == token for token, block in self.tape._ending.items())
+        tape = self.tape
+        marked = [token for block in tape.blocks() for _, token in block.marks]
+        assert len(set(marked)) == len(marked)
+        # A token is marked in a block, or leads over an empty step to another one, or is not known.
+        steps = [token for token in self.places if tape.resolve(token) != token]
+        assert tape.token_count == len(marked) + len(steps)
+        for token in self.places:
+            assert tape.knows_after(token) == (tape.resolve(token) in marked)
+        ends = {block.end for block in tape.blocks()}
+        facts = {tape.tail, tape.short_of_tail, tape.closed_at}
+        for token in self.places:
+            assert tape.has_seen(token) == (token in {*marked, *steps, *ends, *facts})
 
     @invariant()
     def what_it_says_of_the_tail_is_true(self) -> None:

@@ -7,13 +7,9 @@ import asyncio
 from gateway.upstream.connections import ConnectionPool
 from gateway.upstream.endpoint import endpoint_of
 from gateway.upstream.failures import NotConnected
+from tests.waiting import pass_turns
 
 A, B, C = (endpoint_of(f"http://{name}.test") for name in "abc")
-
-
-async def turns() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 class Line:
@@ -27,7 +23,7 @@ class Line:
     async def join(self, *names: str) -> None:
         for name in names:
             self.tasks[name] = asyncio.create_task(self._wait(name))
-            await turns()
+            await pass_turns()
 
     async def _wait(self, name: str) -> None:
         await self.pool.acquire({"a": A, "b": B, "c": C}[name[0]], is_upload=name.endswith("up"))
@@ -47,7 +43,7 @@ async def test_the_longest_waiting_request_is_next() -> None:
     assert repr(pool) == "<ConnectionPool 2 busy, 0 idle, 3 waiting>"
     for _ in range(3):
         pool.release(A if len(line.got) % 2 == 0 else B)
-        await turns()
+        await pass_turns()
     assert line.got == ["a1", "b1", "a2", "b2", "a3"]
 
 
@@ -58,14 +54,14 @@ async def test_one_crowded_host_does_not_block_the_others() -> None:
     await line.join("a1", "a2", "a3", "a4", "a5", "b1", "c1", "b2")
     assert line.got == ["a1", "a2", "a3", "b1"]
     pool.release(B)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "c1"
     pool.release(A)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "a4"
     pool.limit_per_host(1)
     pool.release(C)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "a5"
 
 
@@ -75,14 +71,14 @@ async def test_uploads_leave_a_quarter_of_the_slots_to_others() -> None:
     await line.join("a1 up", "a2 up", "a3 up", "a4 up", "a5 up", "a6", "a7")
     assert line.got == ["a1 up", "a2 up", "a3 up", "a6"]
     pool.release(A)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "a7"
     # One body is sent, and its answer is still to come; after that, too, there is a slot for the next one.
     pool.upload_done(A)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "a7"
     pool.release(A)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "a4 up"
     assert repr(pool) == "<ConnectionPool 4 busy, 0 idle, 1 waiting>"
 
@@ -96,7 +92,7 @@ async def test_uploads_to_several_hosts_leave_slots_in_total() -> None:
     await line.left("a5 up")
     pool.upload_done(A)
     pool.release(A)
-    await turns()
+    await pass_turns()
     assert line.got[-1] == "b3 up"
 
 
@@ -106,7 +102,7 @@ async def test_a_single_slot_serves_uploads_and_a_cancelled_upload_returns_it() 
     await line.join("a1", "a2 up", "a3 up")
     pool.release(A)
     await line.left("a2 up")
-    await turns()
+    await pass_turns()
     assert line.got == ["a1", "a3 up"]
     pool.release(A)
     pool.upload_done(A)
@@ -121,7 +117,7 @@ async def test_a_cancelled_request_is_skipped_and_keeps_no_slot() -> None:
     pool.release(A)
     # The slot is granted to a request that no longer wants it.
     await line.left("a2")
-    await turns()
+    await pass_turns()
     assert line.got == ["a1", "a4"]
     pool.release(A)
     assert repr(pool) == "<ConnectionPool 0 busy, 0 idle, 0 waiting>"

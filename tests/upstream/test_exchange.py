@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,11 +13,15 @@ from typing import Any, TypeVar
 import pytest
 from multidict import CIMultiDict
 
+from gateway.aio.clock import ManualClock
+from gateway.config.origins import OriginsConfig
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamTimeout, UpstreamUnreachable
 from gateway.upstream import connection as connection_module
 from gateway.upstream.exchange import Exchanges
+from gateway.upstream.origins import Origin as Books
 from gateway.upstream.reasons import reason_of
-from gateway.upstream.reply import Bounds, Reply
+from gateway.upstream.reply import Bounds, OutcomeReport, Reply
+from tests.waiting import at_rest, eventually
 
 T = TypeVar("T")
 
@@ -29,12 +34,6 @@ PATIENT = Bounds(connect_s=20.0, first_byte_s=20.0, idle_s=20.0, total_s=20.0)
 async def bounded(work: Awaitable[T]) -> T:
     async with asyncio.timeout(20):
         return await work
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 class Peer:
@@ -335,6 +334,70 @@ async def test_a_cancelled_wait_leaves_no_connection_behind(exchanges: Exchanges
         assert exchanges.open_connections == 0
 
 
+class News:
+    """Takes note of nothing."""
+
+    def say(self, line: str) -> None: ...
+
+    def on_open(self, origin: Books) -> None: ...
+
+
+class Heard:
+    """Asks, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.failures: list[GatewayError] = []
+
+    def sent(self) -> None: ...
+
+    def answered(self, reply: Reply) -> None:
+        reply.close()
+
+    def failed(self, error: GatewayError) -> None:
+        self.failures.append(error)
+
+
+async def uploaded() -> AsyncIterator[bytes]:
+    """A body that does not come to its end."""
+    yield b"part"
+    await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize("has_upload", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 40])
+async def test_a_request_that_is_called_off_ends_however_far_it_is(
+    exchanges: Exchanges, turns: int, is_kept: bool, has_upload: bool
+) -> None:
+    """Because its origin is to be asked no more: another one is, instead."""
+
+    async def script(peer: Peer) -> None:
+        if is_kept:
+            await peer.asked()
+            await peer.says(GOOD)
+        await peer.reader.read()
+
+    async with origin(script) as running:
+        if is_kept:
+            await body_of(await send(exchanges, running.url))
+        clock = ManualClock()
+        books = Books(running.url, OriginsConfig(), random.Random(1), clock.now(), News())
+        sent = books.admit(clock.now(), is_live=True)
+        assert sent is not None
+        heard = Heard()
+        exchanges.ask(
+            heard, "POST" if has_upload else "GET", f"{running.url}/s", CIMultiDict(), PATIENT,
+            uploaded() if has_upload else None, OutcomeReport(sent, clock.now),
+        )  # fmt: skip
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        sent.end()
+        await eventually(lambda: bool(heard.failures))
+        assert [type(error) for error in heard.failures] == [UpstreamUnreachable]
+        assert "0 in flight" in repr(books)
+        assert "closed" in repr(books), "it is no failure of the origin"
+
+
 # -- bounds
 
 
@@ -415,10 +478,7 @@ async def test_reading_pauses_until_the_reader_takes_data(exchanges: Exchanges) 
 
     async with origin(script) as running:
         reply = await send(exchanges, running.url)
-        before = -1
-        while sent != before or not sent:
-            before = sent
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: sent)
         # The kernels' buffers on both sides, and the reader's own.
         assert sent < 4 * LARGE
         size = 0
@@ -449,10 +509,7 @@ async def test_an_upload_is_no_faster_than_the_origin_reads(exchanges: Exchanges
 
     async with origin(script) as running:
         asking = asyncio.create_task(send(exchanges, running.url, "POST", body=chunks()))
-        before = -1
-        while made != before or not made:
-            before = made
-            await asyncio.sleep(0.05)
+        await at_rest(lambda: made)
         assert made < 4 * LARGE
         go_on.set()
         assert await body_of(await bounded(asking)) == b"good"

@@ -8,6 +8,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import GatewayError, UpstreamBroken, UpstreamUnreachable
 from gateway.upstream.flight import WINDOW_BYTES, Flight, FlightReader, NotShareable, OriginError, StreamHead
+from tests.waiting import pass_turns
 
 HEAD = StreamHead("5", True, False)
 KEEP = 8 * WINDOW_BYTES
@@ -15,12 +16,6 @@ KEEP = 8 * WINDOW_BYTES
 
 async def taken(reader: FlightReader) -> bytes:
     return b"".join([chunk async for chunk in reader.chunks()])
-
-
-async def turns(count: int = 5) -> None:
-    """Let all runnable tasks run."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ async def test_readers_read_while_the_body_arrives() -> None:
     flight.add(b"a")
     assert await anext(chunks) == b"a"
     waiting = asyncio.ensure_future(anext(chunks))
-    await turns()
+    await pass_turns()
     assert not waiting.done()
     flight.add(b"b")
     assert await waiting == b"b"
@@ -63,7 +58,7 @@ async def test_a_failure_reaches_all_watchers_and_readers() -> None:
     reading = asyncio.ensure_future(taken(flight.attach()))
     flight.watch()
     watching = asyncio.ensure_future(flight.until_over())
-    await turns()
+    await pass_turns()
     flight.announce(HEAD)
     flight.add(b"a")
     flight.fail(UpstreamBroken("early"))
@@ -104,11 +99,11 @@ async def test_only_the_last_reader_to_leave_cancels_the_fetch(idle_task: "async
     leader.leave()
     leader.leave()
     flight.unwatch()
-    await turns()
+    await pass_turns()
     assert not idle_task.cancelled()
     assert flight.readers == 1
     follower.leave()
-    await turns()
+    await pass_turns()
     assert idle_task.cancelled()
     assert flight.is_over
 
@@ -120,16 +115,16 @@ async def test_leaving_a_flight_that_is_over_cancels_nothing(idle_task: "asyncio
     flight.announce(HEAD)
     flight.land()
     reader.leave()
-    await turns()
+    await pass_turns()
     assert not idle_task.cancelled()
 
 
 async def test_a_cancelled_reader_does_not_affect_the_others() -> None:
     flight = Flight("-1", KEEP)
     readings = [asyncio.ensure_future(taken(flight.attach())) for _ in range(3)]
-    await turns()
+    await pass_turns()
     readings[0].cancel()
-    await turns()
+    await pass_turns()
     flight.announce(HEAD)
     flight.add(b"a")
     flight.land()
@@ -144,7 +139,7 @@ async def test_the_fetch_pauses_while_the_fastest_reader_is_a_window_behind() ->
     await flight.until_wanted()
     flight.add(b"x")
     wanted = asyncio.ensure_future(flight.until_wanted())
-    await turns()
+    await pass_turns()
     assert not wanted.done()
     await anext(fast.chunks())
     await wanted
@@ -157,7 +152,7 @@ async def test_a_watcher_lets_the_fetch_run_ahead_of_its_readers() -> None:
     flight.announce(HEAD)
     flight.add(b"x" * WINDOW_BYTES)
     wanted = asyncio.ensure_future(flight.until_wanted())
-    await turns()
+    await pass_turns()
     assert not wanted.done()
     flight.watch()
     await wanted
@@ -195,7 +190,7 @@ async def test_a_watcher_learns_at_once_that_a_body_is_not_kept() -> None:
     known = asyncio.ensure_future(flight.until_known())
     flight.announce(HEAD)
     flight.add(b"ab")
-    await turns()
+    await pass_turns()
     assert not known.done()
     flight.add(b"c")
     await known

@@ -10,6 +10,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.upstream.resolver import TTL_S, Resolver
+from tests.waiting import pass_turns
 
 
 class Names:
@@ -67,9 +68,9 @@ async def test_concurrent_lookups_are_shared_and_survive_a_cancelled_waiter() ->
     names = Names()
     names.gate.clear()
     asking = [asyncio.create_task(names.addresses()) for _ in range(3)]
-    await asyncio.sleep(0)
+    await pass_turns(1)
     asking[0].cancel()
-    await asyncio.sleep(0)
+    await pass_turns(1)
     names.gate.set()
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)

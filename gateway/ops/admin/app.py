@@ -10,6 +10,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+from gateway.ops.admin.audit import Audit
 from gateway.ops.admin.controls import controls_endpoints
 from gateway.ops.admin.counts import counts_endpoints
 from gateway.ops.admin.directory import Directory
@@ -37,9 +38,6 @@ _VERBOSE: Final = "verbose"
 """`/readyz?verbose` says more than the probe needs, and asks for the token as everything else does."""
 
 _log = logging.getLogger("gateway.admin")
-_audit = logging.getLogger("gateway.admin.audit")
-# Whatever the level of everything else, this is told.
-_audit.setLevel(logging.INFO)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -47,6 +45,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) -> web.Application:
     """`/healthz`, `/readyz`, `/metrics`, `/openapi.json` and everything below `/api/`."""
     directory = Directory(subject.engine, partitions)
+    audit = Audit(subject.engine.clock)
     endpoints: list[Endpoint] = [
         *overview_endpoints(subject),
         *history_endpoints(subject),
@@ -80,26 +79,32 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused: Refused | None = None
+        is_endpoint = request.match_info.http_exception is None
         try:
             guard.check(request, is_open=is_open(request.path), is_verbose=_VERBOSE in request.query)
-            if request.match_info.http_exception is None:
+            if is_endpoint:
                 guard.check_change(request)
             response = await handler(request)
-            path = request.rel_url.raw_path
-            if request.method not in ("GET", "HEAD") and path not in _QUESTIONS:
-                # Who did what to a running gateway is worth a line; what was asked is in its path alone.
-                _audit.info("%s %s by %s: %d", request.method, path, request.remote, response.status)
-            return response
         except Refused as error:
-            return refusal_response(error)
+            refused = error
         except web.HTTPException as error:
             if error.status < 400:
                 raise
             allow = {"Allow": error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else {}
-            return refusal_response(Refused(error.status, error.reason.lower(), allow))
+            refused = Refused(error.status, error.reason.lower(), allow)
         except Exception:
             _log.exception("%s %s failed", request.method, request.rel_url.raw_path)
-            return refusal_response(Refused(500, "internal error"))
+            refused = Refused(500, "internal error")
+        path = request.rel_url.raw_path
+        is_change = is_endpoint and request.method not in ("GET", "HEAD") and path not in _QUESTIONS
+        if refused is not None:
+            if is_change or refused.status in (401, 403):
+                audit.refused(request.method, path, request.remote, refused)
+            return refusal_response(refused)
+        if is_change:
+            audit.done(request.method, path, request.remote, response.status)
+        return response
 
     application = web.Application(middlewares=[guarded], client_max_size=MOST_BODY_BYTES)
     application.add_routes(

@@ -81,8 +81,12 @@ class Guard:
     def _check_token(token: bytes, shown: str) -> None:
         match = _BEARER.fullmatch(shown)
         offered = match[1].encode("utf-8", "surrogateescape") if match is not None else b""
-        if not hmac.compare_digest(offered, token):
+        if hmac.compare_digest(offered, token):
+            return
+        if not offered:
             raise Refused(401, "a token is needed: Authorization: Bearer <token>", {"WWW-Authenticate": "Bearer"})
+        # RFC 6750, section 3.1.
+        raise Refused(401, "the token is not this gateway's", {"WWW-Authenticate": 'Bearer error="invalid_token"'})
 
     @staticmethod
     def check_change(request: web.BaseRequest) -> None:

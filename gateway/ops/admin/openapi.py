@@ -19,7 +19,7 @@ _DESCRIPTION: Final = (
     "application/json. Every error is one line of text in JSON."
 )
 _REFUSALS: Final = {
-    401: "A token is asked for, and was not shown.",
+    401: "A token is asked for, and none or a wrong one was shown.",
     403: "The Host is not one of this port's, or a page of another origin asks.",
     422: "A parameter or the body is not what is expected.",
 }

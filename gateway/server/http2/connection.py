@@ -20,6 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.protocol.proxies import Proxies
 from gateway.server.alarm import Alarm
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
@@ -43,20 +44,27 @@ class Http2Connection(asyncio.Protocol):
     """Owner of its transport, its session and its channels."""
 
     def __init__(
-        self, clients: Clients, told: str | None = None, *, is_secure: bool = False, is_expected: bool = True
+        self,
+        clients: Clients,
+        told: str | None = None,
+        *,
+        is_secure: bool = False,
+        is_expected: bool = True,
+        is_local: bool = False,
     ) -> None:
-        """`told` is the client's address where the connection's own peer is not the client; `is_expected` is False
-        where another connection has come before this one, which has been admitted."""
+        """`told` and `is_local` are as over HTTP/1.1; `is_expected` is False where another connection has come before
+        this one, which has been admitted."""
         self.clients = clients
         if is_expected:
             clients.expect()
-        self.session = Session(clients.limits.http2_streams)
+        self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None
         self.scheme = "https" if is_secure else "http"
         self._channels: dict[Stream, StreamChannel] = {}
         self._begun: list[StreamChannel] = []
         """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
         self._client = told
+        self._is_local = is_local
         self._is_reading = False
         """Whether what has come is being looked at: what is written goes out after that."""
         self._is_due = False
@@ -83,6 +91,11 @@ class Http2Connection(asyncio.Protocol):
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+        return self.clients.proxies if not self._is_local else None
 
     @property
     def unsent_bytes(self) -> int:
@@ -113,6 +126,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport) -> None:
         limits = self.clients.limits
+        self.clients.http2.opened(self.session)
         transport.set_write_buffer_limits(high=limits.send_buffer_bytes // 2)
         self._head.set(limits.client_header_timeout_s)
         self._idle.set(limits.keepalive_timeout_s / _LOOKS)
@@ -204,7 +218,7 @@ class Http2Connection(asyncio.Protocol):
         answer.hits += 1
         self._give(stream, answer, asked)
         if clients.on_hit is not None:
-            clients.on_hit(answer, self.client, alias)
+            clients.on_hit(answer, self, alias)
         return True
 
     def _give(self, stream: Stream, answer: RememberedAnswer, asked: Http2Request) -> None:
@@ -419,7 +433,8 @@ class Http2Connection(asyncio.Protocol):
         self.transport = None
         for alarm in (self._idle, self._head, self._stuck, self._leaving):
             alarm.clear()
-        self.session.fail(ErrorCode.NO_ERROR)
+        self.session.abandon()
+        self.clients.http2.closed(self.session)
         self._drop_channels(is_by_client=True)
         if not self._channels:
             self.clients.leave(self)

@@ -113,7 +113,7 @@ def test_names_of_benchmarks_and_rows_are_unique_and_targets_name_measured_peers
             assert {target.reference for target in row.targets} <= {"", *benchmark.peers}
 
 
-def test_the_readmes_table_has_rates_processor_time_and_aims(result: Result) -> None:
+def test_the_pages_table_has_rates_processor_time_and_aims(result: Result) -> None:
     shown = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in tables(orjson.loads(to_json(result))).splitlines()
@@ -134,10 +134,10 @@ def test_a_whole_run_is_kept_with_its_tables_and_pictures(result: Result, tmp_pa
     (run / "bench.json").write_bytes(to_json(result))
     for name in ("bench.svg", "growth.svg"):
         (run / name).write_text(name)
-    (home / "README.md").write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
+    (home / "docs" / "performance.md").write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
     keep(run, home)
     kept = tables(orjson.loads((home / "docs" / "bench.json").read_bytes()))
-    assert (home / "README.md").read_text() == f"before\n<!-- bench -->\n{kept}<!-- /bench -->\nafter\n"
+    assert (home / "docs" / "performance.md").read_text() == f"before\n<!-- bench -->\n{kept}<!-- /bench -->\nafter\n"
     assert (home / "docs" / "growth.svg").read_text() == "growth.svg"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
+from tests.waiting import pass_turns
 
 
 async def test_what_was_spared_is_of_the_last_ten_seconds_and_of_all(bench: Bench, origin: RunningOrigin) -> None:
@@ -98,7 +98,7 @@ async def test_deliveries_are_in_the_history_as_in_the_metrics(bench: Bench) -> 
     counts = [
         float(line.rsplit(" ", 1)[1])
         for line in text.splitlines()
-        if line.startswith("gateway_delivery_delay_seconds_bucket") and 'route="-"' in line
+        if line.startswith("durable_gateway_delivery_delay_seconds_bucket") and 'route="-"' in line
     ]
     assert shown["samples"][-1]["delivery_delays"] == counts
     assert counts[-1] == 1
@@ -110,5 +110,5 @@ async def test_the_history_is_guarded_and_goes_with_the_gateway(start: Start, or
     assert (await bench.ask("GET", "/api/history", Authorization="Bearer open-sesame")).status == 200
     await bench.gateway.stop()
     bench.clock.advance(10)
-    await asyncio.sleep(0)
+    await pass_turns(1)
     assert repr(bench.gateway.history) == "<History: 1 samples>"

@@ -13,14 +13,19 @@ Installed with the package, so any project that tests against Durable Streams ha
     durable_origin_settings   override it to return other `OriginSettings`
     durable_gateway_settings  override it to return fields of the gateway's configuration, by name
 
-The first two are asynchronous and live for one test; they need pytest-asyncio (pytest-aiohttp brings it).  Without it
-this module still loads, so that installing the gateway does not break a project that tests synchronously.  Nothing of
-the gateway is imported before a fixture is asked for.
+The first two are asynchronous and live for one test.  They need pytest-asyncio (pytest-aiohttp brings it), and the test
+has to run under it: set `asyncio_mode = "auto"` in pytest's configuration, or mark the test `@pytest.mark.asyncio`.
+Without pytest-asyncio this module still loads, so that installing the gateway does not break a synchronous project.
+
+pytest loads this module in every project of an environment that has the gateway installed.  It therefore has a name of
+its own outside the package, and imports the package when a fixture is used: a project with a folder named `gateway`
+hides the package, and only its tests that ask for a fixture fail, with an error that names the folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
@@ -36,15 +41,30 @@ Fixture = TypeVar("Fixture", bound=Callable[..., Any])
 def _asynchronous(function: Fixture) -> Fixture:
     try:
         import pytest_asyncio
-    except ImportError:  # whoever asks for the fixture then has pytest's own message about asynchronous ones
+    except ImportError:  # a test that asks for the fixture then fails with pytest's own message about asynchronous ones
         return cast(Fixture, pytest.fixture(function))
     return cast(Fixture, pytest_asyncio.fixture(function))
+
+
+@contextmanager
+def _naming_what_hides_the_package() -> Iterator[None]:
+    """Fail the test with one line where an import fails because another package named `gateway` comes first."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "gateway":
+            raise
+        import gateway
+
+        found = ", ".join(gateway.__path__)
+        pytest.fail(f"the package gateway of durable-gateway is hidden by another one: {found}", pytrace=False)
 
 
 @pytest.fixture
 def durable_origin_settings() -> OriginSettings:
     """What `durable_origin` is started with: a free port, long-polls of 30 s, chunks of 1 MiB."""
-    from gateway.origin.app import OriginSettings
+    with _naming_what_hides_the_package():
+        from gateway.origin.app import OriginSettings
 
     return OriginSettings()
 
@@ -58,7 +78,8 @@ def durable_gateway_settings() -> dict[str, Any]:
 @_asynchronous
 async def durable_origin(durable_origin_settings: OriginSettings) -> AsyncIterator[RunningOrigin]:
     """A running in-memory origin, stopped after the test."""
-    from gateway.origin.app import start_origin
+    with _naming_what_hides_the_package():
+        from gateway.origin.app import start_origin
 
     running = await start_origin(durable_origin_settings)
     try:
@@ -73,8 +94,9 @@ async def durable_gateway(
     durable_origin: RunningOrigin, durable_gateway_settings: dict[str, Any]
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway in front of `durable_origin`, stopped after the test."""
-    from gateway.app import start_gateway
-    from gateway.config.gateway import GatewayConfig
+    with _naming_what_hides_the_package():
+        from gateway.app import start_gateway
+        from gateway.config.gateway import GatewayConfig
 
     free_ports = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     config = GatewayConfig.for_origin(durable_origin.url, **{**free_ports, **durable_gateway_settings})

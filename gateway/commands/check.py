@@ -1,0 +1,174 @@
+"""`check CONFIG`: validate a configuration, and what it names, before it is served.
+
+All that `serve` reads at its start is read: the file and the environment, the cache plan, credentials, certificates and
+the admin port's token.  Every mistake is named, one a line.  Those of values that depend on others (a check across
+fields, a file that a wrong value names) show only when the others are right.
+
+Exit statuses: 0 it can be served; 1 an origin does not answer (`--probe`); 2 there are mistakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gateway.commands.failure import CommandFailed
+from gateway.commands.run import run
+from gateway.config.credentials import load_credentials
+from gateway.config.file import ConfigError, LoadedConfig, Mistakes, Setting, load_config, load_plan
+from gateway.config.gateway import GatewayConfig
+from gateway.config.origin_tls import OriginTls, load_tls
+
+_PROBE_S: Final = 3.0
+"""Bound on connecting to an origin, and on its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What came of asking one origin."""
+
+    origin: str
+    status: int | None
+    """Of its answer; None where there was none."""
+    problem: str | None
+    """None where the origin is well."""
+
+    def __str__(self) -> str:
+        return f"origin {self.origin}: {self.problem or f'answers ({self.status})'}"
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The TOML file to validate.")],
+    everything: Annotated[bool, typer.Option("--all", help="Print every value in effect, defaults too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but mistakes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: ok, mistakes, settings.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Ask each origin whether it answers, within 3 s.")] = False,
+) -> None:
+    """Validate a configuration and the files that it names; print what it sets, where that stands, and "ok".
+
+    All mistakes are named, one a line.  Exit status 2 where there are any, 1 where an origin does not answer.
+    """
+    if quiet and (everything or as_json):
+        raise typer.BadParameter("take --quiet or what it would keep back", param_hint="'--quiet'")
+    try:
+        loaded, tls = _loaded(config, os.environ)
+    except ConfigError as error:
+        if as_json:
+            _print_json({"ok": False, "mistakes": error.mistakes, "settings": []})
+        else:
+            for mistake in error.mistakes:
+                typer.echo(f"durable-gateway: {mistake}", err=True)
+        raise typer.Exit(2) from None
+    probes = _probed(loaded.config, tls) if probe else []
+    bad = [one for one in probes if one.problem is not None]
+    settings = list(loaded.settings())
+    if as_json:
+        answer: dict[str, Any] = {"ok": not bad, "mistakes": [], "settings": [_shown(one) for one in settings]}
+        if probe:
+            answer["origins"] = [{"origin": one.origin, "status": one.status, "problem": one.problem} for one in probes]
+        _print_json(answer)
+    elif not quiet:
+        _print_settings(settings if everything else [one for one in settings if not one.is_default])
+        for one in probes:
+            if one.problem is None:
+                typer.echo(str(one))
+    if bad:
+        for one in bad if not as_json else ():
+            typer.echo(f"durable-gateway: {one}", err=True)
+        raise typer.Exit(1)
+    if not (quiet or as_json):
+        left_out = sum(one.is_default for one in settings)
+        typer.echo("ok" if everything else f"ok ({left_out} more values are the defaults: --all prints them)")
+
+
+def _loaded(path: Path, environ: Mapping[str, str]) -> tuple[LoadedConfig, dict[str, OriginTls]]:
+    """The configuration, and how TLS is spoken with its origins; ConfigError with all mistakes."""
+    from gateway.ops.admin.guard import admin_token
+    from gateway.server.listeners import load_certificates
+
+    loaded = load_config(path, environ=environ)
+    tls: dict[str, OriginTls] = {}
+    mistakes = Mistakes()
+    with mistakes.collected():
+        load_plan(loaded.config)
+    with mistakes.collected():
+        load_credentials(loaded.config, environ)
+    with mistakes.collected():
+        tls = load_tls(loaded.config)
+    with mistakes.collected():
+        load_certificates(loaded.config.every_listener, ())
+    with mistakes.collected():
+        admin_token(environ, loaded.config.server.admin_address)
+    mistakes.raise_any()
+    return loaded, tls
+
+
+def _probed(config: GatewayConfig, tls: Mapping[str, OriginTls]) -> list[Probe]:
+    """What came of asking every origin and leader of every route, each once."""
+    found: list[Probe] = []
+    if not run(_probe(config, tls, found)):
+        raise CommandFailed("stopped before every origin had answered")
+    return found
+
+
+async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: list[Probe]) -> None:
+    from gateway.upstream.exchange import Exchanges
+    from gateway.upstream.pool import authority_of
+
+    urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
+    exchanges = Exchanges(config.limits.upstream_connections)
+    exchanges.configure_tls(tls)
+    try:
+        authorities = dict.fromkeys(map(authority_of, urls))
+        found += await asyncio.gather(*(_asked(exchanges, authority) for authority in authorities))
+    finally:
+        await exchanges.close()
+
+
+async def _asked(exchanges: Any, authority: str) -> Probe:
+    """Ask one origin for nothing in particular.  Any answer below 500 shows that it is there."""
+    from multidict import CIMultiDict
+
+    from gateway.errors import GatewayError
+    from gateway.upstream.reasons import reason_of
+    from gateway.upstream.reply import Bounds
+
+    bounds = Bounds(_PROBE_S, _PROBE_S, _PROBE_S, _PROBE_S)
+    try:
+        reply = await exchanges.send("HEAD", f"{authority}/", CIMultiDict(), bounds)
+    except GatewayError as error:
+        return Probe(authority, None, f"does not answer: {reason_of(error.__cause__ or error)}")
+    reply.close()
+    return Probe(authority, reply.status, f"answers {reply.status}" if reply.status >= 500 else None)
+
+
+def _shown(setting: Setting) -> dict[str, object]:
+    return {
+        "key": setting.key,
+        "value": setting.text,
+        "source": setting.source,
+        "is_default": setting.is_default,
+    }
+
+
+def _print_json(answer: Mapping[str, object]) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2 if sys.stdout.isatty() else 0))
+
+
+def _print_settings(settings: list[Setting]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    lines = [(f"{setting.key} = {setting.text}", setting.source) for setting in settings]
+    width = max((len(line) for line, _ in lines), default=0)
+    for line, source in lines:
+        console.print(Text(f"{line:<{width}}  # {source}", "dim" if source == "default" else ""))

@@ -1,0 +1,56 @@
+"""The audit log of the admin port: one line for each change that was asked for, and for each request not let in.
+
+Lines go to the logger `gateway.admin.audit` at level INFO (done) or WARNING (refused), whatever the level of everything
+else.  They name method, path, the client's address, the status, and for a refusal the reason; never a body or a token.
+
+Refusals are bounded, because a client that is not let in can cause any number of them: `REFUSALS_PER_WINDOW` lines in
+each `WINDOW_S`.  The first line after a window says how many were left out of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from gateway.aio.clock import Clock
+from gateway.ops.admin.endpoint import Refused
+
+WINDOW_S: Final = 10.0
+REFUSALS_PER_WINDOW: Final = 20
+_SHOWN_CHARS: Final = 200
+"""Of a path: a client that is not let in may send one of 32 KiB."""
+
+_log = logging.getLogger("gateway.admin.audit")
+_log.setLevel(logging.INFO)
+
+
+class Audit:
+    """Writes the lines.  Owner of the count of refusals in the current window."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._window_ends_at = clock.now()
+        self._written = 0
+        self._left_out = 0
+
+    def __repr__(self) -> str:
+        return f"<Audit {self._written} refusals written, {self._left_out} left out>"
+
+    def done(self, method: str, path: str, remote: str | None, status: int) -> None:
+        """A change was made, or began."""
+        _log.info("%s %s by %s: %d", method, path, remote, status)
+
+    def refused(self, method: str, path: str, remote: str | None, refused: Refused) -> None:
+        """A change was refused, or a client was not let in."""
+        now = self._clock.now()
+        if now >= self._window_ends_at:
+            if self._left_out:
+                _log.warning("%d more refusals since were not written", self._left_out)
+            self._window_ends_at = now + WINDOW_S
+            self._written = self._left_out = 0
+        if self._written == REFUSALS_PER_WINDOW:
+            self._left_out += 1
+            return
+        self._written += 1
+        shown = path if len(path) <= _SHOWN_CHARS else f"{path[:_SHOWN_CHARS]}…"
+        _log.warning("%s %s by %s: %d: %s", method, shown, remote, refused.status, refused)

@@ -1,0 +1,109 @@
+"""`check`: all mistakes at once, and what it prints of a configuration that has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.origin.app import RunningOrigin
+from tests.commands.runs import finished
+
+GOOD = '[limits]\ncache_bytes = "1MiB"\n[[route]]\norigin = "{origin}"\n'
+NOWHERE = "http://127.0.0.1:1"
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return written(tmp_path / "gateway.toml", GOOD.format(origin=NOWHERE))
+
+
+async def test_every_mistake_is_named_in_the_order_of_the_file(file: Path) -> None:
+    route = '[[route]]\norigin = "http://a"\nheartbeet_s = 1\n'
+    written(file, f'[server]\nlisten = "x"\nadmn = 1\n[limits]\ncache_bytes = "lots"\n{route}')
+    environ = {"DURABLE_GATEWAY_LIMITS__NONE": "1", "DURABLE_GATEWAY_ROUTE__OTHER__ORIGIN": "http://a"}
+    status, out, err = await finished("check", str(file), environ=environ)
+    assert (status, out) == (2, "")
+    beginnings = [
+        "env DURABLE_GATEWAY_LIMITS__NONE: unknown key 'none'",
+        "env DURABLE_GATEWAY_ROUTE__OTHER__ORIGIN: no route named 'other'",
+        f"{file}:2: server.listen: expected HOST:PORT",
+        f"{file}:3: server.admn: unknown key (did you mean 'admin'?)",
+        f"{file}:5: limits.cache_bytes: expected bytes",
+        f"{file}:8: route.default.heartbeet_s: unknown key",
+    ]
+    lines = err.splitlines()
+    assert len(lines) == len(beginnings)
+    for line, beginning in zip(lines, beginnings, strict=True):
+        assert line.startswith(f"durable-gateway: {beginning}")
+
+
+async def test_every_file_that_it_names_is_read(file: Path, tmp_path: Path) -> None:
+    plan, key = tmp_path / "plan.json", tmp_path / "key"
+    written(plan, '{"version": 3}')
+    shown = f'origin_credentials = {{ file = "{key}" }}\n'
+    routes = "".join(f'[[route]]\nname = "{name}"\nprefix = "/{name}"\norigin = "http://a"\n{shown}' for name in "ab")
+    listener = f'[[listener]]\naddress = "127.0.0.1:0"\ntls = {{ certificates = [{{ certificate = "{key}" }}] }}\n'
+    written(file, f'[server]\nadmin = "0.0.0.0:9437"\n[cache.plan]\nfile = "{plan}"\n{routes}{listener}')
+    status, _, err = await finished("check", str(file))
+    assert status == 2
+    for said in (
+        f"cache.plan.file: {plan}: version: should be 1",
+        f"route.a.origin_credentials.file: {key}: cannot be read",
+        f"route.b.origin_credentials.file: {key}: cannot be read",
+        f"listener[0].tls.certificates[0]: {key}: cannot be read",
+        "server.admin: 0.0.0.0:9437 can be reached from outside",
+    ):
+        assert said in err
+    assert len(err.splitlines()) == 5
+
+
+async def test_what_is_set_is_printed_and_then_ok(file: Path) -> None:
+    status, out, err = await finished("check", str(file))
+    assert (status, err) == (0, "")
+    limit, origin, ok = out.splitlines()
+    assert limit.split() == ["limits.cache_bytes", "=", '"1MiB"', "#", f"{file}:2"]
+    assert origin == f'route.default.origin = "{NOWHERE}"  # {file}:4'
+    assert ok.startswith("ok ")
+    assert (await finished("check", "--all", str(file)))[1].endswith("\nok\n")
+    assert await finished("check", "--quiet", str(file)) == (0, "", "")
+    status, _, err = await finished("check", "--quiet", "--json", str(file))
+    assert (status, err.count("\n")) == (2, 1)
+
+
+async def test_json_has_the_same_in_one_object(file: Path) -> None:
+    status, out, err = await finished("check", "--json", str(file))
+    assert (status, err) == (0, "")
+    answer = json.loads(out)
+    assert (answer["ok"], answer["mistakes"]) == (True, [])
+    assert {"key": "limits.cache_bytes", "value": '"1MiB"', "source": f"{file}:2", "is_default": False} in answer[
+        "settings"
+    ]
+    written(file, "nonsense = 1\n")
+    status, out, err = await finished("check", "--json", str(file))
+    assert (status, err) == (2, "")
+    answer = json.loads(out)
+    assert not answer["ok"]
+    assert any("nonsense: unknown key" in mistake for mistake in answer["mistakes"])
+
+
+async def test_a_probe_asks_every_origin(file: Path, durable_origin: RunningOrigin) -> None:
+    written(file, GOOD.format(origin=durable_origin.url))
+    status, out, err = await finished("check", "--probe", str(file))
+    assert (status, err) == (0, "")
+    assert f"origin {durable_origin.url}: answers (" in out
+    assert out.splitlines()[-1].startswith("ok ")
+    written(file, f'[[route]]\norigins = ["{durable_origin.url}", "{NOWHERE}"]\n')
+    status, out, err = await finished("check", "--probe", "--quiet", str(file))
+    assert (status, out) == (1, "")
+    assert err == f"durable-gateway: origin {NOWHERE}: does not answer: connection refused\n"
+    status, out, _ = await finished("check", "--probe", "--json", str(file))
+    assert status == 1
+    assert [one["problem"] for one in json.loads(out)["origins"]] == [None, "does not answer: connection refused"]
+    assert durable_origin.origin.counters.total_requests == 3
