@@ -159,7 +159,7 @@ class ReplyParser:
         return f"<ReplyParser {self.state}{', awaited' if self.is_awaited else ''}>"
 
     def close(self) -> None:
-        """Read nothing more.  Owed to a parser that is used no more: llhttp and it hold each other."""
+        """Parse nothing more.  Must be called on a parser that is no longer used: it and llhttp form a cycle."""
         self.state = _CLOSED
         del self._llhttp
 

@@ -73,5 +73,5 @@ async def answer_to(ask: Callable[[Requester], PendingRequest], on_sent: Callabl
             answer.result().close()
         raise
     finally:
-        # What is raised has this frame, and must not be found from it.
+        # The raised error refers to this frame, so the frame must not refer to the error.
         del waiter, pending, answer

@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
     # -- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not before: each holds the connection, and one that cannot be made is not told of that.
+        # Not earlier: both refer to the connection, and a failed attempt to connect does not call `connection_lost`.
         self.deadline = Deadline(self._loop, self._timed_out)
         self._parser = ReplyParser()
         self._transport = cast("asyncio.Transport", transport)
@@ -320,7 +320,7 @@ class Connection(asyncio.Protocol):
         except ReplyBroken as error:
             broken = bare(error)
         if broken is not None:
-            # Not while it is handled: it would be the context of whatever is raised by that.
+            # Outside the handler, where the error would become the context of further exceptions.
             self.fail(broken)
             return
         if not events:

@@ -43,7 +43,7 @@ class Deadline:
             self._timer = None
 
     def close(self) -> None:
-        """Never call again."""
+        """Cancel the deadline for good and release the owner."""
         self.clear()
         self._on_due = _nothing
 
@@ -64,4 +64,4 @@ class Deadline:
 
 
 def _nothing() -> None:
-    """Whoever was to be called is gone."""
+    """The callback after `close`."""

@@ -50,7 +50,7 @@ class Dialer:
                 raise ConnectTimedOut from error
             raise NotConnected from error
         finally:
-            # Its traceback has this frame.
+            # Its traceback refers to this frame.
             del error
 
     async def _connect(

@@ -335,7 +335,7 @@ async def test_a_cancelled_wait_leaves_no_connection_behind(exchanges: Exchanges
 
 
 class News:
-    """Takes note of nothing."""
+    """Ignores all events."""
 
     def say(self, line: str) -> None: ...
 
@@ -343,7 +343,7 @@ class News:
 
 
 class Heard:
-    """Asks, and keeps what it is told."""
+    """A requester that keeps the outcomes."""
 
     def __init__(self) -> None:
         self.failures: list[GatewayError] = []
