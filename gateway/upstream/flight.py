@@ -135,8 +135,8 @@ class Flight:
         self.sent_at = 0.0
         self.incarnation = ""
         """The tape's incarnation when the request was sent."""
-        self.write_turn = (0, 0)
-        """The stream's write turn when the request was sent."""
+        self.write_version = (0, 0)
+        """The stream's write version when the request was sent."""
         self.head: Head | None = None
         self.error: GatewayError | None = None
         self.has_landed = False
