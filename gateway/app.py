@@ -300,7 +300,7 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
-    engine.renewal.start(known)
+    engine.tls_reloader.start(known)
     return await gateway.listen(application)
 
 

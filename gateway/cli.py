@@ -280,7 +280,7 @@ async def _serve(load: Callable[[], GatewayConfig]) -> None:
         for url in gateway.listeners.urls:
             _ready("gateway", url)
         _ready("admin", gateway.admin_url)
-        gateway.engine.health.greet()
+        gateway.engine.health.probe_all()
         await departure.asked()
 
 

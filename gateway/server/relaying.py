@@ -26,7 +26,7 @@ from gateway.server.delivery import PART_BYTES
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
-from gateway.upstream.connection import nothing
+from gateway.upstream.connection import no_op
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -103,8 +103,8 @@ def _is_whole() -> bool:
 
 
 class Relaying:
-    """One relay, from the request on its way to the last byte of its answer.  An `Asker` of the origin's, and the giver
-    of the client's answer."""
+    """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
+    the source of the client's answer."""
 
     __slots__ = (
         "_answered",
@@ -303,5 +303,5 @@ class Relaying:
         self._relayed = None
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.notify(nothing)
+            reply.notify(no_op)
             reply.close()
