@@ -23,7 +23,8 @@ from gateway.config.cache_plan import CachePlan
 from gateway.config.change import Change
 from gateway.config.change import change as config_change
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError, load_plan
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader, Load

@@ -41,7 +41,8 @@ from gateway.commands.run import allow_many_connections, collect_rarely
 from gateway.commands.streams import streams
 from gateway.commands.tail import tail
 from gateway.commands.top import top
-from gateway.config.file import ENV_PREFIX, ConfigError, Flag, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import ENV_PREFIX, Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import Place
 from gateway.config.server import ServerConfig

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from gateway import __version__
-from gateway.config.file import every_field
+from gateway.config.sections import every_field
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0

@@ -24,9 +24,11 @@ from rich.text import Text
 from gateway.commands.failure import CommandFailed
 from gateway.commands.run import run
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError, LoadedConfig, Mistakes, Setting, load_config, load_plan
+from gateway.config.errors import ConfigError, Mistakes
+from gateway.config.file import load_config, load_plan
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls
+from gateway.config.settings import LoadedConfig, Setting
 
 _PROBE_S: Final = 3.0
 """Bound on connecting to an origin, and on its answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from pathlib import Path
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginCredentialsConfig
 from gateway.config.routes import RouteConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from yarl import URL
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origins import OriginTlsConfig
 from gateway.config.routes import RouteConfig

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from gateway.aio.clock import Clock, wait_until
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 
 READ_S: Final = 10.0

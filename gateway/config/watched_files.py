@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from gateway.aio.clock import Clock, pause
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.reader import ConfigReader
 
 LOOK_S: Final = 5.0

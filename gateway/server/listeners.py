@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from gateway.config.file import ConfigError, Mistakes
+from gateway.config.errors import ConfigError, Mistakes
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
 from gateway.config.values import Address

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader

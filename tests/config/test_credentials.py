@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.credentials import load_credentials
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 
 

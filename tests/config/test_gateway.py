@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.cache import CacheConfig
-from gateway.config.file import ConfigError, Flag, every_field, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import Flag, load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.limits import LimitsConfig
 from gateway.config.listener import ListenerConfig, ListenerTlsConfig
@@ -24,6 +25,7 @@ from gateway.config.origins import (
     OriginTlsConfig,
 )
 from gateway.config.routes import CorsConfig, RouteConfig
+from gateway.config.sections import every_field
 from gateway.config.server import ServerConfig
 from gateway.config.telemetry import LogConfig, TracingConfig
 from gateway.config.toml_lines import key_lines

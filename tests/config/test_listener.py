@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.config.change import change
-from gateway.config.file import ConfigError, load_config
+from gateway.config.errors import ConfigError
+from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import Place, SystemdPlace, UnixPlace, parse_place
 from gateway.config.values import Address

@@ -22,7 +22,7 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.watched_files import LOOK_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
