@@ -36,7 +36,10 @@ class GatewayConfig(Model):
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     listeners: tuple[ListenerConfig, ...] = Field(
-        default=(), strict=False, max_length=64, description="Where clients are accepted; none: at server.listen."
+        default=(),
+        strict=False,
+        max_length=64,
+        description="Where clients are accepted; without any, at server.listen.",
     )
     routes: tuple[RouteConfig, ...] = Field(
         strict=False, description="Which requests go to which origin; at least one."

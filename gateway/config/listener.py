@@ -93,24 +93,27 @@ class CertificateConfig(Model):
     """One certificate that a listener shows."""
 
     certificate: str = Field(
-        min_length=1, description="File (PEM) of the certificate and those between it and its authority, in order."
+        min_length=1, description="PEM file of the certificate, followed by the intermediate certificates in order."
     )
-    key: str = Field(default="", description="File (PEM) of its key, without a password; empty: in the same file.")
+    key: str = Field(
+        default="",
+        description="PEM file of the certificate's key, without a password. Empty: the key is in the same file.",
+    )
 
 
 class ListenerTlsConfig(Model):
     """TLS at a listener."""
 
     certificates: Annotated[tuple[CertificateConfig, ...], Field(strict=False, min_length=1, max_length=1_024)] = Field(
-        description="A list of { certificate = FILE, key = FILE }, chosen by the names in them; the first is shown to "
-        "who names none of them. Taken again on reload, and when the files change."
+        description="A list of { certificate = FILE, key = FILE }, chosen by the server name (SNI); the first one is "
+        "the default. Read again on reload and when the files change."
     )
-    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS that is spoken.")
+    minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest TLS version that is accepted.")
     client_ca: str = Field(
-        default="", description="File (PEM) of authorities that clients' certificates are to be signed by."
+        default="", description="PEM file of the authorities that must have signed clients' certificates."
     )
     client_certificates: Literal["off", "optional", "required"] = Field(
-        default="off", description="Whether clients are asked for a certificate, and let in without one."
+        default="off", description="Whether a client is asked for a certificate, and whether it is required."
     )
 
     @model_validator(mode="after")
@@ -130,7 +133,7 @@ class ListenerConfig(Model):
         "that the process is started with."
     )
     mode: Annotated[str, AfterValidator(_mode)] = Field(
-        default="660", description="Of a Unix socket: who may connect, in octal digits."
+        default="660", description="Permissions of a Unix socket, in octal digits."
     )
     reuse_port: bool = Field(
         default=False, description="Let other processes accept on the same port: the kernel spreads connections."
@@ -139,17 +142,18 @@ class ListenerConfig(Model):
         default=4_096,
         ge=1,
         le=65_535,
-        description="Most connections that wait to be accepted; the kernel has a bound too.",
+        description="Most connections that wait to be accepted; the kernel's own bound applies too.",
     )
     proxy_protocol: Literal["off", "on"] = Field(
         default="off",
-        description="Every connection begins with a PROXY header, of version 1 or 2, that names its client; one that "
-        "does not is dropped, and so is one from elsewhere than server.trusted_proxies, where that is set.",
+        description="Require a PROXY header, version 1 or 2, at the start of every connection; it names the client. A "
+        "connection without one is dropped. So is one from outside server.trusted_proxies, where that is set.",
     )
     redirect_to_https: bool | Annotated[int, Field(ge=1, le=65_535)] = Field(
-        default=False, description="Answer every request 308 to the same URL with https, on 443 or the port given."
+        default=False,
+        description="Answer every request with 308 to the same URL on https, at port 443 or the given one.",
     )
-    tls: ListenerTlsConfig | None = Field(default=None, description="TLS; absent: plain.")
+    tls: ListenerTlsConfig | None = Field(default=None, description="TLS at this listener; absent: plain HTTP.")
 
     @property
     def place(self) -> Place:
