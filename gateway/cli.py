@@ -44,7 +44,7 @@ from gateway.commands.top import top
 from gateway.config.errors import ConfigError
 from gateway.config.file import ENV_PREFIX, Flag, load_config
 from gateway.config.gateway import GatewayConfig
-from gateway.config.listener import Place
+from gateway.config.listener import BindAddress
 from gateway.config.server import ServerConfig
 from gateway.config.values import Address, parse_address, parse_bytes
 from gateway.pipeline.cli import pipeline
@@ -368,12 +368,12 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def _places(config: GatewayConfig) -> list[Place]:
+def _places(config: GatewayConfig) -> list[BindAddress]:
     """Everywhere that a gateway listens."""
-    return [*(one.place for one in config.every_listener), config.server.admin_address]
+    return [*(one.bind_address for one in config.every_listener), config.server.admin_address]
 
 
-async def _listening(start: Awaitable[T], *places: Place) -> T:
+async def _listening(start: Awaitable[T], *places: BindAddress) -> T:
     """What `start` gives; FailedToRunError naming the address when a port cannot be had."""
     try:
         return await start
@@ -389,7 +389,7 @@ async def _listening(start: Awaitable[T], *places: Place) -> T:
         raise FailedToRunError(f"cannot listen on {where}: {reason}") from None
 
 
-def _is_in(place: Place, text: str) -> bool:
+def _is_in(place: BindAddress, text: str) -> bool:
     return f"'{place.host}', {place.port}" in text if isinstance(place, Address) else str(place) in text
 
 

@@ -1,4 +1,4 @@
-"""The cache plan: where it is read from and which of its entries are applied."""
+"""Cache settings: where the cache plan is read from, and which parts of it are applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.config.values import (
 
 
 class CachePlanConfig(Model):
-    """The plan that the pipeline made of the traffic, and which of its wishes are granted."""
+    """The cache plan that the pipeline made from the traffic, and which parts of it are applied."""
 
     file: str = Field(
         default="", description="Cache plan to apply, a JSON file; read at start and at each reload. Empty: none."
@@ -51,6 +51,6 @@ class CachePlanConfig(Model):
 
 
 class CacheConfig(Model):
-    """What is kept, beyond `limits.cache_bytes`."""
+    """What the cache keeps, in addition to `limits.cache_bytes`."""
 
     plan: CachePlanConfig = CachePlanConfig()

@@ -1,4 +1,7 @@
-"""Certificates, keys and authorities in files: read, and understood.  Everything here waits for the disk."""
+"""Certificates, keys and authorities, read from PEM files.  Every function here blocks on the disk.
+
+Errors are `ConfigError`; their text begins with `where`, the key of the configuration that names the file.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from gateway.config.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the first certificate in a file says."""
+    """Names and expiry of the first certificate in a file."""
 
     names: tuple[str, ...]
-    """Host names that it is for, in lower case, as in `www.example.org` and `*.example.org`."""
+    """DNS names in its subjectAltName, in lower case: `www.example.org`, `*.example.org`."""
     expires_at: float
-    """Unix seconds."""
+    """notAfter, in Unix seconds."""
 
     @property
     def name(self) -> str:
-        """What it is called by in figures and in the log."""
+        """The certificate's label in metrics and in the log: its first name, or `-`."""
         return self.names[0] if self.names else "-"
 
 
 def read_certificate(file: str, where: str) -> Certificate:
-    """What the certificate in a file is for; ConfigError, that begins with `where`, where the file holds none."""
-    # Not every gateway has certificates of its own, and this takes some megabytes.
+    """Names and expiry of the first certificate in a file.  Raises ConfigError if the file holds none."""
+    # Imported late: it takes some megabytes, and not every gateway has certificates of its own.
     from cryptography import x509
 
     try:
@@ -39,23 +42,25 @@ def read_certificate(file: str, where: str) -> Certificate:
             hosts = []
         return Certificate(tuple(dict.fromkeys(hosts)), found.not_valid_after_utc.astimezone(UTC).timestamp())
     except OSError as error:
-        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
     except ValueError:
         raise ConfigError(f"{where}: {file}: holds no certificate") from None
 
 
 def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -> None:
-    """Have a context show a certificate; `key` may be empty where it is in the same file.  ConfigError, that begins
-    with `where`, where they cannot be used or do not belong together."""
+    """Load a certificate and its key into `context`; an empty `key` means that it is in the same file.
+
+    Raises ConfigError if they cannot be read or do not belong together.
+    """
     try:
-        # Without a password: asked for one, OpenSSL would ask whoever sits at the terminal.
+        # An empty password: without one, OpenSSL prompts for an encrypted key's password at the terminal.
         context.load_cert_chain(certificate, key or None, password=lambda: b"")
     except ssl.SSLError:
-        raise ConfigError(f"{where}: {certificate}: holds no certificate, or not that of its key") from None
+        raise ConfigError(f"{where}: {certificate}: holds no certificate, or its key does not match") from None
     except (OSError, ValueError) as error:
-        # OpenSSL does not say which of the two.
+        # OpenSSL does not say which of the two files it could not read.
         named = certificate if key and _can_be_read(key) else key or certificate
-        raise ConfigError(f"{where}: {named}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {named}: cannot be read: {file_problem(error)}") from None
 
 
 def _can_be_read(file: str) -> bool:
@@ -68,15 +73,15 @@ def _can_be_read(file: str) -> bool:
 
 
 def load_authorities(context: ssl.SSLContext, file: str, where: str) -> None:
-    """Have a context believe the authorities in a file; ConfigError, that begins with `where`, where it holds none."""
+    """Make `context` trust the authorities in a file.  Raises ConfigError if the file holds none."""
     try:
         context.load_verify_locations(file)
     except ssl.SSLError:
         raise ConfigError(f"{where}: {file}: holds no certificates") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {file}: cannot be read: {word_of(error)}") from None
+        raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
 
 
-def word_of(error: OSError | ValueError) -> str:
-    """Why a file cannot be read."""
-    return (error.strerror if isinstance(error, OSError) else None) or "no path of a file"
+def file_problem(error: OSError | ValueError) -> str:
+    """Why a file cannot be read: the system's message, or that the path is invalid."""
+    return (error.strerror if isinstance(error, OSError) else None) or "not a valid path"

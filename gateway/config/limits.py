@@ -1,4 +1,4 @@
-"""What the gateway may hold and how long it waits: memory, connections, deadlines."""
+"""Limits of the process: memory, connections, deadlines for clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.config.values import (
 
 
 class LimitsConfig(Model):
-    """Bounds on memory, connections and patience with clients, for the whole process."""
+    """Bounds on memory and connections, and deadlines for clients, for the whole process."""
 
     cache_bytes: Bytes = Field(default=256 * MIB, ge=0, le=1024 * GIB, description="Most stream bytes kept in tapes.")
     eviction: Literal["s3-fifo", "sieve", "lru"] = Field(

@@ -1,7 +1,7 @@
-"""What an operator can say of origins: which there are, how they are checked and judged, what they are shown.
+"""Origins: their addresses, health checks, circuit breakers, credentials and TLS.
 
-`[origins]` is for the whole process, because an origin may serve several routes and is judged once; the other tables
-belong to a route.
+`[origins]` applies to the whole process, because an origin may serve several routes but has one circuit breaker.  The
+other tables belong to a route.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OriginConfig(Model):
 
 
 def _with_weight(entry: Any) -> Any:
-    """An entry that is a URL alone, as environment variables have it."""
+    """Turn a URL, the form in environment variables, into a table."""
     return {"url": entry} if isinstance(entry, str) else entry
 
 
@@ -35,7 +35,7 @@ HostList = Annotated[tuple[OriginUrl, ...], Field(strict=False, max_length=64)]
 
 
 class HealthCheckConfig(Model):
-    """Active checks of a route's origins."""
+    """Active health checks of a route's origins."""
 
     path: RequestPath = Field(
         default="/",
@@ -59,7 +59,7 @@ class HealthCheckConfig(Model):
 
 
 class OriginCredentialsConfig(Model):
-    """What the gateway shows a route's origins, in place of what clients send under that name."""
+    """Credentials sent to a route's origins, in place of the header of that name in clients' requests."""
 
     header: HeaderName = Field(default="authorization", description="Header that carries the credentials.")
     file: str = Field(
@@ -70,14 +70,14 @@ class OriginCredentialsConfig(Model):
     )
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _has_one_source(self) -> Self:
         if self.file and self.environment:
-            raise MisfitError("is set beside file: name one place", "environment")
+            raise MisfitError("is set together with file: set only one", "environment")
         return self
 
 
 class OriginTlsConfig(Model):
-    """How a route's https origins are known, and what they are shown."""
+    """TLS to a route's https origins: authorities, client certificate, server name."""
 
     ca_file: str = Field(
         default="",
@@ -105,7 +105,7 @@ class OriginTlsConfig(Model):
 
 
 class OriginsConfig(Model):
-    """How origins are judged, for the whole process: the circuit breaker of each, and what may wait for it."""
+    """Circuit breakers and waiting requests of all origins, for the whole process."""
 
     breaker_failures: int = Field(
         default=5,

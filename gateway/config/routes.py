@@ -1,4 +1,4 @@
-"""A route: which requests it serves, which origins they go to, and how its streams are cached and followed."""
+"""Routes: which requests each one serves, its origins, and how its streams are cached and followed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CorsConfig(Model):
     @model_validator(mode="after")
     def _credentials_need_names(self) -> Self:
         if not self.allow_origins:
-            raise MisfitError("names no one: leave the table out to pass the origin's headers through", "allow_origins")
+            raise MisfitError("is empty: leave the table out to relay the origin's own headers", "allow_origins")
         if self.allow_credentials and not {"*", "null"}.isdisjoint(self.allow_origins):
             raise MisfitError(
                 'needs allow_origins by name: "*" would let every site read as the user', "allow_credentials"
@@ -59,7 +59,7 @@ class CorsConfig(Model):
 
 
 class RouteConfig(Model):
-    """Which requests go to which origin, and how its streams are read, kept and followed."""
+    """One route: which requests it serves, its origins, and how its streams are read, cached and followed."""
 
     name: RouteName = Field(
         default="default", description="Unique; names the route in logs, metrics and environment overrides."
@@ -239,7 +239,7 @@ class RouteConfig(Model):
     @model_validator(mode="after")
     def _asked_is_asked(self) -> Self:
         if self.tail == "asked" and self.tail_fresh_s:
-            raise MisfitError('goes with tail = "followed" only: an asked tail is never repeated', "tail_fresh_s")
+            raise MisfitError('goes with tail = "followed" only: an asked tail is never served again', "tail_fresh_s")
         return self
 
     @model_validator(mode="after")
@@ -247,10 +247,10 @@ class RouteConfig(Model):
         if self.origin is None and not self.origins:
             raise MisfitError("is required and has no default (or a list, origins)", "origin")
         if self.origin is not None and self.origins:
-            raise MisfitError("is set beside origin: name one or the other", "origins")
+            raise MisfitError("is set together with origin: set only one", "origins")
         seen: set[tuple[object, ...]] = set()
         for index, one in enumerate(self.origins):
-            # With and without the scheme's own port it is one server.
+            # A URL with the scheme's default port and one without a port name the same server.
             parts = urlsplit(one.url)
             server = parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
             if server in seen:
@@ -267,16 +267,19 @@ class RouteConfig(Model):
 
     @property
     def members(self) -> tuple[OriginConfig, ...]:
-        """The origins, be it one."""
+        """The route's origins, also if there is only one."""
         return self.origins if self.origin is None else (OriginConfig(url=self.origin),)
 
     @model_validator(mode="after")
     def _partition_needs_headers(self) -> Self:
         if self.credentials == "partition" and not self.credential_headers:
-            raise MisfitError('needs a name with credentials = "partition": else everyone shares', "credential_headers")
+            raise MisfitError(
+                'needs a header with credentials = "partition": otherwise all requests share a tape',
+                "credential_headers",
+            )
         return self
 
     @property
     def key(self) -> str:
-        """The name as environment variables spell it."""
+        """The name in the spelling of environment variables."""
         return self.name.upper().replace("-", "_")

@@ -1,4 +1,4 @@
-"""Where the gateway serves clients and operators, and how it sends clients off."""
+"""The server: client and admin addresses, shutdown, trusted proxies, name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.config.values import (
 
 
 class ServerConfig(Model):
-    """Where the gateway listens, how it leaves, and what it calls itself."""
+    """Where the gateway listens, how it shuts down, and its name."""
 
     listen: ListenAddress = Field(
         default="127.0.0.1:4437",
@@ -57,16 +57,16 @@ class ServerConfig(Model):
 
     @property
     def listen_address(self) -> Address:
-        """`listen`, taken apart."""
+        """`listen`, parsed."""
         return parse_address(self.listen)
 
     @property
     def admin_address(self) -> Address:
-        """`admin`, taken apart."""
+        """`admin`, parsed."""
         return parse_address(self.admin)
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         if self.listen == self.admin and self.listen_address.port:
-            raise MisfitError(f"is {self.admin}, as listen is", "admin")
+            raise MisfitError(f"is {self.admin}, the same as listen", "admin")
         return self

@@ -1,4 +1,4 @@
-"""Traces and the access log: where they go and what of them is kept."""
+"""Traces and the access log: their destination, their sampling and their bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.config.values import (
 
 
 class TracingConfig(Model):
-    """Tracing by OpenTelemetry, which needs the extra `opentelemetry`; off, and free, without an endpoint."""
+    """Tracing by OpenTelemetry.  It needs the extra `opentelemetry`, and is off, at no cost, without an endpoint."""
 
     endpoint: CollectorUrl = Field(
         default="",
@@ -44,7 +44,7 @@ class TracingConfig(Model):
 
 
 class LogConfig(Model):
-    """The access log: a line of JSON for each request, off the path of every request."""
+    """The access log: one line of JSON for each request, written off the request path."""
 
     sink: Literal["none", "stdout", "file", "stream"] = Field(
         default="none", description="Destination of the lines: none, stdout, a file, or a durable stream at an origin."
@@ -106,7 +106,7 @@ class LogConfig(Model):
     )
 
     @model_validator(mode="after")
-    def _sink_needs_its_place(self) -> Self:
+    def _sink_needs_its_target(self) -> Self:
         if self.sink == "file" and not self.path:
             raise MisfitError('is needed with sink = "file"', "path")
         if self.sink == "stream" and not self.stream_url:

@@ -223,7 +223,7 @@ def decide(traffic: Traffic, cache_bytes: int, nodes: int) -> dict[str, Any]:
 
 
 def _without(streams: Iterable[StreamFigures], entries: Iterable[Entry]) -> list[StreamFigures]:
-    places = {entry.place for entry in entries}
+    places = {entry.key for entry in entries}
     return [one for one in streams if (one.route, one.stream) not in places]
 
 

@@ -41,9 +41,9 @@ class Renewal:
         self._watch = Watch(lambda: tls_files(config()), self._renew, clock)
 
     @property
-    def looks(self) -> int:
+    def polls(self) -> int:
         """How often the files have been looked at."""
-        return self._watch.looks
+        return self._watch.polls
 
     def start(self, known: Stamp) -> None:
         """Watch from here on; `known` is the stamp of the files from before they were read."""

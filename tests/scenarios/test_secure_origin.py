@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.watched_files import LOOK_S
+from gateway.config.watched_files import POLL_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from tests.scenarios.conftest import Edge, Start, as_json, bounded, eventually
@@ -48,9 +48,9 @@ async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: st
     """Have the files looked at twice, and wait until that is said of them."""
     renewal, before = edge.gateway.engine.renewal, len(caplog.records)
     for _ in range(2):
-        looks = renewal.looks
-        edge.clock.advance(LOOK_S)
-        await eventually(lambda looks=looks: renewal.looks > looks)  # type: ignore[misc]
+        polls = renewal.polls
+        edge.clock.advance(POLL_S)
+        await eventually(lambda polls=polls: renewal.polls > polls)  # type: ignore[misc]
     await eventually(lambda: any(said in record.getMessage() for record in caplog.records[before:]))
 
 
@@ -122,7 +122,7 @@ async def test_files_that_are_replaced_are_taken_and_open_connections_stay(
         await bounded(counters.live_is(1))
         # A certificate without its key cannot be used.
         replace(certificates, "client.crt", "next.crt")
-        await files_are_taken(edge, caplog, "holds no certificate, or not that of its key; what was read before is")
+        await files_are_taken(edge, caplog, "holds no certificate, or its key does not match; what was read before is")
         assert (await edge.post("/s", b"", JSON, Stream_Seq="0")).status == 400
         replace(certificates, "client.key", "next.key")
         await files_are_taken(edge, caplog, "have changed and were read again")
