@@ -60,8 +60,8 @@ pipeline-bench: $(INSTALLED) ## the pipeline over 5 M log lines, DuckDB beside i
 pipeline-demo: $(INSTALLED) ## what a plan is worth: the same load before and after it, in one table and one chart
 	@$(BIN)/python -m loadtest.plan_demo $(ARGS)
 
-dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's table of alerts anew
-	@$(BIN)/python -m grafana
+dashboards: $(INSTALLED) ## write grafana/dashboards and the operator's page of alerts (ARGS="--runbooks URL")
+	@$(BIN)/python -m grafana $(ARGS)
 
 reference: $(INSTALLED) ## write the generated parts of docs/reference anew, from the code
 	@$(BIN)/python -m reference_pages

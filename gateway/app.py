@@ -110,7 +110,7 @@ class RunningGateway:
     @property
     def connections(self) -> int:
         """Client connections open now."""
-        return sum(map(len, self._frontend.every_clients))
+        return self._frontend.connections()
 
     def sample(self) -> Sample:
         """The counters as they stand."""
@@ -170,6 +170,15 @@ class RunningGateway:
         """
         if self._load is None:
             raise NothingToRead("this gateway was started without a configuration that could be read again")
+        try:
+            change = await self._take_anew()
+        except Exception:
+            self.metrics.operations.reload(is_taken=False)
+            raise
+        self.metrics.operations.reload(is_taken=True)
+        return change
+
+    async def _take_anew(self) -> Change:
         async with self._reloading:
             wanted, plan, credentials, tls, certificates = await self._reader.read()
             change = config_change(self.config, wanted)
@@ -278,13 +287,15 @@ async def start_gateway(
     frontend.show(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
     metrics.before_collect = clients.count
+    metrics.http2 = clients.http2
+    metrics.listeners.refused = frontend.refused
     metrics.listeners.expiries = frontend.listeners.expiries
     gateway = RunningGateway(
         config, engine, metrics, frontend, load, PlanApplier(engine, rng), log, environ, shown_files
     )
     metrics.plan = gateway.plan_figures.look
     metrics.look = partial(
-        look_at, engine, clients.__len__, lambda: Unsent(*clients.unsent()), lambda: gateway.is_ready
+        look_at, engine, frontend.connections, lambda: Unsent(*frontend.unsent()), lambda: gateway.is_ready
     )
     application = admin_application(gateway, guard, partitions)
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)

@@ -1,6 +1,7 @@
-"""`python -m grafana` writes the dashboards and the operator's table of alerts.
+"""`python -m grafana` writes the dashboards, the operator's page of alerts, and the alerts' links to it.
 
-`--check` only says which of them are not as they would be written.
+`--check` only says which of them are not as they would be written.  `--runbooks` names the place where the page is
+published, for `runbook_url`; without it the links are the page's path in the repository.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from grafana.alerts_page import PAGE, with_alerts
+from grafana.alerts_page import PAGE, RULES, RUNBOOKS, with_alerts, with_runbooks
 from grafana.board import rendered
 from grafana.cache import CACHE
+from grafana.connections import CONNECTIONS
 from grafana.live import LIVE
 from grafana.origin import ORIGIN
 from grafana.overview import OVERVIEW
 from grafana.pipeline import PIPELINE
 
 FOLDER: Final = Path(__file__).parent / "dashboards"
-BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, PIPELINE)
+BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, CONNECTIONS, PIPELINE)
 
 
-def files() -> Mapping[Path, str]:
-    """Every dashboard's file and what belongs into it; and the operator's page."""
+def files(runbooks: str = RUNBOOKS) -> Mapping[Path, str]:
+    """Every dashboard's file and what belongs into it; the operator's page; and the rules."""
     boards = {FOLDER / f"{board.name}.json": rendered(board) for board in BOARDS}
-    return {**boards, PAGE: with_alerts(PAGE.read_text())}
+    return {**boards, PAGE: with_alerts(PAGE.read_text()), RULES: with_runbooks(RULES.read_text(), runbooks)}
 
 
-def drifted() -> list[str]:
-    """Names of files that are not as they would be written, are missing, or are nobody's."""
-    wanted = files()
+def drifted(runbooks: str = RUNBOOKS) -> list[str]:
+    """Names of files that are not as they would be written, are missing, or belong to no dashboard."""
+    wanted = files(runbooks)
     wrong = [path.name for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     return sorted([*wrong, *(path.name for path in FOLDER.glob("*.json") if path not in wanted)])
 
@@ -40,12 +42,14 @@ def main() -> int:
     """Write, or check; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m grafana", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a file would change")
-    if parser.parse_args().check:
-        wrong = drifted()
+    parser.add_argument("--runbooks", default=RUNBOOKS, metavar="URL", help="URL of the published page (%(default)s)")
+    asked = parser.parse_args()
+    if asked.check:
+        wrong = drifted(asked.runbooks)
         if wrong:
             sys.stderr.write(f"not as generated: {', '.join(wrong)}; run make dashboards\n")
         return int(bool(wrong))
-    for path, text in files().items():
+    for path, text in files(asked.runbooks).items():
         path.write_text(text)
     return 0
 

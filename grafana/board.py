@@ -1,7 +1,8 @@
 """What a dashboard is made of, and how it becomes Grafana's JSON.
 
 A board is data: rows of panels, each with its queries and a sentence that says what to read from it.  All boards choose
-the same way, by data source, gateway and route, and are linked to each other by their tag.
+the same way, by data source, gateway and route, and are linked to each other by their tag.  All mark the moments at
+which a gateway was started, reloaded or purged.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import Any, Final, Literal
 
 from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.builders import prometheus, stat, text, timeseries
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, text, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import heatmap as heatmap_models
+from grafana_foundation_sdk.models import prometheus as prometheus_models
 from grafana_foundation_sdk.models import text as text_models
 
 TAG: Final = "durable-gateway"
 _WIDTH: Final = 24
-_HEIGHT: Final = {"stat": 4, "lines": 8, "stack": 8, "text": 6}
+_HEIGHT: Final = {"stat": 4, "lines": 8, "stack": 8, "heat": 8, "text": 6}
 _SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 
 GATEWAY: Final = 'instance=~"$instance"'
@@ -28,7 +31,8 @@ GATEWAY: Final = 'instance=~"$instance"'
 ROUTE: Final = 'instance=~"$instance",route=~"$route"'
 """Matches these and the routes that are chosen."""
 
-Kind = Literal["stat", "lines", "stack", "text"]
+Kind = Literal["stat", "lines", "stack", "heat", "text"]
+"""`heat` is a heatmap: how many observations fell into each bucket of a histogram, over time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,41 @@ def quantiles(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
     )
 
 
+def buckets(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
+    """What a heatmap shows; `series` is a histogram's name."""
+    return (Query(f"sum by (le) (increase({series}_bucket{{{matching}}}[$__rate_interval]))", "{{le}}"),)
+
+
+_MOMENTS: Final = (
+    # Its value is the moment, in milliseconds: it is marked there, however often it was scraped.
+    ("Starts", f"process_start_time_seconds{{{GATEWAY}}} * 1000", "started", True),
+    ("Reloads", f"sum by (instance, result) (increase(durable_gateway_reloads_total{{{GATEWAY}}}[1m])) > 0",
+     "configuration {{result}}", False),
+    ("Purges", f"sum by (instance, kind) (increase(durable_gateway_purges_total{{{GATEWAY}}}[1m])) > 0",
+     "{{kind}} purge", False),
+)  # fmt: skip
+"""Name, expression, text, and whether the value is the moment: what is marked on every panel."""
+
+
+def _annotations() -> list[dict[str, Any]]:
+    # As the Prometheus data source takes them; the builder does not know its fields.
+    return [
+        {
+            "datasource": {"type": "prometheus", "uid": "$datasource"},
+            "enable": True,
+            "expr": expression,
+            "hide": False,
+            "iconColor": colour,
+            "name": name,
+            "step": "60s",
+            "titleFormat": "{{instance}}",
+            "textFormat": words,
+            "useValueForTime": is_moment,
+        }
+        for (name, expression, words, is_moment), colour in zip(_MOMENTS, ("green", "blue", "orange"), strict=True)
+    ]
+
+
 def rendered(board: Board) -> str:
     """The board as Grafana's JSON, with a line's end at its end."""
     made = builders.Dashboard(board.title).uid(f"{TAG}-{board.name}").description(board.description)
@@ -124,14 +163,16 @@ def rendered(board: Board) -> str:
         for panel in row.panels:
             made = made.with_panel(_panel(panel).id(at_id))
             at_id += 1
-    return json.dumps(made.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+    plain = json.loads(json.dumps(made.build(), cls=JSONEncoder))
+    plain["annotations"] = {"list": _annotations()}
+    return json.dumps(plain, indent=2, sort_keys=True) + "\n"
 
 
 def _variables() -> tuple[Any, ...]:
     return (
         builders.DatasourceVariable("datasource").label("Data source").type("prometheus"),
-        _choice("instance", "Gateway", "label_values(gateway_build_info, instance)"),
-        _choice("route", "Route", "label_values(gateway_tapes, route)"),
+        _choice("instance", "Gateway", "label_values(durable_gateway_build_info, instance)"),
+        _choice("route", "Route", "label_values(durable_gateway_requests_total, route)"),
     )
 
 
@@ -158,6 +199,8 @@ def _panel(panel: Panel) -> Any:
         made = text.Panel().mode(text_models.TextMode.MARKDOWN).content(panel.description)
     elif panel.kind == "stat":
         made = stat.Panel().color_mode(common.BigValueColorMode.NONE).graph_mode(common.BigValueGraphMode.AREA)
+    elif panel.kind == "heat":
+        made = _heatmap(panel.unit)
     else:
         made = _lines(is_stacked=panel.kind == "stack")
     made = made.title(panel.title).height(_HEIGHT[panel.kind]).span(panel.width)
@@ -167,17 +210,28 @@ def _panel(panel: Panel) -> Any:
     if panel.kind == "stat":
         # A ratio of nothing to nothing.
         made = made.no_value("–")
-    if panel.least is not None:
+    if panel.least is not None and panel.kind != "heat":
         made = made.min(panel.least)
     if panel.most is not None:
         made = made.max(panel.most)
     for at, query in enumerate(panel.queries):
         target = prometheus.Dataquery().expr(query.expression).legend_format(query.legend or panel.title)
         target = target.range().ref_id(chr(ord("A") + at)).datasource(_SOURCE)
+        if panel.kind == "heat":
+            target = target.format(prometheus_models.PromQueryFormat.HEATMAP)
         if query.shows_exemplars:
             target = target.exemplar(True)
         made = made.with_target(target)
     return made
+
+
+def _heatmap(unit: str) -> heatmap.Panel:
+    """The counts come in buckets already: nothing is calculated."""
+    colours = heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
+    colours = colours.scale(heatmap_models.HeatmapColorScale.EXPONENTIAL).exponent(0.5)
+    made = heatmap.Panel().calculate(False).cell_gap(1).color(colours).show_legend()
+    # Empty buckets are left blank.
+    return made.filter_values(heatmap.FilterValueRange().le(1e-9)).y_axis(heatmap.YAxisConfig().unit(unit))
 
 
 def _lines(*, is_stacked: bool) -> timeseries.Panel:

@@ -23,28 +23,32 @@ CACHE: Final = Board(
                     "Share of catch-up reads answered from the tape alone. Those revalidated, joined or collapsed came "
                     "from memory as well: what the origin was spared is on the overview.",
                     "percentunit",
-                    (Query(share("gateway_requests_total", f"{ROUTE},{_CATCHUP}", 'outcome="hit"')),),
+                    (Query(share("durable_gateway_requests_total", f"{ROUTE},{_CATCHUP}", 'outcome="hit"')),),
                     most=1,
                 ),
                 Panel(
                     "From the tape, at least in part",
                     "The same with those that were joined with a look at the tail.",
                     "percentunit",
-                    (Query(share("gateway_requests_total", f"{ROUTE},{_CATCHUP}", f'outcome=~"{_FROM_TAPE}"')),),
+                    (
+                        Query(
+                            share("durable_gateway_requests_total", f"{ROUTE},{_CATCHUP}", f'outcome=~"{_FROM_TAPE}"')
+                        ),
+                    ),
                     most=1,
                 ),
                 Panel(
                     "Requests by outcome",
                     "How catch-up reads were answered.",
                     "reqps",
-                    (Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_CATCHUP}"), "{{outcome}}"),),
+                    (Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_CATCHUP}"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
                     "Bytes by outcome",
                     "Body bytes of answers that ended, of all modes: what came from the tape, what was fetched.",
                     "Bps",
-                    (Query(rate("gateway_response_bytes_total", "outcome"), "{{outcome}}"),),
+                    (Query(rate("durable_gateway_response_bytes_total", "outcome"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
@@ -53,7 +57,9 @@ CACHE: Final = Board(
                     "reqps",
                     (
                         Query(
-                            rate("gateway_requests_total", "outcome", f'{ROUTE},{_CATCHUP},outcome=~"{_SHARED}"'),
+                            rate(
+                                "durable_gateway_requests_total", "outcome", f'{ROUTE},{_CATCHUP},outcome=~"{_SHARED}"'
+                            ),
                             "{{outcome}}",
                         ),
                     ),
@@ -64,9 +70,9 @@ CACHE: Final = Board(
                     "short",
                     (
                         Query(
-                            f"({rate('gateway_downstream_bytes_total', matching=GATEWAY)}"
-                            f" + {rate('gateway_response_saved_bytes_total', matching=GATEWAY)})"
-                            f" / {rate('gateway_upstream_bytes_total', matching=GATEWAY)}"
+                            f"({rate('durable_gateway_downstream_bytes_total', matching=GATEWAY)}"
+                            f" + {rate('durable_gateway_response_saved_bytes_total', matching=GATEWAY)})"
+                            f" / {rate('durable_gateway_upstream_bytes_total', matching=GATEWAY)}"
                         ),
                     ),
                 ),
@@ -80,44 +86,44 @@ CACHE: Final = Board(
                     "Tapes and compressed copies, and the budget that bounds them.",
                     "bytes",
                     (
-                        Query(total("gateway_cache_bytes", matching=GATEWAY), "held"),
-                        Query(total("gateway_cache_limit_bytes", matching=GATEWAY), "budget"),
+                        Query(total("durable_gateway_cache_bytes", matching=GATEWAY), "held"),
+                        Query(total("durable_gateway_cache_limit_bytes", matching=GATEWAY), "budget"),
                     ),
                 ),
                 Panel(
                     "Bytes of tapes by route",
                     "Who takes the budget, indexes included.",
                     "bytes",
-                    (Query(total("gateway_tape_bytes", "route"), "{{route}}"),),
+                    (Query(total("durable_gateway_tape_bytes", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Tapes",
                     "Streams remembered, empty ones too.",
                     "short",
-                    (Query(total("gateway_tapes", "route"), "{{route}}"),),
+                    (Query(total("durable_gateway_tapes", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Blocks",
                     "Runs of bytes that tapes are made of. Many on few tapes: streams read in pieces that do not meet.",
                     "short",
-                    (Query(total("gateway_tape_blocks", "route"), "{{route}}"),),
+                    (Query(total("durable_gateway_tape_blocks", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Evictions",
                     "Tapes dropped for want of room. Steady and with misses: the budget is small for what is read.",
                     "ops",
-                    (Query(rate("gateway_evictions_total", "route"), "{{route}}"),),
+                    (Query(rate("durable_gateway_evictions_total", "route"), "{{route}}"),),
                 ),
                 Panel(
                     "Flights and those who wait",
                     "Shared fetches in the air, and the requests that wait for them.",
                     "short",
                     (
-                        Query(total("gateway_flights"), "flights"),
-                        Query(total("gateway_waiters"), "waiters"),
+                        Query(total("durable_gateway_flights"), "flights"),
+                        Query(total("durable_gateway_waiters"), "waiters"),
                     ),
                 ),
             ),
@@ -129,22 +135,28 @@ CACHE: Final = Board(
                     "Bodies compressed",
                     "Each once for all who ask for it.",
                     "ops",
-                    (Query(rate("gateway_compressions_total", "coding", GATEWAY), "{{coding}}"),),
+                    (Query(rate("durable_gateway_compressions_total", "coding", GATEWAY), "{{coding}}"),),
                 ),
                 Panel(
                     "Bytes before and after",
                     "Of these bodies.",
                     "Bps",
                     (
-                        Query(rate("gateway_compression_input_bytes_total", "coding", GATEWAY), "{{coding}}, before"),
-                        Query(rate("gateway_compression_output_bytes_total", "coding", GATEWAY), "{{coding}}, after"),
+                        Query(
+                            rate("durable_gateway_compression_input_bytes_total", "coding", GATEWAY),
+                            "{{coding}}, before",
+                        ),
+                        Query(
+                            rate("durable_gateway_compression_output_bytes_total", "coding", GATEWAY),
+                            "{{coding}}, after",
+                        ),
                     ),
                 ),
                 Panel(
                     "Saved on the way to clients",
                     "How many more bytes answers had before they were coded, each time that one was sent.",
                     "Bps",
-                    (Query(rate("gateway_response_saved_bytes_total", "mode"), "{{mode}}"),),
+                    (Query(rate("durable_gateway_response_saved_bytes_total", "mode"), "{{mode}}"),),
                     "stack",
                 ),
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantiles, rate, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, quantiles, rate, total
 
 _LIVE: Final = 'mode=~"longpoll|sse"'
 
@@ -20,14 +20,14 @@ LIVE: Final = Board(
                     "Live readers",
                     "Waiting long-polls and open SSE connections.",
                     "short",
-                    (Query(total("gateway_subscribers", "mode"), "{{mode}}"),),
+                    (Query(total("durable_gateway_subscribers", "mode"), "{{mode}}"),),
                     "stack",
                 ),
                 Panel(
                     "Live readers by route",
                     "The same, by route.",
                     "short",
-                    (Query(total("gateway_subscribers", "route"), "{{route}}"),),
+                    (Query(total("durable_gateway_subscribers", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
@@ -36,8 +36,8 @@ LIVE: Final = Board(
                     "short",
                     (
                         Query(
-                            f"{total('gateway_subscribers', matching=GATEWAY)}"
-                            f" / {total('gateway_followed_streams', matching=GATEWAY)}"
+                            f"{total('durable_gateway_subscribers', matching=GATEWAY)}"
+                            f" / {total('durable_gateway_followed_streams', matching=GATEWAY)}"
                         ),
                     ),
                 ),
@@ -45,7 +45,7 @@ LIVE: Final = Board(
                     "Live reads that ended",
                     "By outcome. A peak of followed is a drain, or an append that woke many long-polls.",
                     "reqps",
-                    (Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_LIVE}"), "{{outcome}}"),),
+                    (Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_LIVE}"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
@@ -53,13 +53,13 @@ LIVE: Final = Board(
                     "They are ended in order after sse_lifetime_s, less some jitter. Much shorter ones: something "
                     "between clients and gateway cuts them.",
                     "s",
-                    quantiles("gateway_request_duration_seconds", f'{ROUTE},mode="sse"'),
+                    quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="sse"'),
                 ),
                 Panel(
                     "Length of long-polls",
                     "Until data came or the time was up.",
                     "s",
-                    quantiles("gateway_request_duration_seconds", f'{ROUTE},mode="longpoll"'),
+                    quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="longpoll"'),
                 ),
             ),
         ),
@@ -70,19 +70,26 @@ LIVE: Final = Board(
                     "Deliveries",
                     "Times a live reader was handed what a follower had brought.",
                     "ops",
-                    (Query(rate("gateway_deliveries_total", "route"), "{{route}}"),),
+                    (Query(rate("durable_gateway_deliveries_total", "route"), "{{route}}"),),
                 ),
                 Panel(
                     "Delay of deliveries",
                     "From the arrival of an event until the last reader of its stream was handed it.",
                     "s",
-                    quantiles("gateway_delivery_delay_seconds"),
+                    quantiles("durable_gateway_delivery_delay_seconds"),
+                ),
+                Panel(
+                    "Delays of deliveries",
+                    "How many rounds over the readers of a stream took how long.",
+                    "s",
+                    buckets("durable_gateway_delivery_delay_seconds"),
+                    "heat",
                 ),
                 Panel(
                     "Bytes to clients",
                     "Bodies as they are written, of all modes.",
                     "Bps",
-                    (Query(rate("gateway_downstream_bytes_total", "instance", GATEWAY), "{{instance}}"),),
+                    (Query(rate("durable_gateway_downstream_bytes_total", "instance", GATEWAY), "{{instance}}"),),
                 ),
             ),
         ),
@@ -94,8 +101,8 @@ LIVE: Final = Board(
                     "Written for clients and not taken yet: of all, and of the one that has left most.",
                     "bytes",
                     (
-                        Query(total("gateway_lag_bytes", matching=GATEWAY), "all"),
-                        Query(f"max (gateway_lag_most_bytes{{{GATEWAY}}})", "the one with most"),
+                        Query(total("durable_gateway_lag_bytes", matching=GATEWAY), "all"),
+                        Query(f"max (durable_gateway_lag_most_bytes{{{GATEWAY}}})", "the one with most"),
                     ),
                 ),
                 Panel(
@@ -103,15 +110,15 @@ LIVE: Final = Board(
                     "moved: read from the tape at their own pace from there on. closed: took nothing for "
                     "client_write_timeout_s; they resume from their last offset.",
                     "ops",
-                    (Query(rate("gateway_slow_consumers_total", "action", GATEWAY), "{{action}}"),),
+                    (Query(rate("durable_gateway_slow_consumers_total", "action", GATEWAY), "{{action}}"),),
                 ),
                 Panel(
                     "Client connections",
                     "Open now, and the most that are taken.",
                     "short",
                     (
-                        Query(total("gateway_connections", matching=GATEWAY), "open"),
-                        Query(total("gateway_connections_limit", matching=GATEWAY), "most"),
+                        Query(total("durable_gateway_connections", matching=GATEWAY), "open"),
+                        Query(total("durable_gateway_connections_limit", matching=GATEWAY), "most"),
                     ),
                 ),
             ),
@@ -124,21 +131,21 @@ LIVE: Final = Board(
                     "Streams with live readers, each one live request at the origin; and the most there may be.",
                     "short",
                     (
-                        Query(total("gateway_followed_streams", matching=GATEWAY), "followed"),
-                        Query(total("gateway_followed_streams_limit", matching=GATEWAY), "most"),
+                        Query(total("durable_gateway_followed_streams", matching=GATEWAY), "followed"),
+                        Query(total("durable_gateway_followed_streams_limit", matching=GATEWAY), "most"),
                     ),
                 ),
                 Panel(
                     "Reconnects",
                     "planned: at the end of a connection's life. lost: the origin or the network ended it.",
                     "ops",
-                    (Query(rate("gateway_reconnects_total", "reason"), "{{reason}}"),),
+                    (Query(rate("durable_gateway_reconnects_total", "reason"), "{{reason}}"),),
                 ),
                 Panel(
                     "Live requests to the origin",
                     "One a stream and connection's life, however many clients follow it.",
                     "reqps",
-                    (Query(rate("gateway_upstream_requests_total", "mode", f"{ROUTE},{_LIVE}"), "{{mode}}"),),
+                    (Query(rate("durable_gateway_upstream_requests_total", "mode", f"{ROUTE},{_LIVE}"), "{{mode}}"),),
                 ),
             ),
         ),

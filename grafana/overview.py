@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, quantile, quantiles, rate, share, total
+from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, quantile, quantiles, rate, share, total
 from grafana.spared import BYTES_SPARED, BYTES_TEXT, REQUESTS_SPARED, REQUESTS_TEXT, SPARED
 
 _ERRORS: Final = 'outcome=~"refused|failed"'
@@ -35,8 +35,8 @@ OVERVIEW: Final = Board(
                     "gateway sees them. The origin's view says which.",
                     "short",
                     (
-                        Query(total("gateway_origin_up", matching=GATEWAY), "answer"),
-                        Query(f"count (gateway_origin_up{{{GATEWAY}}})", "of"),
+                        Query(total("durable_gateway_origin_up", matching=GATEWAY), "answer"),
+                        Query(f"count (durable_gateway_origin_up{{{GATEWAY}}})", "of"),
                     ),
                     "stat",
                     12,
@@ -54,7 +54,7 @@ OVERVIEW: Final = Board(
                     "Origins over time",
                     "1 while an origin answers.",
                     "short",
-                    (Query(f"min by (origin) (gateway_origin_up{{{GATEWAY}}})", "{{origin}}"),),
+                    (Query(f"min by (origin) (durable_gateway_origin_up{{{GATEWAY}}})", "{{origin}}"),),
                     width=12,
                     most=1,
                 ),
@@ -67,7 +67,7 @@ OVERVIEW: Final = Board(
                     "Gateways that take requests",
                     "Instances that say they are ready. Less than you run: one is down or draining.",
                     "short",
-                    (Query(total("gateway_ready", matching=GATEWAY)),),
+                    (Query(total("durable_gateway_ready", matching=GATEWAY)),),
                     "stat",
                     4,
                 ),
@@ -75,7 +75,7 @@ OVERVIEW: Final = Board(
                     "Requests",
                     "Client requests that ended, in a second.",
                     "reqps",
-                    (Query(rate("gateway_requests_total")),),
+                    (Query(rate("durable_gateway_requests_total")),),
                     "stat",
                     4,
                 ),
@@ -83,7 +83,7 @@ OVERVIEW: Final = Board(
                     "Failed",
                     "Share of requests answered 5xx, by the origin or by the gateway.",
                     "percentunit",
-                    (Query(share("gateway_requests_total", ROUTE, 'outcome="failed"')),),
+                    (Query(share("durable_gateway_requests_total", ROUTE, 'outcome="failed"')),),
                     "stat",
                     4,
                 ),
@@ -91,7 +91,7 @@ OVERVIEW: Final = Board(
                     "Requests to the origin",
                     "Requests sent to origins in a second, those for writes too.",
                     "reqps",
-                    (Query(rate("gateway_upstream_requests_total")),),
+                    (Query(rate("durable_gateway_upstream_requests_total")),),
                     "stat",
                     4,
                 ),
@@ -99,7 +99,7 @@ OVERVIEW: Final = Board(
                     "Live readers",
                     "Long-polls that wait and SSE connections that are open.",
                     "short",
-                    (Query(total("gateway_subscribers")),),
+                    (Query(total("durable_gateway_subscribers")),),
                     "stat",
                     4,
                 ),
@@ -109,8 +109,8 @@ OVERVIEW: Final = Board(
                     "percentunit",
                     (
                         Query(
-                            f"{total('gateway_cache_bytes', matching=GATEWAY)}"
-                            f" / {total('gateway_cache_limit_bytes', matching=GATEWAY)}"
+                            f"{total('durable_gateway_cache_bytes', matching=GATEWAY)}"
+                            f" / {total('durable_gateway_cache_limit_bytes', matching=GATEWAY)}"
                         ),
                     ),
                     "stat",
@@ -126,14 +126,14 @@ OVERVIEW: Final = Board(
                     "How requests were answered. hit, collapsed and followed cost the origin no request of their own; "
                     "revalidated and joined came from memory behind a look at the tail.",
                     "reqps",
-                    (Query(rate("gateway_requests_total", "outcome"), "{{outcome}}"),),
+                    (Query(rate("durable_gateway_requests_total", "outcome"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
                     "By mode",
                     "What was asked. Long-polls and SSE are counted when they end.",
                     "reqps",
-                    (Query(rate("gateway_requests_total", "mode"), "{{mode}}"),),
+                    (Query(rate("durable_gateway_requests_total", "mode"), "{{mode}}"),),
                     "stack",
                 ),
                 Panel(
@@ -142,7 +142,7 @@ OVERVIEW: Final = Board(
                     "reqps",
                     (
                         Query(
-                            rate("gateway_requests_total", "route"),
+                            rate("durable_gateway_requests_total", "route"),
                             "{{route}}",
                         ),
                     ),
@@ -154,8 +154,8 @@ OVERVIEW: Final = Board(
                     "without SSE, which clients end so whenever they leave.",
                     "reqps",
                     (
-                        Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_ERRORS}"), "{{outcome}}"),
-                        Query(rate("gateway_requests_total", "outcome", f"{ROUTE},{_CUT_OFF}"), "{{outcome}}"),
+                        Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_ERRORS}"), "{{outcome}}"),
+                        Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_CUT_OFF}"), "{{outcome}}"),
                     ),
                 ),
                 Panel(
@@ -163,8 +163,8 @@ OVERVIEW: Final = Board(
                     "What clients asked beside what the origin was asked: the gap is what the gateway is for.",
                     "reqps",
                     (
-                        Query(rate("gateway_requests_total"), "clients"),
-                        Query(rate("gateway_upstream_requests_total"), "origin"),
+                        Query(rate("durable_gateway_requests_total"), "clients"),
+                        Query(rate("durable_gateway_upstream_requests_total"), "origin"),
                     ),
                 ),
                 Panel(
@@ -172,8 +172,8 @@ OVERVIEW: Final = Board(
                     "Bodies. Bytes to clients count as they are written, coded and live ones too.",
                     "Bps",
                     (
-                        Query(rate("gateway_downstream_bytes_total", matching=GATEWAY), "to clients"),
-                        Query(rate("gateway_upstream_bytes_total"), "from the origin"),
+                        Query(rate("durable_gateway_downstream_bytes_total", matching=GATEWAY), "to clients"),
+                        Query(rate("durable_gateway_upstream_bytes_total"), "from the origin"),
                     ),
                 ),
             ),
@@ -185,19 +185,40 @@ OVERVIEW: Final = Board(
                     "First byte of catch-up reads",
                     "From reading the request to writing the first byte. Repeated hits count as 0.",
                     "s",
-                    quantiles("gateway_first_byte_seconds", f'{ROUTE},mode="catchup"'),
+                    quantiles("durable_gateway_first_byte_seconds", f'{ROUTE},mode="catchup"'),
                 ),
                 Panel(
                     "Duration of catch-up reads",
                     "From reading the request to the last byte handed over. Dots are traces, where there are any.",
                     "s",
-                    quantiles("gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
+                    quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
                 ),
                 Panel(
                     "Duration of writes",
                     "PUT, POST and DELETE are the origin's to answer: this is its time and the network's.",
                     "s",
-                    quantiles("gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                    quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                ),
+                Panel(
+                    "First bytes of catch-up reads",
+                    "How many took how long: two bands are two kinds of reads, such as hits and misses.",
+                    "s",
+                    buckets("durable_gateway_first_byte_seconds", f'{ROUTE},mode="catchup"'),
+                    "heat",
+                ),
+                Panel(
+                    "Durations of catch-up reads",
+                    "How many took how long. Repeated hits are in the lowest bucket.",
+                    "s",
+                    buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
+                    "heat",
+                ),
+                Panel(
+                    "Durations of writes",
+                    "How many took how long.",
+                    "s",
+                    buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
+                    "heat",
                 ),
                 Panel(
                     "Event loop's delay",
@@ -205,7 +226,7 @@ OVERVIEW: Final = Board(
                     "s",
                     tuple(
                         Query(
-                            quantile(part, "gateway_event_loop_delay_seconds", "instance", GATEWAY),
+                            quantile(part, "durable_gateway_event_loop_delay_seconds", "instance", GATEWAY),
                             legend + " {{instance}}",
                         )
                         for part, legend in ((0.5, "half"), (0.99, "99 %"))
@@ -234,7 +255,8 @@ OVERVIEW: Final = Board(
                     "short",
                     (
                         Query(
-                            f"count by (version, python) (gateway_build_info{{{GATEWAY}}})", "{{version}}, {{python}}"
+                            f"count by (version, python) (durable_gateway_build_info{{{GATEWAY}}})",
+                            "{{version}}, {{python}}",
                         ),
                     ),
                     "stack",
@@ -252,7 +274,7 @@ OVERVIEW: Final = Board(
                     "Access log: records dropped",
                     "Records given up because the sink was slower than the requests.",
                     "short",
-                    (Query(rate("gateway_log_drops_total", matching=GATEWAY)),),
+                    (Query(rate("durable_gateway_log_drops_total", matching=GATEWAY)),),
                 ),
             ),
         ),

@@ -19,16 +19,16 @@ def _grown(series: str, matching: str, how: str = "increase") -> str:
 
 
 REQUESTS_SPARED: Final = (
-    f"1 - {_grown('gateway_upstream_requests_total', f'{ROUTE},{READS}')}"
-    f" / ({_grown('gateway_requests_total', f'{ROUTE},{READS}')}"
-    f" + {_grown('gateway_subscribers', ROUTE, 'delta')} > 0)"
+    f"1 - {_grown('durable_gateway_upstream_requests_total', f'{ROUTE},{READS}')}"
+    f" / ({_grown('durable_gateway_requests_total', f'{ROUTE},{READS}')}"
+    f" + {_grown('durable_gateway_subscribers', ROUTE, 'delta')} > 0)"
 )
 """1 - requests to origins for reads / reads that clients began."""
 
 BYTES_SPARED: Final = (
-    f"1 - {_grown('gateway_upstream_bytes_total', GATEWAY)}"
-    f" / ({_grown('gateway_downstream_bytes_total', GATEWAY)}"
-    f" + {_grown('gateway_response_saved_bytes_total', GATEWAY)} > 0)"
+    f"1 - {_grown('durable_gateway_upstream_bytes_total', GATEWAY)}"
+    f" / ({_grown('durable_gateway_downstream_bytes_total', GATEWAY)}"
+    f" + {_grown('durable_gateway_response_saved_bytes_total', GATEWAY)} > 0)"
 )
 """1 - bytes from origins / bytes of answers before they were coded.  Bytes as they go to clients are of no route."""
 

@@ -350,7 +350,7 @@ def test_a_drain_ends_live_readers_in_order_and_within_its_bound(start: Start, o
         poller = threading.Thread(target=poll)
         poller.start()
         metrics = f"{command.urls['admin']}/metrics"
-        waits = re.compile(r'^gateway_subscribers\{mode="longpoll",route="[^"]+"\} 1\.0$', re.MULTILINE)
+        waits = re.compile(r'^durable_gateway_subscribers\{mode="longpoll",route="[^"]+"\} 1\.0$', re.MULTILINE)
         while not waits.search(httpx.get(metrics).text):
             assert poller.is_alive()
         command.process.send_signal(signal.SIGTERM)

@@ -1,12 +1,21 @@
 """Certificates, keys and authorities, read from PEM files.  Every function here blocks on the disk.
 
 Errors are `ConfigError`; their text begins with `where`, the key of the configuration that names the file.
+
+A pair in use is kept as `Pem` beside its context.  OpenSSL loads pairs from files only, and a context cannot remove
+authorities that it trusts.  So other authorities need a new context for the pair, and by then its files may be gone or
+half written.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 
@@ -61,6 +70,51 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, where: str) -
         # OpenSSL does not say which of the two files it could not read.
         named = certificate if key and _can_be_read(key) else key or certificate
         raise ConfigError(f"{where}: {named}: cannot be read: {file_problem(error)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """The bytes of a certificate file, with the chain, and of its key file."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    """Empty if the key is in the certificate's file."""
+
+    @classmethod
+    def read(cls, certificate: str, key: str, where: str) -> Pem:
+        """Read both files; an empty `key` is not read.  Raises ConfigError."""
+        found = []
+        for file in (certificate, key):
+            try:
+                found.append(Path(file).read_bytes() if file else b"")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{where}: {file}: cannot be read: {file_problem(error)}") from None
+        return cls(*found)
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Load the pair into `context`.
+
+        Raises ssl.SSLError if the two do not belong together, OSError if the system has no space for a copy.
+        """
+        with ExitStack() as stack:
+            certificate = stack.enter_context(_as_file(self.certificate))
+            key = stack.enter_context(_as_file(self.key)) if self.key else None
+            context.load_cert_chain(certificate, key, password=lambda: b"")
+
+
+@contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A path from which OpenSSL can read `data` repeatedly.  On Linux it is in memory, so no key is written to a disk."""
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("pem"), "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            yield file.name
 
 
 def _can_be_read(file: str) -> bool:

@@ -12,10 +12,10 @@
   (`is_final` is false), each with the bytes since the one before; `duration_s` is its age.  Requests are the lines with
   `is_final` true.
 - The sums of `origin_requests` and `fetched_bytes` over all lines, as long as none was dropped, are those of
-  `gateway_upstream_requests_total` and `gateway_upstream_bytes_total`.  What a stream's one live request costs is told
-  by the first line on a live reader of it that is written afterwards.  What belongs to no request (a follower whose
-  readers have left, a stream fetched before anybody asks) has a line of its own, which is no request either: `is_final`
-  is false and it has neither `status` nor `client`.
+  `durable_gateway_upstream_requests_total` and `durable_gateway_upstream_bytes_total`.  What a stream's one live
+  request costs is told by the first line on a live reader of it that is written afterwards.  What belongs to no request
+  (a follower whose readers have left, a stream fetched before anybody asks) has a line of its own, which is no request
+  either: `is_final` is false and it has neither `status` nor `client`.
 
 `Lines` writes them.  What the remembered answers answers over and over is written from a piece made once, and a time,
 an id, a client and a user agent that are looked up; everything else by orjson.  Both give the same fields; a test holds

@@ -1,26 +1,49 @@
 """The series as Prometheus reads them: a name, labels, and a help text that says what is counted in and what is not.
 
 Labels are modes, outcomes, routes, codings, status classes and names of errors: none can grow with what clients ask.
+
+Which series exist before anything happens: `rate()` and `increase()` see growth between two scrapes, so what happens
+before the first scrape of a series is lost to them, and a ratio with a missing side is missing.  Whatever a dashboard
+or an alert reads therefore begins at 0 with the gateway, for each configured route.  Nothing else does: a histogram is
+exported for the modes of `_TIMED`, `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` from the start and for others from their
+first observation; bytes of bodies for the modes that have some; `NO_ROUTE` has a series for each thing that happened
+without a route, and one at 0, for requests that cannot be parsed.  An idle gateway with one route would otherwise
+export 900 series more, none of which is ever read.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Final
 
 import aiohttp
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Exemplar as SampleExemplar
 
-from gateway.ops.figures import Count, Histogram, RouteFigures
+from gateway.ops.figures import READS, Count, Histogram, RouteFigures
 from gateway.ops.state import State
+from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
+from gateway.protocol.mode import Mode
 from gateway.tape.store import RouteUsage
+from gateway.telemetry.metrics import NO_ROUTE
 
 Routes = Mapping[str, RouteFigures]
 _NOTHING: Final = RouteUsage()
 _Children = Iterable[tuple[tuple[str, ...], float]]
+
+_WRITES: Final = (Mode.CREATE, Mode.APPEND, Mode.DELETE)
+_TIMED: Final = frozenset({*READS, *_WRITES})
+"""Modes whose durations the dashboards show."""
+_FIRST_BYTES: Final = frozenset({Mode.CATCHUP})
+"""Modes whose first bytes they show."""
+_UPSTREAM_FIRST_BYTES: Final = frozenset({Mode.CATCHUP, Mode.HEAD, *_WRITES})
+"""Modes whose first bytes from the origin they, or an alert, show."""
+_CODED: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL})
+"""Modes whose answers are compressed."""
+_UNPARSED: Final = (Mode.OTHER, Outcome.REFUSED)
+"""What is counted of requests that cannot be parsed."""
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], children: _Children) -> Metric:
@@ -57,10 +80,26 @@ def histogram(
     return family
 
 
+def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
+    """The children of a counter that has no label but the route."""
+    found = ((route, value(figures)) for route, figures in routes.items())
+    return [((route,), count) for route, count in found if count or route != NO_ROUTE]
+
+
+def _by_mode(
+    routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
+) -> Iterator[tuple[tuple[str, ...], Histogram]]:
+    """The children of a histogram by mode; `from_start` are the modes that have one before anything is observed."""
+    for route, figures in routes.items():
+        for mode, spread in spreads(figures).items():
+            if spread or (route != NO_ROUTE and mode in from_start):
+                yield (mode, route), spread
+
+
 def client_families(routes: Routes) -> Iterator[Metric]:
     """What clients asked, and how they were answered."""
     yield counter(
-        "gateway_requests",
+        "durable_gateway_requests",
         "Client requests that have ended, by what was asked and how it was answered. Includes refused and dropped "
         "ones, those that could not be parsed and, once they end, live reads; excludes the admin port.",
         ("mode", "outcome", "route"),
@@ -68,46 +107,49 @@ def client_families(routes: Routes) -> Iterator[Metric]:
             ((mode, outcome, route), end.requests)
             for route, figures in routes.items()
             for (mode, outcome), end in figures.ends.items()
+            if end.requests or route != NO_ROUTE or (mode, outcome) == _UNPARSED
         ),
     )
     yield counter(
-        "gateway_response_bytes",
-        "Body bytes of the answers to the requests in gateway_requests, as they were sent, codings and framing of "
-        "events included. Excludes headers and, until they end, live reads.",
+        "durable_gateway_response_bytes",
+        "Body bytes of the answers to the requests in durable_gateway_requests, as they were sent, codings and framing "
+        "of events included. Excludes headers and, until they end, live reads.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.sent_bytes)
             for route, figures in routes.items()
             for (mode, outcome), end in figures.ends.items()
+            if end.requests or (route != NO_ROUTE and mode in READS)
         ),
     )
     yield counter(
-        "gateway_response_saved_bytes",
-        "How many more body bytes the answers in gateway_response_bytes had before they were coded. Excludes answers "
-        "that were not sent whole, and what was coded by the origin.",
+        "durable_gateway_response_saved_bytes",
+        "How many more body bytes the answers in durable_gateway_response_bytes had before they were coded. Excludes "
+        "answers that were not sent whole, and what was coded by the origin.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.saved_bytes)
             for route, figures in routes.items()
             for (mode, outcome), end in figures.ends.items()
+            if end.saved_bytes or (route != NO_ROUTE and mode in _CODED)
         ),
     )
     yield histogram(
-        "gateway_request_duration_seconds",
+        "durable_gateway_request_duration_seconds",
         "Seconds from reading a client's request to the end of its answer. Includes the time a live read waited for "
         "data or an SSE connection lived, and repeated hits, at 0; excludes time in the kernel's buffers.",
         ("mode", "route"),
-        (((mode, route), spread) for route, figures in routes.items() for mode, spread in figures.durations.items()),
+        _by_mode(routes, lambda figures: figures.durations, _TIMED),
     )
     yield histogram(
-        "gateway_first_byte_seconds",
+        "durable_gateway_first_byte_seconds",
         "Seconds from reading a client's request to writing the first byte of its answer: of a long-poll the answer, "
         "of SSE the head. Includes repeated hits, at 0; excludes requests that ended without an answer.",
         ("mode", "route"),
-        (((mode, route), spread) for route, figures in routes.items() for mode, spread in figures.first_bytes.items()),
+        _by_mode(routes, lambda figures: figures.first_bytes, _FIRST_BYTES),
     )
     yield gauge(
-        "gateway_subscribers",
+        "durable_gateway_subscribers",
         "Live clients connected now: waiting long-polls and open SSE connections. Excludes long-polls that are "
         "answered at once and live reads that are relayed.",
         ("mode", "route"),
@@ -115,28 +157,33 @@ def client_families(routes: Routes) -> Iterator[Metric]:
             ((mode, route), count.value)
             for route, figures in routes.items()
             for mode, count in figures.subscribers.items()
+            if count.value or route != NO_ROUTE
         ),
     )
     yield counter(
-        "gateway_deliveries",
+        "durable_gateway_deliveries",
         "Times that what a follower had brought was handed to a live reader. Excludes what readers were sent from the "
         "tape when they came or caught up.",
         ("route",),
-        (((route,), figures.deliveries.value) for route, figures in routes.items()),
+        by_route(routes, lambda figures: figures.deliveries.value),
     )
     yield histogram(
-        "gateway_delivery_delay_seconds",
+        "durable_gateway_delivery_delay_seconds",
         "Seconds from laying what a follower had brought until the last live reader of the stream was handed it. Once "
         "for each such round, however many readers it has; excludes time in clients' buffers.",
         ("route",),
-        (((route,), figures.delivery_delays) for route, figures in routes.items()),
+        (
+            ((route,), figures.delivery_delays)
+            for route, figures in routes.items()
+            if figures.delivery_delays or route != NO_ROUTE
+        ),
     )
 
 
 def upstream_families(routes: Routes) -> Iterator[Metric]:
     """What the origins were asked, and how they answered."""
     yield counter(
-        "gateway_upstream_requests",
+        "durable_gateway_upstream_requests",
         "Requests sent to origins, by what was asked of them. Includes retries, tail probes and the gateway's own "
         "HEADs, and each origin that a request went on to; excludes health checks, probes and connections not used.",
         ("mode", "route"),
@@ -144,58 +191,58 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
             ((mode, route), count.value)
             for route, figures in routes.items()
             for mode, count in figures.upstream_requests.items()
+            if count.value or route != NO_ROUTE
         ),
     )
     yield histogram(
-        "gateway_upstream_first_byte_seconds",
+        "durable_gateway_upstream_first_byte_seconds",
         "Seconds from sending a request to an origin to the head of its answer, connecting and request bodies "
         "included. Includes the time the origin held a long-poll; excludes requests that were not answered.",
         ("mode", "route"),
-        (
-            ((mode, route), spread)
-            for route, figures in routes.items()
-            for mode, spread in figures.upstream_first_bytes.items()
-        ),
+        _by_mode(routes, lambda figures: figures.upstream_first_bytes, _UPSTREAM_FIRST_BYTES),
     )
     yield counter(
-        "gateway_upstream_replies",
+        "durable_gateway_upstream_replies",
         "Answers of origins by class of status. Excludes requests that came to nothing.",
         ("class", "route"),
         (
             ((status, route), count.value)
             for route, figures in routes.items()
             for status, count in figures.upstream_replies.items()
+            if count.value or route != NO_ROUTE
         ),
     )
     yield counter(
-        "gateway_upstream_failures",
+        "durable_gateway_upstream_failures",
         "Requests to origins that came to nothing or were cut off, by the error. Excludes answers that say 5xx, which "
-        "are in gateway_upstream_replies, and requests whose clients left.",
+        "are in durable_gateway_upstream_replies, and requests whose clients left.",
         ("error", "route"),
         (
             ((error, route), count.value)
             for route, figures in routes.items()
             for error, count in figures.upstream_failures.items()
+            if count.value or route != NO_ROUTE
         ),
     )
     yield counter(
-        "gateway_upstream_bytes",
+        "durable_gateway_upstream_bytes",
         "Body bytes from origins, SSE framing and base64 included. Excludes headers and request bodies.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
             for route, figures in routes.items()
             for mode, count in figures.upstream_bytes.items()
+            if count.value or route != NO_ROUTE
         ),
     )
     yield counter(
-        "gateway_upstream_retries",
+        "durable_gateway_upstream_retries",
         "Requests to an origin that were tries after the first. Excludes reconnects after a planned end.",
         ("route",),
-        (((route,), figures.retries.value) for route, figures in routes.items()),
+        by_route(routes, lambda figures: figures.retries.value),
     )
     yield counter(
-        "gateway_reconnects",
+        "durable_gateway_reconnects",
         "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
         "life or of one long-poll's bulk, or lost. Excludes those ended because the last reader had left.",
         ("reason", "route"),
@@ -203,6 +250,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
             (("planned" if is_planned else "lost", route), count.value)
             for route, figures in routes.items()
             for is_planned, count in figures.reconnects.items()
+            if count.value or route != NO_ROUTE
         ),
     )
 
@@ -211,16 +259,16 @@ def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Itera
     """What was compressed: bodies, bytes before, bytes after."""
     texts = (
         (
-            "gateway_compressions",
+            "durable_gateway_compressions",
             "Bodies compressed. Excludes those that did not shrink and, since each is made once, those sent again.",
         ),
         (
-            "gateway_compression_input_bytes",
-            "Bytes of those bodies before. Excludes what gateway_compressions excludes.",
+            "durable_gateway_compression_input_bytes",
+            "Bytes of those bodies before. Excludes what durable_gateway_compressions excludes.",
         ),
         (
-            "gateway_compression_output_bytes",
-            "Bytes of those bodies after. Excludes what gateway_compressions excludes.",
+            "durable_gateway_compression_output_bytes",
+            "Bytes of those bodies after. Excludes what durable_gateway_compressions excludes.",
         ),
     )
     for at, (name, text) in enumerate(texts):
@@ -230,59 +278,63 @@ def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Itera
 def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
     """What a look at the gateway shows."""
     for name, text, value in (
-        ("gateway_ready", "1 while new clients are accepted. Excludes the time before the first and the drain.", 1),
         (
-            "gateway_connections",
+            "durable_gateway_ready",
+            "1 while new clients are accepted. Excludes the time before the first and the drain.",
+            1,
+        ),
+        (
+            "durable_gateway_connections",
             "Client connections open now, idle ones and live reads included. Excludes the admin port.",
             state.connections,
         ),
         (
-            "gateway_lag_bytes",
+            "durable_gateway_lag_bytes",
             "Bytes written for clients and not yet taken by them, over all clients. Excludes the kernel's buffers.",
             state.unsent.total,
         ),
         (
-            "gateway_lag_most_bytes",
+            "durable_gateway_lag_most_bytes",
             "The same of the one client that has left most. Excludes the kernel's buffers.",
             state.unsent.most,
         ),
         (
-            "gateway_followed_streams",
+            "durable_gateway_followed_streams",
             "Streams with live readers, or within the linger after the last one left. Excludes live reads relayed.",
             state.followed,
         ),
         (
-            "gateway_background_tasks",
+            "durable_gateway_background_tasks",
             "Tasks of the engine that run now: flights, followers, looks. Excludes connections' own tasks.",
             state.background_tasks,
         ),
     ):
-        yield gauge(name, text, (), [((), float(state.is_ready) if name == "gateway_ready" else value)])
-    yield from _by_route(
+        yield gauge(name, text, (), [((), float(state.is_ready) if name == "durable_gateway_ready" else value)])
+    yield from _gauges_by_route(
         sorted({*routes, *state.routes()}),
         (
             (
-                "gateway_flights",
+                "durable_gateway_flights",
                 "Shared fetches in the air now, HEADs and looks at the tail included. Excludes followers and relays.",
                 lambda route: state.flights.get(route, 0),
             ),
             (
-                "gateway_waiters",
+                "durable_gateway_waiters",
                 "Requests that wait for those fetches or read along. Excludes live readers, who wait for a follower.",
                 lambda route: state.waiters.get(route, 0),
             ),
             (
-                "gateway_tapes",
+                "durable_gateway_tapes",
                 "Tapes held, empty ones included. Excludes streams only relayed.",
                 lambda route: state.holdings.get(route, _NOTHING).tapes,
             ),
             (
-                "gateway_tape_blocks",
+                "durable_gateway_tape_blocks",
                 "Blocks that the tapes' bytes lie in. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).blocks,
             ),
             (
-                "gateway_tape_bytes",
+                "durable_gateway_tape_bytes",
                 "Bytes of the budget that tapes take, their indexes included. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).cost,
             ),
@@ -290,7 +342,7 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
     )
     pools = state.upstream.items()
     yield gauge(
-        "gateway_upstream_connections",
+        "durable_gateway_upstream_connections",
         "Connections to origins: in the pool of live requests or in that of all others, in use or waiting for the next "
         "request. Excludes those being made.",
         ("pool", "state"),
@@ -300,30 +352,34 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
         ],
     )
     yield gauge(
-        "gateway_upstream_connection_oldest_seconds",
-        "Age of the oldest of those connections, 0 where there is none. Excludes what gateway_upstream_connections "
-        "excludes.",
+        "durable_gateway_upstream_connection_oldest_seconds",
+        "Age of the oldest of those connections, 0 where there is none. Excludes what "
+        "durable_gateway_upstream_connections excludes.",
         ("pool",),
         (((pool,), seen.oldest_s) for pool, seen in pools),
     )
     yield gauge(
-        "gateway_upstream_connection_mean_seconds",
-        "Mean age of those connections, 0 where there is none. Excludes what gateway_upstream_connections excludes.",
+        "durable_gateway_upstream_connection_mean_seconds",
+        "Mean age of those connections, 0 where there is none. Excludes what "
+        "durable_gateway_upstream_connections excludes.",
         ("pool",),
         (((pool,), seen.mean_s) for pool, seen in pools),
     )
 
 
-def _by_route(routes: Iterable[str], texts: Iterable[tuple[str, str, Callable[[str], float]]]) -> Iterator[Metric]:
+def _gauges_by_route(
+    routes: Iterable[str], texts: Iterable[tuple[str, str, Callable[[str], float]]]
+) -> Iterator[Metric]:
     for name, text, value in texts:
-        yield gauge(name, text, ("route",), [((route,), value(route)) for route in routes])
+        held = [((route,), value(route)) for route in routes]
+        yield gauge(name, text, ("route",), [one for one in held if one[1] or one[0] != (NO_ROUTE,)])
 
 
 def build_family(version: str) -> Metric:
     """What runs here."""
     versions = (version, platform.python_version(), aiohttp.__version__)
     return gauge(
-        "gateway_build_info",
+        "durable_gateway_build_info",
         "Always 1; the labels name the versions.",
         ("version", "python", "aiohttp"),
         [(versions, 1)],

@@ -2,7 +2,7 @@
 
 They are plain Python numbers that belong to the event loop's thread, because they are on the path of every request:
 counting is arithmetic on an object that is found by one look at a small dictionary, without a lock.  All modes and
-outcomes that can occur exist from the start at 0, so that rates are right from the first request on.
+outcomes that can occur exist from the start at 0; which of them are exported before they occur is the families' affair.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def __bool__(self) -> bool:
+        """Whether anything was observed."""
+        return any(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Upper bounds as the series have them, each with how many were not above it."""

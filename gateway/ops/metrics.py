@@ -20,8 +20,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway import __version__
+from gateway.http.http2.counts import SessionCounts
 from gateway.ops.families import (
     build_family,
+    by_route,
     client_families,
     coding_families,
     counter,
@@ -31,7 +33,9 @@ from gateway.ops.families import (
     upstream_families,
 )
 from gateway.ops.figures import DELAY_BOUNDS_S, Count, Histogram, RouteFigures, Total
+from gateway.ops.http2_families import http2_families
 from gateway.ops.listener_figures import ListenerFigures
+from gateway.ops.operation_figures import OperationFigures
 from gateway.ops.origin_families import origin_families
 from gateway.ops.plan_families import plan_families
 from gateway.ops.state import State
@@ -105,6 +109,9 @@ class Metrics(Collector):
         self.look: Callable[[], State] = State
         """Looks at the gateway."""
         self.listeners = ListenerFigures()
+        self.operations = OperationFigures()
+        self.http2 = SessionCounts()
+        """Counts of clients' HTTP/2 sessions; whoever has the sessions puts its own here."""
         self.plan: Callable[[], PlanState | None] = lambda: None
         """Looks at the cache plan in effect."""
         if registry is None:
@@ -272,6 +279,8 @@ class Metrics(Collector):
         yield from state_families(state, self.routes)
         yield from origin_families(state.origins)
         yield from self.listeners.families()
+        yield from http2_families(self.http2)
+        yield from self.operations.families()
         if (plan := self.plan()) is not None:
             yield from plan_families(plan)
         yield build_family(self._version)
@@ -288,49 +297,51 @@ class Metrics(Collector):
     def _own(self) -> Iterator[Metric]:
         """What has no route."""
         yield counter(
-            "gateway_downstream_bytes",
+            "durable_gateway_downstream_bytes",
             "Body bytes handed to clients' connections as they went, whether or not they were read. Excludes headers.",
             (),
             [((), self.downstream_count.value)],
         )
         yield counter(
-            "gateway_slow_consumers",
+            "durable_gateway_slow_consumers",
             "Clients that did not keep up: moved, back to reading the tape at their own pace, or closed after that. "
             "Excludes those that went away by themselves.",
             ("action",),
             [(("closed" if is_closed else "moved",), count.value) for is_closed, count in self.slow_consumers.items()],
         )
         yield counter(
-            "gateway_evictions",
+            "durable_gateway_evictions",
             "Tapes dropped to stay within the byte budget, and blocks of the one tape that is larger than all of it. "
             "Excludes those dropped because their stream was deleted, expired or was purged.",
             ("route",),
-            [((route,), figures.evictions.value) for route, figures in self.routes.items()],
+            by_route(self.routes, lambda figures: figures.evictions.value),
         )
         yield counter(
-            "gateway_log_drops",
+            "durable_gateway_log_drops",
             "Records of the access log given up: because its queue was full, because the sink refused them for good, "
             "or unwritten when the gateway left. Excludes what a sink took and lost.",
             (),
             [((), self.log_drop_count.value)],
         )
         yield histogram(
-            "gateway_event_loop_delay_seconds",
+            "durable_gateway_event_loop_delay_seconds",
             "How much later than asked the event loop called a timer, ten times a second. Excludes time in threads.",
             (),
             [((), self.loop_delays)],
         )
         yield gauge(
-            "gateway_cache_bytes",
+            "durable_gateway_cache_bytes",
             "Stream bytes on tapes and compressed ones made of them. Excludes indexes, buffers, bodies in flight.",
             (),
             [((), self.cache_bytes)],
         )
         yield gauge(
-            "gateway_cache_limit_bytes",
-            "The byte budget that gateway_cache_bytes is kept within.",
+            "durable_gateway_cache_limit_bytes",
+            "The byte budget that durable_gateway_cache_bytes is kept within.",
             (),
             [((), self.cache_limit_bytes)],
         )
         for name, most in self.limits.items():
-            yield gauge(f"gateway_{name}_limit", f"The most that gateway_{name} may be.", (), [((), most)])
+            yield gauge(
+                f"durable_gateway_{name}_limit", f"The most that durable_gateway_{name} may be.", (), [((), most)]
+            )

@@ -18,7 +18,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
     """What a look at the origins shows."""
     gauges: tuple[tuple[str, str, Callable[[OriginState], float]], ...] = (
         (
-            "gateway_origin_up",
+            "durable_gateway_origin_up",
             (
                 "1 while requests are sent to the origin as usual: its circuit breaker is closed and no health check "
                 "has ejected it. Excludes whether its answers are right."
@@ -26,17 +26,17 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
             lambda origin: float(origin.is_up),
         ),
         (
-            "gateway_origin_ejected",
+            "durable_gateway_origin_ejected",
             "1 while health checks hold the origin to be away. Excludes its circuit breaker.",
             lambda origin: float(origin.is_ejected),
         ),
         (
-            "gateway_origin_in_flight",
+            "durable_gateway_origin_in_flight",
             "Requests to the origin that are not over, live ones included. Excludes health checks.",
             lambda origin: origin.in_flight,
         ),
         (
-            "gateway_origin_waiting",
+            "durable_gateway_origin_waiting",
             "Requests that wait for the head of the origin's answer, or for a connection. Excludes live ones.",
             lambda origin: origin.waiting,
         ),
@@ -44,13 +44,13 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
     for name, text, value in gauges:
         yield gauge(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield gauge(
-        "gateway_origin_breaker_state",
+        "durable_gateway_origin_breaker_state",
         "1 for the state that the origin's circuit breaker is in, 0 for the others. Excludes ejection.",
         ("origin", "state"),
         (((origin.origin, state.value), float(origin.state is state)) for origin in origins for state in State),
     )
     yield counter(
-        "gateway_origin_breaker_transitions",
+        "durable_gateway_origin_breaker_transitions",
         "Times that the origin's circuit breaker came to a state. Excludes the state that it began with.",
         ("origin", "state"),
         (
@@ -61,12 +61,12 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
     )
     counters: tuple[tuple[str, str, Callable[[OriginState], float]], ...] = (
         (
-            "gateway_origin_requests",
+            "durable_gateway_origin_requests",
             "Requests sent to the origin, those that could not connect included. Excludes health checks.",
             lambda origin: origin.requests,
         ),
         (
-            "gateway_origin_failures",
+            "durable_gateway_origin_failures",
             (
                 "Requests to the origin that count as failures: no connection, silence, no valid answer, 502, 503, "
                 "504. Excludes 500, 4xx and requests whose clients left."
@@ -74,7 +74,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
             lambda origin: origin.failures,
         ),
         (
-            "gateway_origin_refused",
+            "durable_gateway_origin_refused",
             (
                 "Requests that were not sent because the origin's circuit breaker was open. Excludes those that "
                 "another origin of the route took."
@@ -82,12 +82,12 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
             lambda origin: origin.refused,
         ),
         (
-            "gateway_origin_overflows",
+            "durable_gateway_origin_overflows",
             "Requests that were not sent because waiting_requests waited for the origin. Excludes live ones.",
             lambda origin: origin.overflows,
         ),
         (
-            "gateway_origin_redirects",
+            "durable_gateway_origin_redirects",
             (
                 "Requests that were sent to the origin because another named it as the stream's leader. Excludes those "
                 "that went there at once, on an earlier redirect's word."
@@ -95,7 +95,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
             lambda origin: origin.redirects,
         ),
         (
-            "gateway_origin_ejections",
+            "durable_gateway_origin_ejections",
             "Times that health checks ejected the origin. Excludes openings of its circuit breaker.",
             lambda origin: origin.ejections,
         ),
@@ -103,7 +103,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
     for name, text, value in counters:
         yield counter(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield counter(
-        "gateway_origin_health_checks",
+        "durable_gateway_origin_health_checks",
         "Health checks of the origin, by result. Excludes what requests show.",
         ("origin", "result"),
         (

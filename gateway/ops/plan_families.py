@@ -17,7 +17,7 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
     """What the plan says and what came of it."""
     memory = state.plan.memory
     yield gauge(
-        "gateway_plan_taken_timestamp_seconds",
+        "durable_gateway_plan_taken_timestamp_seconds",
         "When the cache plan in effect was taken, in Unix seconds. Excludes reloads that found the same plan.",
         (),
         [((), state.taken_at)],
@@ -28,7 +28,7 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
         ("byte_hit", "bytes of catch-up reads", memory.expected_byte_hit_ratio, state.byte_hit_ratio),
     ):
         yield gauge(
-            f"gateway_plan_{name}_ratio",
+            f"durable_gateway_plan_{name}_ratio",
             f"The share of {of} that the origin did not send: as the cache plan expects it, and as counted since it "
             "was taken. Excludes live reads, and reads refused or relayed.",
             ("kind",),
@@ -39,13 +39,13 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
          state.pinned_streams),
         ("pinned_bytes", "Bytes of the budget that pinned streams take. Excludes those past their share of it.",
          state.pinned_bytes),
-        ("pinned_limit_bytes", "The most that gateway_plan_pinned_bytes may be.", state.pinned_limit_bytes),
+        ("pinned_limit_bytes", "The most that durable_gateway_plan_pinned_bytes may be.", state.pinned_limit_bytes),
         ("unstored_streams", "Streams that the cache plan holds to be not worth storing. Excludes those of no route.",
          state.unstored_streams),
         ("unmatched_entries", "Entries of the cache plan that no route leads to. Excludes those not granted.",
          state.unmatched),
     ):  # fmt: skip
-        yield gauge(f"gateway_plan_{name}", text, (), [((), value)])
+        yield gauge(f"durable_gateway_plan_{name}", text, (), [((), value)])
     for name, text, value in (
         ("warmed_streams", "Streams fetched before anybody asked, in the latest round. Excludes those held already.",
          state.warmed_streams),
@@ -56,4 +56,4 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
          state.unstored_bytes),
         ("given_up_tapes", "Tapes given up because nobody asked for them in time. Excludes evictions.", state.given_up),
     ):  # fmt: skip
-        yield counter(f"gateway_plan_{name}", text, (), [((), value)])
+        yield counter(f"durable_gateway_plan_{name}", text, (), [((), value)])

@@ -4,16 +4,19 @@ One context for each certificate, alike in everything else.  A handshake begins 
 clients that name nothing, or nothing that is known; the name, once it is read, changes the context.  Contexts are never
 changed while somebody may use them: new files make new ones, from which later handshakes begin, and connections keep
 those that they have begun with.
+
+A pair whose files cannot be used any more stays in use, in a context that believes the authorities of now: a broken
+certificate does not let in clients of an authority that has been taken away.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.config.certificate_files import Certificate, load_authorities, load_pair, read_certificate
+from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
 from gateway.config.errors import ConfigError
 from gateway.config.listener import CertificateConfig, ListenerConfig, ListenerTlsConfig
 
@@ -27,6 +30,7 @@ class ServedCertificate:
     """A certificate, and the context that shows it."""
 
     config: CertificateConfig
+    pem: Pem
     certificate: Certificate
     context: ssl.SSLContext
 
@@ -43,7 +47,8 @@ class Loaded:
 
 def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded | None = None) -> Loaded | None:
     """Read what a listener is to show, None where it shows nothing.  A pair of files that cannot be used stays as it is
-    in `old`, if it is there.  Blocks; ConfigError, that begins with `where`."""
+    in `old`, if it is there, and so do all pairs where the authorities of clients cannot be used.  Blocks; ConfigError,
+    that begins with `where`."""
     config = listener.tls
     if config is None:
         return None
@@ -55,14 +60,31 @@ def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded 
         try:
             context = _context(config, f"{where}.tls", alpn)
             load_pair(context, pair.certificate, pair.key, place)
-            found.append(ServedCertificate(pair, read_certificate(pair.certificate, place), context))
+            pem = Pem.read(pair.certificate, pair.key, place)
+            found.append(ServedCertificate(pair, pem, read_certificate(pair.certificate, place), context))
         except ConfigError as error:
             if pair not in before:
                 raise
             kept.append(str(error))
-            found.append(before[pair])
+            found.append(_shown_again(before[pair], config, f"{where}.tls", alpn))
     _choose_by_name(found)
     return Loaded(config, tuple(found), tuple(kept))
+
+
+def _shown_again(
+    old: ServedCertificate, config: ListenerTlsConfig, where: str, alpn: Sequence[str]
+) -> ServedCertificate:
+    """The same pair with the authorities of now; as it was where those cannot be used."""
+    try:
+        context = _context(config, where, alpn)
+    except ConfigError:
+        return old
+    try:
+        old.pem.load_into(context)
+    except OSError:
+        # Most of the time an SSLError: the files changed between OpenSSL's reading and this program's.
+        raise ConfigError(f"{where}: {old.config.certificate}: cannot be shown with other authorities") from None
+    return replace(old, context=context)
 
 
 def _is_alike(old: ListenerTlsConfig, new: ListenerTlsConfig) -> bool:

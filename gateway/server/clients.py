@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from gateway.aio.clock import Clock, SystemClock
 from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.known import KnownFields
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
@@ -29,6 +32,17 @@ AsyncHandler = Callable[[Request], Work]
 """Answers a request."""
 Handler = Callable[[Request], Work | None]
 """Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
+
+
+class ConnectionRefusal(StrEnum):
+    """Why a connection that was accepted is closed before anything is read, or without an answer."""
+
+    LIMIT = "limit"
+    """`max_connections` are open."""
+    LEAVING = "leaving"
+    """The gateway drains."""
+    PROXY = "proxy"
+    """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
 
 class ClientConnection(Protocol):
@@ -83,6 +97,12 @@ class Clients:
         self._coming = 0
         """Connections that are accepted and have not been made yet."""
         self._open: set[ClientConnection] = set()
+        self.counted: Callable[[], int] = self.__len__
+        """Open connections that share the bound `max_connections`; those of other listeners are among them."""
+        self.refused: Counter[ConnectionRefusal] = Counter()
+        """Connections that were refused."""
+        self.http2 = SessionCounts()
+        """Of those among them that speak HTTP/2."""
         self.known = KnownFields()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
@@ -98,7 +118,9 @@ class Clients:
     def admit(self, client: ClientConnection) -> bool:
         """Take note of a new connection; False when there are too many, or the gateway is leaving."""
         self._coming -= 1
-        if self.is_leaving or len(self._open) >= self.limits.max_connections:
+        is_full = self.counted() >= self.limits.max_connections
+        if self.is_leaving or is_full:
+            self.refused[ConnectionRefusal.LEAVING if self.is_leaving else ConnectionRefusal.LIMIT] += 1
             self._emptied.fire()
             return False
         self._open.add(client)

@@ -16,7 +16,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
-from gateway.server.clients import AsyncHandler, Clients, Handler, Work
+from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -66,6 +66,7 @@ class Frontend:
         )
         self.every_clients = [self.clients]
         """Those, and the ones of listeners that only redirect."""
+        self.clients.counted = self.connections
         if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
@@ -75,6 +76,19 @@ class Frontend:
         # By their names in ALPN, the best first: they are offered in this order.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
+
+    def connections(self) -> int:
+        """Client connections that are open now, at whichever listener."""
+        return sum(map(len, self.every_clients))
+
+    def refused(self) -> dict[str, int]:
+        """Connections that were refused, by why."""
+        return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
+
+    def unsent(self) -> tuple[int, int]:
+        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
+        return sum(sums), max(most)
 
     def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
         """A protocol for a connection that has been accepted."""
@@ -88,6 +102,7 @@ class Frontend:
         """The same where requests are sent to https at a port."""
         limits, clock = self.clients.limits, self._engine.clock
         clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad)
+        clients.counted = self.connections
         self.every_clients.append(clients)
 
         def connect(told: str | None, *, is_secure: bool) -> Connection:

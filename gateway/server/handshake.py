@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 from gateway.aio.wheel import NEVER
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
-from gateway.server.clients import Clients
+from gateway.server.clients import Clients, ConnectionRefusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"
@@ -93,6 +93,8 @@ class Acceptor:
     """Whether every connection begins with a PROXY header."""
     context: Callable[[], ssl.SSLContext] | None
     """The certificates now; None where there is no TLS."""
+    on_handshake: Callable[[], None]
+    """Called when a handshake is completed."""
     on_failure: Callable[[HandshakeFailure], None]
 
 
@@ -145,6 +147,8 @@ class Handshake(asyncio.Protocol):
             self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
             # It has been counted.
             self._ssl = None
+        elif self._expects_proxy:
+            self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
         self.drop()
 
     # -- asyncio's side
@@ -157,6 +161,7 @@ class Handshake(asyncio.Protocol):
             return
         if acceptor.expects_proxy:
             if acceptor.proxies is not None and not acceptor.proxies.trusts(peer_of(transport)):
+                acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
                 transport.abort()
                 return
             self._watch(acceptor.clients.limits.client_header_timeout_s)
@@ -214,6 +219,7 @@ class Handshake(asyncio.Protocol):
         try:
             header = read_proxy_header(self._data)
         except BadProxyHeader:
+            self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
             self._transport.abort()
             return None
         if header is None:
@@ -287,6 +293,7 @@ class Handshake(asyncio.Protocol):
             if rest:
                 protocol.data_received(rest)
             return
+        self._acceptor.on_handshake()
         secure = TlsTransport(transport, tls, self._incoming, self._outgoing, protocol)
         secure.connect()
         if rest:

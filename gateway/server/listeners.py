@@ -28,7 +28,13 @@ Certificates = Mapping[int, Loaded]
 
 
 class ListenerRecorder(Protocol):
-    """Takes note of what went wrong at listeners."""
+    """Takes note of handshakes and certificates at listeners."""
+
+    def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
+        """A listener shows certificates; handshakes with it can come to nothing for these reasons."""
+
+    def handshake(self, listener: str) -> None:
+        """A handshake has been completed."""
 
     def handshake_failure(self, listener: str, reason: str) -> None:
         """A handshake has come to nothing."""
@@ -163,6 +169,8 @@ class Listeners:
             for index, config in enumerate(self._configs):
                 listening = _Listening(config)
                 self._open.append(listening)
+                if config.tls is not None:
+                    self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
                 await self._open_one(listening, self._factory(index), fds)
         except BaseException:
             self.close()
@@ -221,6 +229,7 @@ class Listeners:
             self._proxies,
             config.proxy_protocol == "on",
             (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
+            partial(self._metrics.handshake, config.address),
             partial(self._failed, config.address),
         )
         return partial(Handshake, acceptor)

@@ -78,7 +78,7 @@ async def test_a_page_elsewhere_follows_a_stream_to_its_end(foreign: Page, stage
         for number in range(2, 5):
             await stage.append("/far", {"n": number})
             await foreign.wait_for_function(f"globalThis.received.length === {number + 1}")
-        assert await stage.total("gateway_requests_total", mode="catchup") == 1
+        assert await stage.total("durable_gateway_requests_total", mode="catchup") == 1
         await stage.close("/far")
         async with asyncio.timeout(BOUND_S):
             read: dict[str, Any] = await following
@@ -89,7 +89,7 @@ async def test_a_page_elsewhere_follows_a_stream_to_its_end(foreign: Page, stage
     async with stage.session.head(stage.origin.url + "/far") as reply:
         assert (read["closed"], read["offset"]) == (True, reply.headers["Stream-Next-Offset"])
     other = "sse" if live == "long-poll" else "longpoll"
-    assert await stage.total("gateway_requests_total", mode=other) == 0
+    assert await stage.total("durable_gateway_requests_total", mode=other) == 0
 
 
 @pytest.mark.parametrize("settings", [EDGE_CORS])

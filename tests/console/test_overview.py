@@ -80,7 +80,7 @@ async def test_the_headline_is_of_the_last_ten_seconds_and_not_of_all(visitor: V
     await expect(headline.locator("strong")).to_have_text("–")
     await expect(visitor.figure("bytes spared").locator("strong")).to_have_text("–")
     await expect(visitor.page.locator(".caption")).to_have_text("No reads in the last seconds")
-    origin_requests = await past.stage.total("gateway_upstream_requests_total")
+    origin_requests = await past.stage.total("durable_gateway_upstream_requests_total")
     share = f"{(1 - origin_requests / 400) * 100:.1f} % since the start"
     await expect(headline.locator("small")).to_have_text(share)
 

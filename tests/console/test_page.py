@@ -84,16 +84,18 @@ async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) 
     await some_load(stage)
     await visit.open()
     await expect(visit.figure("client reads/s").locator("small")).to_have_text("42 requests since the start")
-    asked = await stage.total("gateway_requests_total")
+    asked = await stage.total("durable_gateway_requests_total")
     assert asked == 42
-    origin = await stage.total("gateway_upstream_requests_total")
+    origin = await stage.total("durable_gateway_upstream_requests_total")
     await expect(visit.figure("origin requests/s").locator("small")).to_have_text(f"{origin:.0f} since the start")
 
     # Nobody wrote through the gateway: all requests were reads.
     requests_spared = f"{(1 - origin / asked) * 100:.1f} % since the start"
     await expect(visit.figure("reads spared").locator("small")).to_have_text(requests_spared)
-    fetched = await stage.total("gateway_upstream_bytes_total")
-    got = await stage.total("gateway_downstream_bytes_total") + await stage.total("gateway_response_saved_bytes_total")
+    fetched = await stage.total("durable_gateway_upstream_bytes_total")
+    got = await stage.total("durable_gateway_downstream_bytes_total") + await stage.total(
+        "durable_gateway_response_saved_bytes_total"
+    )
     bytes_spared = f"{(1 - fetched / got) * 100:.1f} % since the start"
     await expect(visit.figure("bytes spared").locator("small")).to_have_text(bytes_spared)
     await expect(visit.figure("on tapes").locator("small")).to_contain_text("2 tapes")
@@ -102,7 +104,7 @@ async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) 
     busiest = (await stage.admin("/api/top?by=requests"))["streams"][0]
     await expect(rows.first.locator("a")).to_have_text(busiest["path"])
     await expect(rows.first.locator('[data-label="reads"]')).to_have_text(str(busiest["reads"]))
-    sent = await stage.total("gateway_downstream_bytes_total")
+    sent = await stage.total("durable_gateway_downstream_bytes_total")
     await expect(visit.figure("sent to clients").locator("strong")).to_have_text(f"{sent / 1024:.1f} KiB")
 
 
@@ -132,7 +134,7 @@ async def test_the_delivery_delay_is_that_of_the_histogram(visit: Visit, stage: 
     bounds = sorted(
         (float(labels["le"]), value)
         for name, labels, value in await stage.samples()
-        if name == "gateway_delivery_delay_seconds_bucket" and labels["le"] != "+Inf"
+        if name == "durable_gateway_delivery_delay_seconds_bucket" and labels["le"] != "+Inf"
     )
     upper = next(bound for bound, count in bounds if count)
     lower = max((bound for bound, _ in bounds if bound < upper), default=0.0)

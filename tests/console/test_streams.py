@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
-from tests.console.visit import Stage, Visit
+from tests.console.visit import BOUND_S, Stage, Visit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -97,7 +98,11 @@ async def test_gaps_and_overlaps_of_a_tape_are_told_apart(visit: Visit) -> None:
     await visit.open("#/streams")
     runs = [("8", "9", 5), ("2", "3", 10), ("-1", "5", 100), ("5", "6", 50)]
     tape = [{"start": start, "end": end, "bytes": size, "tokens": 1, "age_s": 1} for start, end, size in runs]
-    readers = [{"mode": "sse", "at": "9", "lived_s": 1}] * 3 + [{"mode": "longpoll", "at": None, "lived_s": None}]
+    readers = [
+        {"mode": "sse", "at": "9", "clients": 1, "lived_s": 1},
+        {"mode": "sse", "at": "9", "clients": 2, "lived_s": 1},
+        {"mode": "longpoll", "at": None, "clients": 1, "lived_s": None},
+    ]
     plan = await visit.page.evaluate(
         "async (stream) => (await import('/console/tape.js')).layout(stream, 800)",
         {"tape": tape, "tail": "9", "live_readers": readers},
@@ -130,9 +135,102 @@ async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) 
     await visit.page.get_by_role("button", name="Really purge?").click()
     await expect(visit.page.locator(".tools [role=status]")).to_contain_text("no longer on a tape")
     assert (await stage.admin("/api/streams"))["streams"] == []
+    # Nothing of the old tape is left in the picture.
+    await expect(visit.page.locator(".tape-block, .tape-tail")).to_have_count(0)
+    await expect(visit.page.locator(".tape-told")).to_have_text("Nothing is on the tape now.")
+    assert set(await visit.page.locator(".facts dd").all_inner_texts()) == {"–"}
+    # Read again, it is drawn again.
+    await stage.read("/purged?offset=-1")
+    await expect(visit.page.locator(".tape-block")).to_have_count(1)
+    await expect(visit.page.get_by_role("button", name="Purge", exact=True)).to_be_visible()
+    await expect(visit.page.locator(".facts dd").first).to_have_text(row["tail"])
     # The browser itself notes the 404.
     assert all("404" in complaint for complaint in visit.complaints)
     visit.complaints.clear()
+
+
+async def test_a_purge_is_seen_without_waiting_for_the_next_look(visit: Visit, stage: Stage) -> None:
+    """An answer that was on its way before the purge is not drawn after it."""
+    await stage.create("/purged", 1)
+    await stage.read("/purged?offset=-1")
+    (row,) = (await stage.admin("/api/streams?prefix=/purged"))["streams"]
+    await visit.open(f"#/streams/{row['id']}")
+    await expect(visit.page.locator(".tape-block")).to_have_count(1)
+    held = asyncio.Event()
+    is_out = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        old = await route.fetch()
+        held.set()
+        await is_out.wait()
+        await route.fulfill(response=old)
+
+    await visit.page.route("**/api/streams/*", hold, times=1)
+    async with asyncio.timeout(BOUND_S):
+        await held.wait()
+    await visit.page.get_by_role("button", name="Purge", exact=True).click()
+    await visit.page.get_by_role("button", name="Really purge?").click()
+    await expect(visit.page.locator(".tape-block")).to_have_count(0)
+    is_out.set()
+    await expect(visit.page.locator(".tools [role=status]")).to_contain_text("no longer on a tape")
+    visit.complaints.clear()
+
+
+async def test_live_readers_are_listed_by_where_they_stand(visit: Visit, stage: Stage) -> None:
+    await stage.create("/crowd", "one")
+    await stage.read("/crowd?offset=-1")
+    url = f"{stage.gateway.gateway_url}/crowd"
+    replies = [await stage.session.get(f"{url}?offset=now&live=sse") for _ in range(20)]
+    tail = (await stage.admin("/api/streams"))["streams"][0]["tail"]
+    polls = [
+        asyncio.create_task(stage.read(f"/crowd?offset={tail}&live=long-poll{more}"))
+        for more in ("", "", "", "&cursor=5", "&cursor=7")
+    ]
+    await stage.until_readers(25)
+    (row,) = (await stage.admin("/api/streams?prefix=/crowd"))["streams"]
+    await visit.open(f"#/streams/{row['id']}")
+    lines = visit.page.locator(".readers li")
+    await expect(lines).to_have_count(2)
+    await expect(lines.first).to_contain_text("20 sse")
+    await expect(lines.nth(1)).to_contain_text("5 longpoll")
+    await expect(visit.page.locator(".tape-pin")).to_have_count(2)
+    assert sorted(await visit.page.locator(".tape-pin text").all_text_contents()) == ["20 sse", "5 longpoll"]
+    for reply in replies[:19]:
+        reply.close()
+    await expect(lines.nth(1)).to_contain_text("sse")
+    await expect(lines.nth(1)).not_to_contain_text("20")
+    await stage.close("/crowd")
+    await asyncio.gather(*polls)
+    replies[19].close()
+
+
+async def test_readers_beyond_those_that_are_listed_are_counted(visit: Visit) -> None:
+    await visit.open("#/streams")
+    readers = [{"mode": "sse", "at": f"{at:03}", "clients": 2, "lived_s": at} for at in range(20)]
+    readers += [{"mode": "longpoll", "at": "500", "clients": 50, "lived_s": None}]
+    found = await visit.page.evaluate(
+        "async ([readers, all]) => (await import('/console/stream.js')).groups(readers, all)", [readers, 1_000]
+    )
+    assert found["shown"][0] == {"mode": "longpoll", "at": "500", "clients": 50, "lived_s": None}
+    assert len(found["shown"]) == 12
+    assert found["others"] == 1_000 - 50 - 11 * 2
+
+
+@pytest.mark.parametrize("width", [320, 500, 1280])
+async def test_an_offset_is_never_wrapped_inside_a_number(visit: Visit, stage: Stage, width: int) -> None:
+    await stage.create("/wrapped", *(["x" * 1_000] * 3))
+    await stage.read("/wrapped?offset=-1")
+    (row,) = (await stage.admin("/api/streams?prefix=/wrapped"))["streams"]
+    await visit.page.set_viewport_size({"width": width, "height": 860})
+    await visit.open(f"#/streams/{row['id']}")
+    await visit.page.locator('.tape-block[tabindex="0"]').focus()
+    await expect(visit.page.locator(".tape-told")).to_contain_text(row["tail"])
+    numbers = visit.page.locator(".facts .whole, .tape-told .whole")
+    assert await numbers.count() >= 4
+    lines = await numbers.evaluate_all("all => all.map((one) => one.getClientRects().length)")
+    assert set(lines) == {1}
+    wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+    assert await visit.page.evaluate(wide), "the page itself does not scroll sideways"
 
 
 @pytest.mark.parametrize("settings", [{"prefix": "/public", "strip_prefix": True}])

@@ -39,7 +39,7 @@ async def test_nothing_is_lost_or_repeated_when_connections_end(visit: Visit, st
     await visit.open("#/tail?path=/ends")
     await expect(visit.state_of_tail).to_have_text("live by SSE")
     sent = 0
-    while await stage.total("gateway_requests_total", mode="sse") < 2:
+    while await stage.total("durable_gateway_requests_total", mode="sse") < 2:
         await stage.append("/ends", sent)
         sent += 1
         await expect(visit.messages).to_have_count(sent)

@@ -75,7 +75,7 @@ class Stage:
     async def until_readers(self, count: int) -> None:
         """Wait until so many live readers are connected."""
         async with asyncio.timeout(BOUND_S):
-            while await self.total("gateway_subscribers") != count:  # noqa: ASYNC110 - nothing announces it
+            while await self.total("durable_gateway_subscribers") != count:  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(0.02)
 
 

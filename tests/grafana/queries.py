@@ -22,9 +22,10 @@ WINDOW = "1m"
 
 _SUM = re.compile(
     r"(?P<how>sum|max|min|count)(?: by \((?P<by>[^)]*)\))? "
-    r"\((?:(?:rate|increase|delta)\()?(?P<name>[a-z_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
+    r"\((?:(?:rate|increase|delta)\()?(?P<name>[a-z0-9_]+)(?:\{(?P<matching>[^}]*)\})?(?:\[[^\]]+\]\))?\)"
 )
-_MATCHER = re.compile(r'(\w+)(=~|=)"([^"]*)"')
+_MATCHER = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
+_SELECTION = re.compile(r"\b((?:durable_gateway|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 
 Series = dict[tuple[tuple[str, str], ...], float]
 """Values by labels, sorted by name; labels that are empty are none."""
@@ -88,6 +89,15 @@ def panel_queries() -> list[Asked]:
     return asked
 
 
+def annotation_queries() -> list[Asked]:
+    """What every dashboard marks its moments by."""
+    return [
+        Asked(f"{path.stem}: {mark['name']}", mark["expr"].replace("$instance", ".*"))
+        for path in sorted((GRAFANA / "dashboards").glob("*.json"))
+        for mark in json.loads(path.read_text())["annotations"]["list"]
+    ]
+
+
 def alerts() -> list[dict[str, Any]]:
     """The alert rules."""
     rules: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -108,9 +118,14 @@ def sums(query: str) -> list[Sum]:
     return found
 
 
-def names(query: str) -> set[str]:
-    """The series that a query reads."""
-    return set(re.findall(r"\b(?:gateway|process)_[a-z_]+", query))
+def unanswered(query: str, own: Iterable[Figure]) -> set[str]:
+    """The selections in a query, such as `name{mode="sse"}`, that none of these samples fit."""
+    found = set()
+    for name, matching in _SELECTION.findall(query):
+        matchers = _MATCHER.findall(matching)
+        if not any(figure.name == name and _meets(figure, matchers) for figure in own):
+            found.add(f"{name}{{{matching}}}")
+    return found
 
 
 def evaluate(one: Sum, own: Iterable[Figure]) -> Series:
@@ -118,11 +133,21 @@ def evaluate(one: Sum, own: Iterable[Figure]) -> Series:
     groups: dict[tuple[tuple[str, str], ...], list[float]] = defaultdict(list)
     matchers = _MATCHER.findall(one.matching)
     for figure in own:
-        if figure.name == one.name and all(_fits(figure.labels.get(label, ""), how, to) for label, how, to in matchers):
+        if figure.name == one.name and _meets(figure, matchers):
             groups[tuple(sorted((label, figure.labels[label]) for label in one.by))].append(figure.value)
     join = {"sum": sum, "max": max, "min": min, "count": len}[one.how]
     return {labels: float(join(values)) for labels, values in groups.items()}  # type: ignore[operator]
 
 
+def _meets(figure: Figure, matchers: Iterable[tuple[str, str, str]]) -> bool:
+    return all(_fits(figure.labels.get(label, ""), how, to) for label, how, to in matchers)
+
+
 def _fits(value: str, how: str, to: str) -> bool:
-    return value == to if how == "=" else re.fullmatch(to, value) is not None
+    match how:
+        case "=":
+            return value == to
+        case "!=":
+            return value != to
+        case _:
+            return re.fullmatch(to, value) is not None

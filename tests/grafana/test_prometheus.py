@@ -16,57 +16,70 @@ from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin, start_origin
 from grafana.spared import BYTES_SPARED, REQUESTS_SPARED
+from tests.certificates import Authority
 from tests.grafana.load import EARLY, READERS, ask_everything, live_readers, send, write_plan
 from tests.grafana.prometheus import Prometheus, running_prometheus
-from tests.grafana.queries import Figure, alert_queries, alerts, evaluate, figures, panel_queries, sums
+from tests.grafana.queries import (
+    Figure,
+    alert_queries,
+    alerts,
+    annotation_queries,
+    evaluate,
+    figures,
+    panel_queries,
+    sums,
+)
 from tests.plans import PlanFile
 
 BOUND_S = 60.0
 ATTEMPTS = 10
-RESTLESS = ("process_", "gateway_event_loop_delay", "gateway_upstream_connection", "up")
+RESTLESS = ("process_", "durable_gateway_event_loop_delay", "durable_gateway_upstream_connection", "up")
 """What changes while nothing is asked: the process's own figures, and ages."""
 
 MOVED = {
-    "gateway_cache_bytes",
-    "gateway_compression_input_bytes_total",
-    "gateway_compression_output_bytes_total",
-    "gateway_compressions_total",
-    "gateway_connections",
-    "gateway_deliveries_total",
-    "gateway_delivery_delay_seconds_count",
-    "gateway_downstream_bytes_total",
-    "gateway_event_loop_delay_seconds_count",
-    "gateway_evictions_total",
-    "gateway_first_byte_seconds_count",
-    "gateway_followed_streams",
-    "gateway_origin_up",
-    "gateway_plan_byte_hit_ratio",
-    "gateway_plan_hit_ratio",
-    "gateway_plan_pinned_bytes",
-    "gateway_plan_pinned_limit_bytes",
-    "gateway_plan_pinned_streams",
-    "gateway_plan_taken_timestamp_seconds",
-    "gateway_plan_unmatched_entries",
-    "gateway_plan_unstored_bytes_total",
-    "gateway_plan_unstored_streams",
-    "gateway_plan_warmed_bytes_total",
-    "gateway_request_duration_seconds_count",
-    "gateway_requests_total",
-    "gateway_response_bytes_total",
-    "gateway_response_saved_bytes_total",
-    "gateway_subscribers",
-    "gateway_tape_blocks",
-    "gateway_tape_bytes",
-    "gateway_tapes",
-    "gateway_upstream_bytes_total",
-    "gateway_upstream_connection_mean_seconds",
-    "gateway_upstream_connection_oldest_seconds",
-    "gateway_upstream_connections",
-    "gateway_upstream_failures_total",
-    "gateway_upstream_first_byte_seconds_count",
-    "gateway_upstream_replies_total",
-    "gateway_upstream_requests_total",
-    "gateway_upstream_retries_total",
+    "durable_gateway_cache_bytes",
+    "durable_gateway_certificate_expiry_timestamp_seconds",
+    "durable_gateway_compression_input_bytes_total",
+    "durable_gateway_compression_output_bytes_total",
+    "durable_gateway_compressions_total",
+    "durable_gateway_connections",
+    "durable_gateway_deliveries_total",
+    "durable_gateway_delivery_delay_seconds_count",
+    "durable_gateway_downstream_bytes_total",
+    "durable_gateway_event_loop_delay_seconds_count",
+    "durable_gateway_evictions_total",
+    "durable_gateway_first_byte_seconds_count",
+    "durable_gateway_followed_streams",
+    "durable_gateway_origin_up",
+    "durable_gateway_plan_byte_hit_ratio",
+    "durable_gateway_plan_hit_ratio",
+    "durable_gateway_plan_pinned_bytes",
+    "durable_gateway_plan_pinned_limit_bytes",
+    "durable_gateway_plan_pinned_streams",
+    "durable_gateway_plan_taken_timestamp_seconds",
+    "durable_gateway_plan_unmatched_entries",
+    "durable_gateway_plan_unstored_bytes_total",
+    "durable_gateway_plan_unstored_streams",
+    "durable_gateway_plan_warmed_bytes_total",
+    "durable_gateway_request_duration_seconds_count",
+    "durable_gateway_requests_total",
+    "durable_gateway_response_bytes_total",
+    "durable_gateway_response_saved_bytes_total",
+    "durable_gateway_subscribers",
+    "durable_gateway_tape_blocks",
+    "durable_gateway_tape_bytes",
+    "durable_gateway_tapes",
+    "durable_gateway_tls_handshake_failures_total",
+    "durable_gateway_tls_handshakes_total",
+    "durable_gateway_upstream_bytes_total",
+    "durable_gateway_upstream_connection_mean_seconds",
+    "durable_gateway_upstream_connection_oldest_seconds",
+    "durable_gateway_upstream_connections",
+    "durable_gateway_upstream_failures_total",
+    "durable_gateway_upstream_first_byte_seconds_count",
+    "durable_gateway_upstream_replies_total",
+    "durable_gateway_upstream_requests_total",
+    "durable_gateway_upstream_retries_total",
 }
 """What this load is there to move."""
 
@@ -94,17 +107,19 @@ class Stage(NamedTuple):
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     origin = await start_origin()
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost", days=90)
     plan = PlanFile(tmp_path / "plan.json")
     write_plan(plan)
     config = GatewayConfig.for_origin(
         origin.url,
         file=str(plan.path),
         warm_s=10.0,
-        listen="127.0.0.1:0",
         admin="127.0.0.1:0",
         cache_bytes=400_000,
         live_linger_s=0.0,
         shutdown_timeout_s=1.0,
+        listeners=[{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "tls": {"certificates": [pair.as_config()]}}],
     )
     connector = TCPConnector(limit=0)
     async with ClientSession(timeout=ClientTimeout(total=BOUND_S), connector=connector) as session:
@@ -116,6 +131,10 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
             # Rates begin with the second sample: the zeros are to be seen first.
             await prometheus.scrapes(2)
             await ask_everything(session, gateway.gateway_url, origin.origin.faults)
+            secure = int(gateway.listeners.urls[-1].rpartition(":")[2])
+            assert await send(session, "GET", f"http://127.0.0.1:{secure}/closed?offset=-1") == 400
+            async with session.get(f"https://localhost:{secure}/closed?offset=-1", ssl=authority.client()) as reply:
+                assert reply.status == 200
             async with live_readers(session, gateway.gateway_url):
                 own, at = await at_rest(session, gateway, prometheus)
                 yield Stage(gateway, origin, past_it, prometheus, own, at)
@@ -157,17 +176,17 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
                 shown = await stage.prometheus.query(one.query, stage.at)
                 assert shown == pytest.approx(evaluate(one, stage.own)), (asked.where, one.query)
                 seen.add(one.name)
-    counted = {figure.name for figure in stage.own if figure.name.startswith("gateway_")}
+    counted = {figure.name for figure in stage.own if figure.name.startswith("durable_gateway_")}
     assert len(seen) > 20
     assert seen <= counted
 
     # And what the gateway counted is what the origin saw, and what the clients did.
     counters = stage.origin.origin.counters
-    assert stage.of("gateway_upstream_requests_total") == counters.total_requests - stage.past_it
-    assert stage.of("gateway_subscribers") == 2 * READERS
-    assert stage.of("gateway_followed_streams") == 1
-    assert stage.of("gateway_upstream_failures_total") == 1
-    assert stage.of("gateway_ready") == 1
+    assert stage.of("durable_gateway_upstream_requests_total") == counters.total_requests - stage.past_it
+    assert stage.of("durable_gateway_subscribers") == 2 * READERS
+    assert stage.of("durable_gateway_followed_streams") == 1
+    assert stage.of("durable_gateway_upstream_failures_total") == 1
+    assert stage.of("durable_gateway_ready") == 1
 
     # Over all that came after the zeros, the headline's queries say what the gateway itself does.
     tally = stage.gateway.sample().tally
@@ -178,7 +197,7 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
         assert shown_share == pytest.approx(share, abs=0.03), query
 
     for ratio in ("hit", "byte_hit"):
-        name = f"gateway_plan_{ratio}_ratio"
+        name = f"durable_gateway_plan_{ratio}_ratio"
         assert {one.labels["kind"] for one in stage.own if one.name == name and one.value} == {"expected", "actual"}
 
     # Every panel has data, and shows something where there is something.
@@ -189,6 +208,11 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
         parts = [evaluate(one, stage.own) for one in sums(asked.query)]
         if all(part and any(part.values()) for part in parts):
             assert any(value > 0 and math.isfinite(value) for value in found.values()), (asked, found)
+
+    # What marks a moment is understood, and the start is one.
+    marks = {asked.where: await stage.prometheus.query(asked.query, stage.at) for asked in annotation_queries()}
+    (started_ms,) = marks["overview: Starts"].values()
+    assert 0 < started_ms / 1000 <= stage.at
 
     # Every alert is evaluated, has figures to go by, and is silent.
     groups = (await stage.prometheus.get("rules"))["groups"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from grafana.alerts_page import PAGE, RUNBOOKS, with_runbooks
 from tests.debian import program
 from tests.grafana.queries import ALERTS, GRAFANA, alerts
 
@@ -50,3 +51,20 @@ def test_every_alert_says_whom_it_wakes_and_what_to_do() -> None:
         assert re.fullmatch(r"\d+m", rule["for"])
     assert len({rule["alert"] for rule in alerts()}) == len(alerts())
     assert "runbook" in ALERTS.read_text()
+
+
+def test_every_alert_leads_to_its_heading_on_the_operators_page() -> None:
+    assert GRAFANA.parent / RUNBOOKS == PAGE
+    headings = {line.removeprefix("### ") for line in PAGE.read_text().splitlines() if line.startswith("### ")}
+    for rule in alerts():
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
+        assert rule["alert"] in headings
+
+
+def test_the_place_where_the_page_is_published_can_be_named() -> None:
+    elsewhere = with_runbooks(ALERTS.read_text(), "https://docs.test/operating/")
+    rules = yaml.safe_load(elsewhere)["groups"][0]["rules"]
+    assert [rule["annotations"]["runbook_url"] for rule in rules] == [
+        f"https://docs.test/operating/#{rule['alert'].lower()}" for rule in alerts()
+    ]
+    assert with_runbooks(elsewhere) == ALERTS.read_text()

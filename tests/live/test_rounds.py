@@ -28,9 +28,9 @@ def test_a_round_lasts_from_the_first_news_to_the_last_reader() -> None:
     bench.rounds.came()
     bench.clock.advance(0.25)
     bench.rounds.handed(40)
-    assert bench.value("gateway_deliveries_total") == 40
-    assert bench.value("gateway_delivery_delay_seconds_count") == 1
-    assert bench.value("gateway_delivery_delay_seconds_sum") == 0.5
+    assert bench.value("durable_gateway_deliveries_total") == 40
+    assert bench.value("durable_gateway_delivery_delay_seconds_count") == 1
+    assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0.5
 
 
 def test_a_look_without_news_is_no_round_nor_is_news_that_nobody_hears() -> None:
@@ -41,5 +41,5 @@ def test_a_look_without_news_is_no_round_nor_is_news_that_nobody_hears() -> None
     bench.clock.advance(60.0)
     bench.rounds.came()
     bench.rounds.handed(1)
-    assert bench.value("gateway_deliveries_total") == 1
-    assert bench.value("gateway_delivery_delay_seconds_sum") == 0
+    assert bench.value("durable_gateway_deliveries_total") == 1
+    assert bench.value("durable_gateway_delivery_delay_seconds_sum") == 0

@@ -70,7 +70,7 @@ async def test_a_gateway_writes_what_was_noted_before_it_leaves(
     found = noted(tmp_path) if sink == "file" else await messages(f"{origin.url}/log")
     assert streams(found) == list(range(100))
     assert {line["node"] for line in found} == {"west"}
-    assert "gateway_log_drops_total 0.0" in gateway.metrics.exposition()[0].decode()
+    assert "durable_gateway_log_drops_total 0.0" in gateway.metrics.exposition()[0].decode()
 
 
 async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(origin: RunningOrigin) -> None:
@@ -88,7 +88,7 @@ async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(o
         gateway.access_log.record(numbered(number))
     async with asyncio.timeout(BOUND_S):
         await gateway.stop()
-    assert "gateway_log_drops_total 100.0" in gateway.metrics.exposition()[0].decode()
+    assert "durable_gateway_log_drops_total 100.0" in gateway.metrics.exposition()[0].decode()
 
 
 async def test_a_gateway_keeps_no_log_unless_it_is_asked_to(origin: RunningOrigin) -> None:

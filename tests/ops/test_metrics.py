@@ -45,7 +45,7 @@ def test_every_series_says_what_it_leaves_out() -> None:
     text, content_type = fresh().exposition()
     families = list(text_string_to_metric_families(text.decode()))
     for family in families:
-        assert family.name.startswith("gateway_")
+        assert family.name.startswith("durable_gateway_")
         if not family.name.endswith(("_limit", "_limit_bytes", "_info")):
             assert "xcludes" in family.documentation, family.name
     assert content_type.startswith("text/plain; version=")
@@ -64,7 +64,8 @@ def test_no_label_can_grow_with_what_clients_ask() -> None:
     }
     of_the_build = {"version", "python", "aiohttp"}
     assert labels - of_the_build == {
-        "mode", "outcome", "route", "le", "coding", "class", "error", "reason", "action", "pool", "state"
+        "mode", "outcome", "route", "le", "coding", "class", "error", "reason", "action", "pool", "state", "code",
+        "kind", "result",
     }  # fmt: skip
 
 
@@ -72,34 +73,87 @@ def test_no_label_can_grow_with_what_clients_ask() -> None:
 def test_every_mode_and_outcome_of_a_route_exists_from_the_start(route: str) -> None:
     metrics = fresh("a", "b")
     for mode in Mode:
-        assert value(metrics, "gateway_upstream_requests_total", mode=mode, route=route) == 0
-        assert value(metrics, "gateway_request_duration_seconds_count", mode=mode, route=route) == 0
-        assert value(metrics, "gateway_first_byte_seconds_count", mode=mode, route=route) == 0
+        assert value(metrics, "durable_gateway_upstream_requests_total", mode=mode, route=route) == 0
         for outcome in Outcome if mode in READS else RELAYED:
             labels = {"mode": mode, "outcome": outcome, "route": route}
-            assert value(metrics, "gateway_requests_total", **labels) == 0
-            assert value(metrics, "gateway_response_bytes_total", **labels) == 0
+            assert value(metrics, "durable_gateway_requests_total", **labels) == 0
+            if mode in READS:
+                assert value(metrics, "durable_gateway_response_bytes_total", **labels) == 0
     for mode in LIVE:
-        assert value(metrics, "gateway_subscribers", mode=mode, route=route) == 0
+        assert value(metrics, "durable_gateway_subscribers", mode=mode, route=route) == 0
+
+
+def series(metrics: Metrics) -> list[Sample]:
+    text, _ = metrics.exposition()
+    return [sample for family in text_string_to_metric_families(text.decode()) for sample in family.samples]
+
+
+def test_an_idle_route_exports_no_series_that_are_never_read() -> None:
+    assert len(series(fresh("a"))) < 450
+    assert len(series(fresh("a", "b"))) - len(series(fresh("a"))) < 400
+
+
+def test_what_has_no_route_has_one_series_until_something_happens() -> None:
+    metrics = fresh()
+    (one,) = (sample for sample in series(metrics) if sample.labels.get("route") == NO_ROUTE)
+    assert (one.name, one.labels["mode"], one.labels["outcome"]) == (
+        "durable_gateway_requests_total",
+        "other",
+        "refused",
+    )
+    metrics.request(Mode.OTHER, Outcome.REFUSED, 0.1, sent_bytes=12)
+    metrics.eviction()
+    found = {sample.name: sample.value for sample in series(metrics) if sample.labels.get("route") == NO_ROUTE}
+    assert found["durable_gateway_requests_total"] == 1
+    assert found["durable_gateway_response_bytes_total"] == 12
+    assert found["durable_gateway_request_duration_seconds_count"] == 1
+    assert found["durable_gateway_evictions_total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "others"),
+    [
+        ("request_duration", set(Mode) - {Mode.HEAD, Mode.OTHER}, {Mode.HEAD, Mode.OTHER}),
+        ("first_byte", {Mode.CATCHUP}, set(Mode) - {Mode.CATCHUP}),
+        (
+            "upstream_first_byte",
+            {Mode.CATCHUP, Mode.HEAD, Mode.CREATE, Mode.APPEND, Mode.DELETE},
+            {Mode.LONGPOLL, Mode.SSE, Mode.OTHER},
+        ),
+    ],
+)
+def test_a_histogram_that_no_dashboard_shows_begins_with_what_it_observes(
+    name: str, shown: set[Mode], others: set[Mode]
+) -> None:
+    metrics = fresh()
+    counted = f"durable_gateway_{name}_seconds_count"
+    assert {mode: value(metrics, counted, mode=mode, route="a") for mode in Mode} == {
+        **dict.fromkeys(shown, 0),
+        **dict.fromkeys(others),
+    }
+    for mode in Mode:
+        metrics.request(mode, Outcome.HIT, 0.1, "a", first_byte_s=0.1)
+        metrics.upstream_head(mode, 200, 0.1, "a")
+    assert {mode: value(metrics, counted, mode=mode, route="a") for mode in Mode} == dict.fromkeys(Mode, 1)
 
 
 def test_a_request_counts_once_and_its_times_and_bytes_with_it() -> None:
     metrics = fresh("a", "b")
     metrics.request(Mode.SSE, Outcome.HIT, 0.3, "a", first_byte_s=0.002, sent_bytes=70, saved_bytes=30)
     of_a = {"mode": "sse", "route": "a"}
-    assert value(metrics, "gateway_requests_total", outcome="hit", **of_a) == 1
-    assert value(metrics, "gateway_requests_total", outcome="miss", **of_a) == 0
-    assert value(metrics, "gateway_requests_total", outcome="hit", mode="sse", route="b") == 0
-    assert value(metrics, "gateway_response_bytes_total", outcome="hit", **of_a) == 70
-    assert value(metrics, "gateway_response_saved_bytes_total", outcome="hit", **of_a) == 30
-    assert value(metrics, "gateway_request_duration_seconds_sum", **of_a) == pytest.approx(0.3)
-    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.25", **of_a) == 0
-    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.5", **of_a) == 1
-    assert value(metrics, "gateway_first_byte_seconds_bucket", le="0.001", **of_a) == 0
-    assert value(metrics, "gateway_first_byte_seconds_bucket", le="0.0025", **of_a) == 1
+    assert value(metrics, "durable_gateway_requests_total", outcome="hit", **of_a) == 1
+    assert value(metrics, "durable_gateway_requests_total", outcome="miss", **of_a) == 0
+    assert value(metrics, "durable_gateway_requests_total", outcome="hit", mode="sse", route="b") == 0
+    assert value(metrics, "durable_gateway_response_bytes_total", outcome="hit", **of_a) == 70
+    assert value(metrics, "durable_gateway_response_saved_bytes_total", outcome="hit", **of_a) == 30
+    assert value(metrics, "durable_gateway_request_duration_seconds_sum", **of_a) == pytest.approx(0.3)
+    assert value(metrics, "durable_gateway_request_duration_seconds_bucket", le="0.25", **of_a) == 0
+    assert value(metrics, "durable_gateway_request_duration_seconds_bucket", le="0.5", **of_a) == 1
+    assert value(metrics, "durable_gateway_first_byte_seconds_bucket", le="0.001", **of_a) == 0
+    assert value(metrics, "durable_gateway_first_byte_seconds_bucket", le="0.0025", **of_a) == 1
     metrics.request(Mode.SSE, Outcome.ABORTED, 0.1, "a")
-    assert value(metrics, "gateway_request_duration_seconds_count", **of_a) == 2
-    assert value(metrics, "gateway_first_byte_seconds_count", **of_a) == 1
+    assert value(metrics, "durable_gateway_request_duration_seconds_count", **of_a) == 2
+    assert value(metrics, "durable_gateway_first_byte_seconds_count", **of_a) == 1
     hits = metrics.requests(Mode.SSE, Outcome.HIT)
     assert hits.value == 1
     metrics.request(Mode.SSE, Outcome.HIT, 0.3, "b")
@@ -117,26 +171,26 @@ def test_hits_count_as_many_as_they_are() -> None:
 
     metrics.before_collect = count
     labels = {"mode": "catchup", "route": "a"}
-    assert value(metrics, "gateway_requests_total", outcome="hit", **labels) == 1000
-    assert value(metrics, "gateway_response_bytes_total", outcome="hit", **labels) == 5000
-    assert value(metrics, "gateway_response_saved_bytes_total", outcome="hit", **labels) == 7000
-    assert value(metrics, "gateway_downstream_bytes_total") == 5000
-    assert value(metrics, "gateway_request_duration_seconds_bucket", le="0.0005", **labels) == 1000
-    assert value(metrics, "gateway_first_byte_seconds_count", **labels) == 1000
+    assert value(metrics, "durable_gateway_requests_total", outcome="hit", **labels) == 1000
+    assert value(metrics, "durable_gateway_response_bytes_total", outcome="hit", **labels) == 5000
+    assert value(metrics, "durable_gateway_response_saved_bytes_total", outcome="hit", **labels) == 7000
+    assert value(metrics, "durable_gateway_downstream_bytes_total") == 5000
+    assert value(metrics, "durable_gateway_request_duration_seconds_bucket", le="0.0005", **labels) == 1000
+    assert value(metrics, "durable_gateway_first_byte_seconds_count", **labels) == 1000
 
 
 def test_what_no_route_was_chosen_for_has_one_label_for_all() -> None:
     metrics = fresh()
-    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 0
+    assert value(metrics, "durable_gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 0
     metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0)
-    assert value(metrics, "gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 1
+    assert value(metrics, "durable_gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 1
 
 
 def test_an_outcome_that_was_not_foreseen_for_its_mode_is_counted_all_the_same() -> None:
     metrics = fresh()
     metrics.request(Mode.HEAD, Outcome.STALE_IF_ERROR, 0.1, "a", sent_bytes=3)
-    assert value(metrics, "gateway_requests_total", mode="head", outcome="stale_if_error", route="a") == 1
-    assert value(metrics, "gateway_response_bytes_total", mode="head", outcome="stale_if_error", route="a") == 3
+    assert value(metrics, "durable_gateway_requests_total", mode="head", outcome="stale_if_error", route="a") == 1
+    assert value(metrics, "durable_gateway_response_bytes_total", mode="head", outcome="stale_if_error", route="a") == 3
 
 
 def test_what_concerns_the_origin_counts_where_it_belongs() -> None:
@@ -150,15 +204,17 @@ def test_what_concerns_the_origin_counts_where_it_belongs() -> None:
     metrics.reconnect("a", is_planned=True)
     metrics.reconnect("a", is_planned=False)
     metrics.reconnect("a", is_planned=False)
-    assert value(metrics, "gateway_upstream_requests_total", mode="longpoll", route="a") == 1
-    assert value(metrics, "gateway_upstream_replies_total", **{"class": "2xx"}, route="a") == 1
-    assert value(metrics, "gateway_upstream_replies_total", **{"class": "5xx"}, route="a") == 1
-    assert value(metrics, "gateway_upstream_first_byte_seconds_sum", mode="longpoll", route="a") == pytest.approx(0.3)
-    assert value(metrics, "gateway_upstream_failures_total", error="UpstreamTimeout", route="a") == 1
-    assert value(metrics, "gateway_upstream_bytes_total", mode="longpoll", route="a") == 10
-    assert value(metrics, "gateway_upstream_retries_total", route="a") == 1
-    assert value(metrics, "gateway_reconnects_total", reason="planned", route="a") == 1
-    assert value(metrics, "gateway_reconnects_total", reason="lost", route="a") == 2
+    assert value(metrics, "durable_gateway_upstream_requests_total", mode="longpoll", route="a") == 1
+    assert value(metrics, "durable_gateway_upstream_replies_total", **{"class": "2xx"}, route="a") == 1
+    assert value(metrics, "durable_gateway_upstream_replies_total", **{"class": "5xx"}, route="a") == 1
+    assert value(
+        metrics, "durable_gateway_upstream_first_byte_seconds_sum", mode="longpoll", route="a"
+    ) == pytest.approx(0.3)
+    assert value(metrics, "durable_gateway_upstream_failures_total", error="UpstreamTimeout", route="a") == 1
+    assert value(metrics, "durable_gateway_upstream_bytes_total", mode="longpoll", route="a") == 10
+    assert value(metrics, "durable_gateway_upstream_retries_total", route="a") == 1
+    assert value(metrics, "durable_gateway_reconnects_total", reason="planned", route="a") == 1
+    assert value(metrics, "durable_gateway_reconnects_total", reason="lost", route="a") == 2
 
 
 def test_everything_else_counts_where_it_belongs() -> None:
@@ -174,22 +230,22 @@ def test_everything_else_counts_where_it_belongs() -> None:
     metrics.slow_consumer()
     metrics.slow_consumer(is_closed=False)
     metrics.log_drops(5)
-    assert value(metrics, "gateway_downstream_bytes_total") == 20
-    assert value(metrics, "gateway_subscribers", mode="sse", route="a") == 2
-    assert value(metrics, "gateway_deliveries_total", route="a") == 100
-    assert value(metrics, "gateway_delivery_delay_seconds_count", route="a") == 2
-    assert value(metrics, "gateway_cache_bytes") == 500
-    assert value(metrics, "gateway_cache_limit_bytes") == 1000
-    assert value(metrics, "gateway_connections_limit") == 7
-    assert value(metrics, "gateway_evictions_total", route="a") == 2
-    assert value(metrics, "gateway_compressions_total", coding="br") == 1
-    assert value(metrics, "gateway_compression_input_bytes_total", coding="br") == 100
-    assert value(metrics, "gateway_compression_output_bytes_total", coding="br") == 20
-    assert value(metrics, "gateway_slow_consumers_total", action="closed") == 1
-    assert value(metrics, "gateway_slow_consumers_total", action="moved") == 1
-    assert value(metrics, "gateway_log_drops_total") == 5
+    assert value(metrics, "durable_gateway_downstream_bytes_total") == 20
+    assert value(metrics, "durable_gateway_subscribers", mode="sse", route="a") == 2
+    assert value(metrics, "durable_gateway_deliveries_total", route="a") == 100
+    assert value(metrics, "durable_gateway_delivery_delay_seconds_count", route="a") == 2
+    assert value(metrics, "durable_gateway_cache_bytes") == 500
+    assert value(metrics, "durable_gateway_cache_limit_bytes") == 1000
+    assert value(metrics, "durable_gateway_connections_limit") == 7
+    assert value(metrics, "durable_gateway_evictions_total", route="a") == 2
+    assert value(metrics, "durable_gateway_compressions_total", coding="br") == 1
+    assert value(metrics, "durable_gateway_compression_input_bytes_total", coding="br") == 100
+    assert value(metrics, "durable_gateway_compression_output_bytes_total", coding="br") == 20
+    assert value(metrics, "durable_gateway_slow_consumers_total", action="closed") == 1
+    assert value(metrics, "durable_gateway_slow_consumers_total", action="moved") == 1
+    assert value(metrics, "durable_gateway_log_drops_total") == 5
     text = metrics.exposition()[0].decode()
-    assert "gateway_build_info{" in text
+    assert "durable_gateway_build_info{" in text
     assert 'version="9.9"' in text
 
 
@@ -205,22 +261,22 @@ def test_the_state_is_looked_at_when_somebody_asks() -> None:
         holdings={"a": RouteUsage(4, 9, 12_000)},
         upstream={"live": Connections(3, 1, 60.0, 20.0)},
     )
-    assert value(metrics, "gateway_ready") == 1
-    assert value(metrics, "gateway_connections") == 5
-    assert value(metrics, "gateway_lag_bytes") == 300
-    assert value(metrics, "gateway_lag_most_bytes") == 200
-    assert value(metrics, "gateway_flights", route="a") == 2
-    assert value(metrics, "gateway_waiters", route="a") == 40
-    assert value(metrics, "gateway_waiters", route="b") == 0
-    assert value(metrics, "gateway_followed_streams") == 3
-    assert value(metrics, "gateway_tapes", route="a") == 4
-    assert value(metrics, "gateway_tape_blocks", route="a") == 9
-    assert value(metrics, "gateway_tape_bytes", route="a") == 12_000
-    assert value(metrics, "gateway_tape_bytes", route="b") == 0
-    assert value(metrics, "gateway_upstream_connections", pool="live", state="busy") == 3
-    assert value(metrics, "gateway_upstream_connections", pool="live", state="idle") == 1
-    assert value(metrics, "gateway_upstream_connection_oldest_seconds", pool="live") == 60
-    assert value(metrics, "gateway_upstream_connection_mean_seconds", pool="live") == 20
+    assert value(metrics, "durable_gateway_ready") == 1
+    assert value(metrics, "durable_gateway_connections") == 5
+    assert value(metrics, "durable_gateway_lag_bytes") == 300
+    assert value(metrics, "durable_gateway_lag_most_bytes") == 200
+    assert value(metrics, "durable_gateway_flights", route="a") == 2
+    assert value(metrics, "durable_gateway_waiters", route="a") == 40
+    assert value(metrics, "durable_gateway_waiters", route="b") == 0
+    assert value(metrics, "durable_gateway_followed_streams") == 3
+    assert value(metrics, "durable_gateway_tapes", route="a") == 4
+    assert value(metrics, "durable_gateway_tape_blocks", route="a") == 9
+    assert value(metrics, "durable_gateway_tape_bytes", route="a") == 12_000
+    assert value(metrics, "durable_gateway_tape_bytes", route="b") == 0
+    assert value(metrics, "durable_gateway_upstream_connections", pool="live", state="busy") == 3
+    assert value(metrics, "durable_gateway_upstream_connections", pool="live", state="idle") == 1
+    assert value(metrics, "durable_gateway_upstream_connection_oldest_seconds", pool="live") == 60
+    assert value(metrics, "durable_gateway_upstream_connection_mean_seconds", pool="live") == 20
 
 
 def exemplars(text: bytes) -> list[Sample]:
@@ -236,8 +292,11 @@ def test_a_trace_is_shown_beside_the_bucket_it_fell_in_where_the_format_has_a_pl
     text, content_type = metrics.exposition(OPEN_METRICS)
     assert content_type.startswith("application/openmetrics-text")
     shown = {sample.name: sample for sample in exemplars(text)}
-    assert set(shown) == {"gateway_request_duration_seconds_bucket", "gateway_first_byte_seconds_bucket"}
-    duration = shown["gateway_request_duration_seconds_bucket"]
+    assert set(shown) == {
+        "durable_gateway_request_duration_seconds_bucket",
+        "durable_gateway_first_byte_seconds_bucket",
+    }
+    duration = shown["durable_gateway_request_duration_seconds_bucket"]
     assert duration.labels["le"] == "0.05"
     assert duration.value == 3
     assert duration.exemplar is not None
@@ -286,8 +345,8 @@ def test_buckets_hold_what_took_at_most_their_bound(durations: list[float]) -> N
 def test_two_gateways_live_in_one_process_each_with_its_own_registry() -> None:
     one, other = Metrics(), Metrics()
     one.retry()
-    assert value(one, "gateway_upstream_retries_total", route=NO_ROUTE) == 1
-    assert value(other, "gateway_upstream_retries_total", route=NO_ROUTE) == 0
+    assert value(one, "durable_gateway_upstream_retries_total", route=NO_ROUTE) == 1
+    assert value(other, "durable_gateway_upstream_retries_total", route=NO_ROUTE) is None
     assert b"process_" in one.exposition()[0]
 
 
@@ -356,10 +415,10 @@ def test_a_configuration_that_is_read_again_brings_routes_and_keeps_what_was_cou
     metrics = fresh("a")
     metrics.retry("a")
     metrics.configure(["b"], 2_000, {"connections": 9})
-    assert value(metrics, "gateway_upstream_retries_total", route="a") == 1
-    assert value(metrics, "gateway_upstream_retries_total", route="b") == 0
-    assert value(metrics, "gateway_cache_limit_bytes") == 2_000
-    assert value(metrics, "gateway_connections_limit") == 9
+    assert value(metrics, "durable_gateway_upstream_retries_total", route="a") == 1
+    assert value(metrics, "durable_gateway_upstream_retries_total", route="b") == 0
+    assert value(metrics, "durable_gateway_cache_limit_bytes") == 2_000
+    assert value(metrics, "durable_gateway_connections_limit") == 9
 
 
 def routes_told(metrics: Metrics) -> set[str]:
@@ -381,12 +440,12 @@ def test_a_route_that_is_no_more_is_told_until_nothing_of_it_is_left_and_once_af
     metrics.look = lambda: State(flights={"b": 1}, holdings={"b": RouteUsage()})
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
     metrics.look = lambda: State(holdings={"b": RouteUsage()}, flights={"b": 0})
-    assert value(metrics, "gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
+    assert value(metrics, "durable_gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
     assert routes_told(metrics) == {"a", NO_ROUTE}
     # What ends late is still told, once.
     metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, "b")
-    assert value(metrics, "gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
+    assert value(metrics, "durable_gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
     assert routes_told(metrics) == {"a", "b", NO_ROUTE}
     assert routes_told(metrics) == {"a", NO_ROUTE}
 

@@ -84,7 +84,7 @@ async def test_bytes_of_a_shared_fetch_are_its_leaders_and_all_who_share_it_say_
 def fetched(edge: Edge) -> float:
     """Body bytes from the origin, as the series has them."""
     families = edge.gateway.metrics.registry.collect()
-    (family,) = [family for family in families if family.name == "gateway_upstream_bytes"]
+    (family,) = [family for family in families if family.name == "durable_gateway_upstream_bytes"]
     return sum(sample.value for sample in family.samples)
 
 
@@ -132,8 +132,8 @@ async def test_a_request_that_cannot_be_parsed_has_a_line_and_is_counted(edge: E
     assert line["time"] == pytest.approx(edge.clock.wall(), abs=5)
     labels = {"mode": "other", "outcome": "refused", "route": "-"}
     registry = edge.gateway.metrics.registry
-    assert registry.get_sample_value("gateway_requests_total", labels) == 1
-    assert registry.get_sample_value("gateway_response_bytes_total", labels) == len(answer.body)
+    assert registry.get_sample_value("durable_gateway_requests_total", labels) == 1
+    assert registry.get_sample_value("durable_gateway_response_bytes_total", labels) == len(answer.body)
 
 
 async def test_an_answer_that_was_cut_off_is_noted_as_aborted(edge: Edge, log: Path, origin: RunningOrigin) -> None:

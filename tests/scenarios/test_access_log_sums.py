@@ -31,7 +31,7 @@ def counted(edge: Edge) -> tuple[float, float]:
     def total(name: str) -> float:
         return sum(sample.value for sample in families[name].samples if sample.name.endswith("_total"))
 
-    return total("gateway_upstream_requests"), total("gateway_upstream_bytes")
+    return total("durable_gateway_upstream_requests"), total("durable_gateway_upstream_bytes")
 
 
 def summed(lines: list[dict[str, Any]]) -> tuple[int, int]:

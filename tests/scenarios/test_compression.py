@@ -47,7 +47,7 @@ async def kept(edge: Edge, path: str, body: bytes, **put: str) -> None:
 
 
 def compressions(edge: Edge, coding: str = "gzip") -> float:
-    value = edge.gateway.metrics.registry.get_sample_value("gateway_compressions_total", {"coding": coding})
+    value = edge.gateway.metrics.registry.get_sample_value("durable_gateway_compressions_total", {"coding": coding})
     assert value is not None
     return value
 
@@ -57,7 +57,7 @@ def saved(edge: Edge) -> float:
         sample.value
         for family in edge.gateway.metrics.registry.collect()
         for sample in family.samples
-        if sample.name == "gateway_response_saved_bytes_total"
+        if sample.name == "durable_gateway_response_saved_bytes_total"
     )
 
 

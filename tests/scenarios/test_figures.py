@@ -32,18 +32,18 @@ async def test_a_shared_fetch_is_one_flight_with_all_who_wait_for_it(edge: Edge,
     gate = faults.hold(kind="catchup")
     readers = [edge.asking("/s?offset=-1") for _ in range(5)]
     await bounded(gate.waiting(1))
-    await eventually(lambda: figure(edge, "gateway_waiters", route="default") == 5)
-    assert figure(edge, "gateway_flights", route="default") == 1
-    assert figure(edge, "gateway_connections") == 5
-    assert figure(edge, "gateway_upstream_connections", pool="shared", state="busy") == 1
+    await eventually(lambda: figure(edge, "durable_gateway_waiters", route="default") == 5)
+    assert figure(edge, "durable_gateway_flights", route="default") == 1
+    assert figure(edge, "durable_gateway_connections") == 5
+    assert figure(edge, "durable_gateway_upstream_connections", pool="shared", state="busy") == 1
     gate.release()
     for reader in readers:
         assert (await bounded(reader)).body == b"text"
-    await eventually(lambda: figure(edge, "gateway_flights", route="default") == 0)
-    assert figure(edge, "gateway_waiters", route="default") == 0
-    await eventually(lambda: figure(edge, "gateway_upstream_connections", pool="shared", state="busy") == 0)
-    assert figure(edge, "gateway_upstream_connections", pool="shared", state="idle") >= 1
-    assert figure(edge, "gateway_upstream_connection_oldest_seconds", pool="shared") > 0
+    await eventually(lambda: figure(edge, "durable_gateway_flights", route="default") == 0)
+    assert figure(edge, "durable_gateway_waiters", route="default") == 0
+    await eventually(lambda: figure(edge, "durable_gateway_upstream_connections", pool="shared", state="busy") == 0)
+    assert figure(edge, "durable_gateway_upstream_connections", pool="shared", state="idle") >= 1
+    assert figure(edge, "durable_gateway_upstream_connection_oldest_seconds", pool="shared") > 0
 
 
 async def test_a_followed_stream_is_one_live_connection(edge: Edge, counters: Counters) -> None:
@@ -52,10 +52,10 @@ async def test_a_followed_stream_is_one_live_connection(edge: Edge, counters: Co
     for wire in wires:
         assert (await bounded(wire.head())).status == 200
     await eventually(lambda: counters.parked == 1)
-    assert figure(edge, "gateway_followed_streams") == 1
-    assert figure(edge, "gateway_upstream_connections", pool="live", state="busy") == 1
-    assert figure(edge, "gateway_upstream_requests_total", mode="sse", route="default") == 1
-    assert figure(edge, "gateway_ready") == 1
+    assert figure(edge, "durable_gateway_followed_streams") == 1
+    assert figure(edge, "durable_gateway_upstream_connections", pool="live", state="busy") == 1
+    assert figure(edge, "durable_gateway_upstream_requests_total", mode="sse", route="default") == 1
+    assert figure(edge, "durable_gateway_ready") == 1
 
 
 async def test_what_tapes_hold_is_right_whatever_became_of_them(start: Start, origin: RunningOrigin) -> None:
@@ -72,11 +72,11 @@ async def test_what_tapes_hold_is_right_whatever_became_of_them(start: Start, or
         held["tapes"] += 1
         held["blocks"] += stream.tape.block_count
         held["bytes"] += stream.tape.cost
-    assert figure(edge, "gateway_evictions_total", route="default") >= 4
+    assert figure(edge, "durable_gateway_evictions_total", route="default") >= 4
     assert held["blocks"]
-    assert figure(edge, "gateway_tapes", route="default") == held["tapes"] == len(store)
-    assert figure(edge, "gateway_tape_blocks", route="default") == held["blocks"]
-    assert figure(edge, "gateway_tape_bytes", route="default") == held["bytes"] == store.cost
+    assert figure(edge, "durable_gateway_tapes", route="default") == held["tapes"] == len(store)
+    assert figure(edge, "durable_gateway_tape_blocks", route="default") == held["blocks"]
+    assert figure(edge, "durable_gateway_tape_bytes", route="default") == held["bytes"] == store.cost
 
 
 async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: Faults) -> None:
@@ -85,11 +85,11 @@ async def test_how_requests_to_the_origin_end_is_told_apart(edge: Edge, faults: 
     assert (await edge.post("/s", b"more")).status == 502
     faults.status(503, kind="append", times=1)
     assert (await edge.post("/s", b"more")).status == 503
-    assert figure(edge, "gateway_upstream_failures_total", error="UpstreamUnreachable", route="default") == 1
-    assert figure(edge, "gateway_upstream_replies_total", **{"class": "5xx"}, route="default") == 1
-    assert figure(edge, "gateway_upstream_replies_total", **{"class": "2xx"}, route="default") == 1
-    assert figure(edge, "gateway_upstream_requests_total", mode="append", route="default") == 2
-    assert figure(edge, "gateway_upstream_first_byte_seconds_count", mode="append", route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_failures_total", error="UpstreamUnreachable", route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_replies_total", **{"class": "5xx"}, route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_replies_total", **{"class": "2xx"}, route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_requests_total", mode="append", route="default") == 2
+    assert figure(edge, "durable_gateway_upstream_first_byte_seconds_count", mode="append", route="default") == 1
 
 
 @pytest.mark.parametrize("kind", ["sse", "head"])
@@ -100,10 +100,10 @@ async def test_a_status_that_a_follower_is_refused_with_is_a_reply_and_no_failur
     faults.status(500, kind=kind, times=2)
     wire = await edge.begin("/s?offset=-1&live=sse")
     async with edge.time_passing():
-        await eventually(lambda: figure(edge, "gateway_reconnects_total", reason="lost", route="default") == 2)
+        await eventually(lambda: figure(edge, "durable_gateway_reconnects_total", reason="lost", route="default") == 2)
     await wire.closed()
-    assert figure(edge, "gateway_upstream_replies_total", **{"class": "5xx"}, route="default") == 2
-    assert figure(edge, "gateway_upstream_failures_total", error="UpstreamBroken", route="default") == 0
+    assert figure(edge, "durable_gateway_upstream_replies_total", **{"class": "5xx"}, route="default") == 2
+    assert figure(edge, "durable_gateway_upstream_failures_total", error="UpstreamBroken", route="default") == 0
 
 
 async def test_a_follower_that_comes_back_says_whether_that_was_planned(edge: Edge, faults: Faults) -> None:
@@ -111,20 +111,22 @@ async def test_a_follower_that_comes_back_says_whether_that_was_planned(edge: Ed
     faults.drop(10, kind="sse", times=1)
     wire = await edge.begin("/s?offset=-1&live=sse")
     async with edge.time_passing():
-        await eventually(lambda: figure(edge, "gateway_reconnects_total", reason="lost", route="default") == 1)
-        await eventually(lambda: figure(edge, "gateway_reconnects_total", reason="planned", route="default") >= 1)
+        await eventually(lambda: figure(edge, "durable_gateway_reconnects_total", reason="lost", route="default") == 1)
+        await eventually(
+            lambda: figure(edge, "durable_gateway_reconnects_total", reason="planned", route="default") >= 1
+        )
     await wire.closed()
-    assert figure(edge, "gateway_upstream_failures_total", error="UpstreamBroken", route="default") == 1
-    assert figure(edge, "gateway_upstream_retries_total", route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_failures_total", error="UpstreamBroken", route="default") == 1
+    assert figure(edge, "durable_gateway_upstream_retries_total", route="default") == 1
 
 
 async def test_what_a_client_has_not_taken_is_its_lag(edge: Edge) -> None:
     await edge.put("/s", b"x" * 8_000_000)
     wire = await edge.begin("/s?offset=-1", receive_bytes=4_096)
-    await eventually(lambda: figure(edge, "gateway_lag_bytes") > 0)
-    assert figure(edge, "gateway_lag_most_bytes") == figure(edge, "gateway_lag_bytes")
+    await eventually(lambda: figure(edge, "durable_gateway_lag_bytes") > 0)
+    assert figure(edge, "durable_gateway_lag_most_bytes") == figure(edge, "durable_gateway_lag_bytes")
     await wire.closed()
-    await eventually(lambda: figure(edge, "gateway_lag_bytes") == 0)
+    await eventually(lambda: figure(edge, "durable_gateway_lag_bytes") == 0)
 
 
 async def test_the_delay_of_a_delivery_is_not_the_silence_before_it(edge: Edge, counters: Counters) -> None:
@@ -139,8 +141,8 @@ async def test_the_delay_of_a_delivery_is_not_the_silence_before_it(edge: Edge, 
     await edge.post("/s", b"more")
     while (event := await bounded(wire.event())) is not None and event.data != "more":
         pass
-    await eventually(lambda: figure(edge, "gateway_deliveries_total", route="default") == 1)
-    assert figure(edge, "gateway_delivery_delay_seconds_sum", route="default") < 1
+    await eventually(lambda: figure(edge, "durable_gateway_deliveries_total", route="default") == 1)
+    assert figure(edge, "durable_gateway_delivery_delay_seconds_sum", route="default") < 1
 
 
 async def test_an_error_of_the_gateways_own_is_counted_as_one(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,4 +152,4 @@ async def test_an_error_of_the_gateways_own_is_counted_as_one(edge: Edge, monkey
     monkeypatch.setattr(edge.gateway.engine, "catch_up", broken)
     assert (await edge.get("/s?offset=-1")).status == 500
     labels = {"mode": "catchup", "outcome": "failed", "route": "default"}
-    assert figure(edge, "gateway_requests_total", **labels) == 1
+    assert figure(edge, "durable_gateway_requests_total", **labels) == 1

@@ -202,7 +202,7 @@ async def test_a_hot_tail_is_followed_and_let_go_when_it_cools_down(edge: Edge, 
         assert (await edge.get("/s")).is_up_to_date
     assert sum(counters.requests.values()) <= 10
     assert live.hot_count == counters.live_open == 1
-    # Read on, it stays; `gateway_subscribers` has nothing to do with it.
+    # Read on, it stays; `durable_gateway_subscribers` has nothing to do with it.
     for _ in range(4):
         edge.clock.advance(5.0)
         for _ in range(20):

@@ -76,7 +76,7 @@ async def test_the_budget_is_the_plans_unless_an_operator_has_set_one(
     for more, budget in (({}, 7), ({"take_memory": False}, 256), ({"cache_bytes": 256 * MIB}, 256)):
         edge = await start(origin.url, **settings, **more)
         assert edge.gateway.engine.store.budget_bytes == budget * MIB
-        assert sample_of(edge, "gateway_cache_limit_bytes") == budget * MIB
+        assert sample_of(edge, "durable_gateway_cache_limit_bytes") == budget * MIB
         memory = (await shown(edge))["memory"]
         assert (memory["recommended_bytes"], memory["is_taken"]) == (7 * MIB, budget == 7)
 
@@ -101,7 +101,7 @@ async def test_a_pinned_stream_outlives_a_crowd_of_others(
     assert counters.requests[Kind.CATCHUP] == before
     store = edge.gateway.engine.store
     assert store.cost + store.lent <= store.budget_bytes
-    assert sample_of(edge, "gateway_plan_pinned_streams") == 1
+    assert sample_of(edge, "durable_gateway_plan_pinned_streams") == 1
     pinned = (await shown(edge))["pinned"]
     assert pinned["bytes"] >= 50_000
     assert (pinned["wished"], pinned["kept"], pinned["limit_bytes"]) == (1, 1, 100_000)
@@ -139,7 +139,7 @@ async def test_what_is_to_be_warm_is_fetched_once_and_then_hit(
     assert counters.requests[Kind.CATCHUP] == asked == 2
     told = (await shown(edge))["warmed"]
     assert told == {"wished": 3, "streams": 2, "bytes": 3_000, "is_under_way": False}
-    assert sample_of(edge, "gateway_plan_warmed_bytes_total") == 3_000
+    assert sample_of(edge, "durable_gateway_plan_warmed_bytes_total") == 3_000
 
 
 async def test_an_origin_that_knows_no_head_is_warmed_from_all_the_same(
@@ -279,8 +279,8 @@ async def test_what_is_not_worth_storing_is_shared_while_it_is_fetched_and_then_
     assert again.body == b"0123456789" * 100
     assert counters.requests[Kind.CATCHUP] > before
     assert held(edge, "/once") == 0
-    assert sample_of(edge, "gateway_plan_unstored_bytes_total") == 2_000
-    assert sample_of(edge, "gateway_plan_unstored_streams") == 1
+    assert sample_of(edge, "durable_gateway_plan_unstored_bytes_total") == 2_000
+    assert sample_of(edge, "durable_gateway_plan_unstored_streams") == 1
 
 
 async def test_live_readers_of_what_is_not_stored_still_share_one_connection(
@@ -323,7 +323,7 @@ async def test_an_idle_tape_is_given_up_after_its_time_and_no_sooner(
     for _ in range(130):
         edge.clock.advance(1)
     assert (held(edge, "/idle"), held(edge, "/other")) == (0, 1_000)
-    assert sample_of(edge, "gateway_plan_given_up_tapes_total") == 1
+    assert sample_of(edge, "durable_gateway_plan_given_up_tapes_total") == 1
     assert (await edge.get("/idle?offset=-1")).body == b"x" * 1_000
 
 
@@ -446,15 +446,15 @@ async def test_a_reload_takes_another_plan_by_the_same_name_and_keeps_the_old_on
 
 async def test_expectation_and_outcome_stand_side_by_side(edge: Edge, plan: PlanFile, origin: RunningOrigin) -> None:
     await behind(edge, origin, "/a", b"x" * 1_000, Stream_Closed="true")
-    assert sample_of(edge, "gateway_plan_hit_ratio", kind="actual") is None
+    assert sample_of(edge, "durable_gateway_plan_hit_ratio", kind="actual") is None
     for _ in range(4):
         await edge.get("/a?offset=-1")
     told = await shown(edge)
     assert (told["actual"]["hits"], told["actual"]["misses"]) == (3, 1)
     assert (told["actual"]["hit_ratio"], told["actual"]["byte_hit_ratio"]) == (0.75, 0.75)
     assert told["expected"] == {"hit_ratio": 0.953, "byte_hit_ratio": 0.928, "error": 0.006}
-    assert sample_of(edge, "gateway_plan_hit_ratio", kind="actual") == 0.75
-    assert sample_of(edge, "gateway_plan_hit_ratio", kind="expected") == 0.953
+    assert sample_of(edge, "durable_gateway_plan_hit_ratio", kind="actual") == 0.75
+    assert sample_of(edge, "durable_gateway_plan_hit_ratio", kind="expected") == 0.953
 
 
 async def test_bytes_that_coding_saves_are_read_from_the_tape_all_the_same(

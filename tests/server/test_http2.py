@@ -519,6 +519,37 @@ async def test_a_flood_is_cut_off_while_others_are_served(pair: Pair, name: str)
     assert not len(pair.fast.engine.tasks)
 
 
+def figure(pair: Pair, name: str, **labels: str) -> float | None:
+    return pair.fast.metrics.registry.get_sample_value(f"durable_gateway_http2_{name}", labels)
+
+
+async def test_connections_streams_and_their_ends_are_counted(pair: Pair) -> None:
+    await create_closed(pair)
+    await write(pair.fast, "PUT", "/open", b"abc", Content_Type="text/plain")
+    assert (figure(pair, "connections"), figure(pair, "streams")) == (0, 0)
+    async with wire_to(pair.fast) as wire, wire_to(pair.fast) as other:
+        await wire.ask("/s?offset=-1")
+        assert (await wire.answer()).status == 200
+        await several(other, "/open?offset=-1&live=sse", "/open?offset=-1&live=sse")
+        await eventually(waiting(pair.fast, 2))
+        assert (figure(pair, "connections"), figure(pair, "streams")) == (2, 2)
+        # HTTP/1.1 beside it is a connection, and none of these.
+        (read,) = await ask(pair.fast, b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert read.status == 200
+        assert figure(pair, "connections") == 2
+        assert figure(pair, "floods_total", kind="ping") == 0
+        with suppress(ConnectionError):
+            for _ in range(100):
+                await wire.frame(PingFrame(0, b"12345678"))
+        assert await wire.is_ended()
+        assert figure(pair, "floods_total", kind="ping") == 1
+        assert figure(pair, "goaways_total", code="enhance_your_calm") == 1
+    await eventually(lambda: figure(pair, "connections") == 0)
+    assert figure(pair, "streams") == 0
+    assert figure(pair, "goaways_total", code="no_error") == 0
+    assert figure(pair, "resets_total", code="refused_stream") == 0
+
+
 async def test_a_client_that_leaves_in_order_is_answered_first(pair: Pair) -> None:
     await create_closed(pair)
     async with wire_to(pair.fast) as wire:

@@ -138,7 +138,8 @@ def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
 
 
 def failures(gateway: RunningGateway) -> dict[str, int]:
-    return {why: int(n) for (why,), n in figures(gateway, "gateway_tls_handshake_failures_total").items()}
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total").items()
+    return {why: int(n) for (why,), n in counted if n}
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -160,6 +161,19 @@ async def test_a_stream_is_read_over_tls(bench: Bench, authority: Authority, ver
         assert (response.status, response.body) == (200, b"hello")
     assert gateway.gateway_url.startswith("https://127.0.0.1:")
     assert failures(gateway) == {}
+
+
+async def test_handshakes_are_counted_from_the_start_on(bench: Bench, authority: Authority) -> None:
+    gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"})
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 0}
+    counted = figures(gateway, "durable_gateway_tls_handshake_failures_total")
+    assert set(counted.values()) == {0}
+    assert ("refused",) in counted
+    assert (await answered(*await open_to(gateway, authority.client()))).status == 200
+    assert (await answered(*await open_to(gateway, index=1))).status == 200
+    await raw(gateway, REQUEST)
+    assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 1}
+    assert failures(gateway) == {"plain_http": 1}
 
 
 async def test_several_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
@@ -344,6 +358,24 @@ async def test_openings_count_as_connections_and_are_let_go(bench: Bench, author
     await close(first)
 
 
+@pytest.mark.parametrize("full", [0, 1])
+async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: int) -> None:
+    gateway = await bench.start(
+        {"address": "127.0.0.1:0", "redirect_to_https": True}, {"address": "127.0.0.1:0"}, max_connections=1
+    )
+    reader, writer = await open_to(gateway, index=full)
+    await eventually(lambda: gateway.connections == 1)
+    assert await raw(gateway, REQUEST, index=1 - full) == b""
+    assert gateway.connections == 1
+    refused = figures(gateway, "durable_gateway_connections_refused_total")
+    assert refused == {("limit",): 1, ("leaving",): 0, ("proxy",): 0}
+    # The one that is in is answered, and makes room when it goes.
+    status = (await answered(reader, writer)).status
+    assert status == (200 if full else 308)
+    await eventually(lambda: gateway.connections == 0)
+    assert (await answered(*await open_to(gateway, index=1 - full))).status == (308 if full else 200)
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 
 
@@ -373,7 +405,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
     context = authority.client()
     reader, writer = await live(gateway, context)
     before = await serial(gateway, context)
-    (expiry,) = figures(gateway, "gateway_certificate_expiry_timestamp_seconds").values()
+    (expiry,) = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds").values()
 
     authority.issue("edge.test", days=9)
     if by == "reload":
@@ -389,7 +421,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
             while not await looked():
                 pass
     assert await serial(gateway, context) != before
-    assert figures(gateway, "gateway_certificate_expiry_timestamp_seconds") == {
+    assert figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds") == {
         ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
     }
     await append(gateway, context, b"!more!")
@@ -415,20 +447,58 @@ async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
             authority.issue("edge.test", file="new")
             (pair.certificate.parent / "new.crt").replace(pair.certificate)
     authority.issue("other.test", days=9)
-    expiries = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    expiries = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     await gateway.reload()
     assert await serial(gateway, context) == before
-    assert figures(gateway, "gateway_certificate_failures_total") == {(): 1}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
     lines = [record.getMessage() for record in caplog.records if record.name == "gateway.listeners"]
     assert len(lines) == 1
     assert "listener[0].tls.certificates[0]" in lines[0]
-    now = figures(gateway, "gateway_certificate_expiry_timestamp_seconds")
+    now = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     assert now["edge.test",] == expiries["edge.test",]
     assert now["other.test",] > expiries["other.test",]
     # And mended it is taken.
     authority.issue("edge.test")
     await gateway.reload()
     assert await serial(gateway, context) != before
+
+
+async def is_let_in(gateway: RunningGateway, context: ssl.SSLContext) -> bool:
+    """Whether a client with this certificate is answered.  Over TLS 1.3 it learns of a refusal when it reads."""
+    try:
+        return (await answered(*await open_to(gateway, context))).status == 200
+    except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
+        return False
+
+
+@pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
+async def test_a_pair_that_stays_as_it_was_goes_by_the_new_authorities(
+    bench: Bench, authority: Authority, tmp_path: Path, spoil: str
+) -> None:
+    """A pair that cannot be read is no reason to go on letting in clients of an authority that is trusted no more."""
+    (tmp_path / "new").mkdir()
+    successor = Authority(tmp_path / "new", "successor")
+    pair = authority.issue("edge.test")
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    gateway = await bench.start(tls(pair, client_ca=str(trusted), client_certificates="required"))
+    old, new = (authority.client(by.issue("client")) for by in (authority, successor))
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (True, False)
+    match spoil:
+        case "cut":
+            pair.certificate.write_bytes(pair.certificate.read_bytes()[:200])
+        case "gone":
+            pair.key.unlink()
+        case _:
+            authority.issue("edge.test", file="another").certificate.replace(pair.certificate)
+    trusted.write_bytes(successor.file.read_bytes())
+    await gateway.reload()
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
+    # Authorities that cannot be read change nothing.
+    trusted.write_bytes(b"")
+    await gateway.reload()
+    assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
 
 
 async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, tmp_path: Path) -> None:
@@ -447,7 +517,7 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
         while await serial(gateway, context) == before:
             bench.clock.advance(POLL_S)
             await asyncio.sleep(0.005)
-    assert figures(gateway, "gateway_certificate_failures_total") == {}
+    assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
 async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
@@ -540,6 +610,7 @@ async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, client_header_timeout_s=0.1)
     assert await raw(gateway, sent) == b""
     assert gateway.connections == 0
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == 1
 
 
 @pytest.mark.parametrize(("trusted", "is_let_in"), [(["127.0.0.0/8"], True), (["10.0.0.0/8", "unix"], False)])
@@ -548,6 +619,7 @@ async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, truste
     close_it = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     said = await raw(gateway, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + close_it)
     assert said.startswith(b"HTTP/1.1 200 ") is is_let_in
+    assert figures(gateway, "durable_gateway_connections_refused_total")["proxy",] == (0 if is_let_in else 1)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])

@@ -20,6 +20,7 @@ from typing import Final
 from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
@@ -43,9 +44,10 @@ class _Failed(Exception):
 class Session(Sending):
     """The state of one connection.  Owns its streams."""
 
-    def __init__(self, most_streams: int) -> None:
+    def __init__(self, most_streams: int, counts: SessionCounts) -> None:
         super().__init__()
         self._most_streams = most_streams
+        self._counts = counts
         self._reader = BlockReader(MOST_LIST_BYTES, Http2Request)
         self._budget = Budget()
         self._rest = b""
@@ -59,6 +61,8 @@ class Session(Sending):
         self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
         self._last_taken: int | None = None
         """The last stream that is looked at, where this side has said so."""
+        self._has_warned = False
+        """Whether this side has said that the connection will end."""
         self.is_left = False
         """Whether the client has said that it begins nothing more."""
         self._block: list[bytes] | None = None
@@ -158,6 +162,7 @@ class Session(Sending):
 
     def _spend(self, kind: Kind) -> None:
         if not self._budget.spend(kind, self._now):
+            self._counts.floods[kind] += 1
             raise _Failed(ErrorCode.ENHANCE_YOUR_CALM)
 
     # -- header blocks
@@ -451,6 +456,7 @@ class Session(Sending):
     def _forget(self, stream_id: int, code: ErrorCode) -> None:
         self._forgotten.append(stream_id)
         if self.failed is None:
+            self._counts.resets[code] += 1
             self._write(frames.rst_stream(stream_id, code))
 
     def _wrong(self, stream: Stream, code: ErrorCode) -> None:
@@ -462,7 +468,13 @@ class Session(Sending):
     def fail(self, code: ErrorCode) -> None:
         """End the connection; what is open is over."""
         if self.failed is None:
+            self._counts.goaways[code] += 1
             self._write(frames.goaway(self._last_id, code))
+            self.abandon(code)
+
+    def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        """The connection is gone: nothing more is read or written."""
+        if self.failed is None:
             self.failed = code
             self._rest = b""
             self._block = None
@@ -472,6 +484,9 @@ class Session(Sending):
         then, finally, which of its requests are answered still (RFC 9113 section 6.8)."""
         if self.failed is not None or self._last_taken is not None:
             return
+        if not self._has_warned:
+            self._counts.goaways[ErrorCode.NO_ERROR] += 1
+            self._has_warned = True
         if is_final:
             self._last_taken = self._last_id
             self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))

@@ -75,7 +75,11 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     engine = subject.engine
 
     async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> Purged:
-        body = asked.body
+        done = await purge_streams(asked.body)
+        subject.metrics.operations.purge(is_soft=asked.body.soft)
+        return done
+
+    async def purge_streams(body: PurgeBody) -> Purged:
         act = engine.purge.revalidate if body.soft else engine.purge.drop
 
         async def purged(streams: list[Stream]) -> Purged:

@@ -107,12 +107,15 @@ class Run:
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One live reader."""
+    """One live reader, or several that stand in one place and are answered as one."""
 
     mode: Literal["sse", "longpoll"]
     at: str | None
     """Up to where it has everything; null where that is not known."""
+    clients: int
+    """How many they are: long-polls that have sent the same wait together."""
     lived_s: float | None
+    """Seconds since the first of them came."""
 
 
 @with_config(SHOWN)
@@ -270,5 +273,6 @@ def _reader(reader: LiveReader, now: float) -> Reader:
     return Reader(
         Mode.SSE.value if isinstance(reader, Subscriber) else Mode.LONGPOLL.value,
         getattr(reader, "at", None),
+        getattr(reader, "clients", 1),
         now - began if began is not None else None,
     )

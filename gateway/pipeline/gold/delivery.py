@@ -10,9 +10,9 @@ answer the writer; that is a delay of 0, none is negative.  Both lines must be o
 differ by more than deliveries take.  Reads that follow by SSE have no line for each delivery, and a long-poll
 `offset=now` names no offset: neither is among these.
 
-The gateway's own `gateway_delivery_delay_seconds` is another thing: from laying what its follower has brought on the
-tape until the last live reader was handed it, once for a round.  This one has the origin and the way to it in it, and
-counts each reader.
+The gateway's own `durable_gateway_delivery_delay_seconds` is another thing: from laying what its follower has brought
+on the tape until the last live reader was handed it, once for a round.  This one has the origin and the way to it in
+it, and counts each reader.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Http2Connection(asyncio.Protocol):
         self.clients = clients
         if is_expected:
             clients.expect()
-        self.session = Session(clients.limits.http2_streams)
+        self.session = Session(clients.limits.http2_streams, clients.http2)
         self.transport: asyncio.Transport | None = None
         self.scheme = "https" if is_secure else "http"
         self._channels: dict[Stream, StreamChannel] = {}
@@ -113,6 +113,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport) -> None:
         limits = self.clients.limits
+        self.clients.http2.opened(self.session)
         transport.set_write_buffer_limits(high=limits.send_buffer_bytes // 2)
         self._head.set(limits.client_header_timeout_s)
         self._idle.set(limits.keepalive_timeout_s / _LOOKS)
@@ -419,7 +420,8 @@ class Http2Connection(asyncio.Protocol):
         self.transport = None
         for alarm in (self._idle, self._head, self._stuck, self._leaving):
             alarm.clear()
-        self.session.fail(ErrorCode.NO_ERROR)
+        self.session.abandon()
+        self.clients.http2.closed(self.session)
         self._drop_channels(is_by_client=True)
         if not self._channels:
             self.clients.leave(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpack import Encoder
 
 from gateway.http.http2 import frames
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import Begun, Event
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
@@ -58,7 +59,8 @@ class Server:
     """A session that has been greeted; it keeps what it has said."""
 
     def __init__(self, *, most_streams: int = 128, is_greeted: bool = True) -> None:
-        self.session = Session(most_streams)
+        self.counts = SessionCounts()
+        self.session = Session(most_streams, self.counts)
         self.now = 0.0
         self.streams: dict[int, Stream] = {}
         self.events: list[Event] = []

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
+from gateway.http.http2.counts import SessionCounts
 from gateway.http.http2.events import Begun, Ended, Part
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
@@ -41,7 +42,7 @@ class Exchange:
 
     def __init__(self, windows: int) -> None:
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-        self.session = Session(128)
+        self.session = Session(128, SessionCounts())
         self.client.initiate_connection()
         self.up = self.down = b""
         self.streams: dict[int, Stream] = {}
@@ -54,10 +55,19 @@ class Exchange:
         """What the client has taken and not acknowledged."""
         self.held: list[tuple[Stream, int]] = []
         """What the server has taken and not acknowledged."""
-        # h2 takes the acknowledgement of its first settings for one of the next.
+        # h2 takes an acknowledgement for that of the oldest value pending, whichever frame had it: one at a time.
+        self.unacknowledged = 1
         self.carry_up(1 << 20)
         self.carry_down(1 << 20)
-        self.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: windows})
+        self.change_windows(windows)
+
+    def change_windows(self, size: int) -> bool:
+        """Give streams windows of this size; False, with nothing done, before the last change is acknowledged."""
+        if self.unacknowledged:
+            return False
+        self.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: size})
+        self.unacknowledged += 1
+        return True
 
     def begin(self, upload: int) -> None:
         id_ = self.client.get_next_available_stream_id()
@@ -97,6 +107,7 @@ class Exchange:
             if isinstance(event, h2.events.DataReceived):
                 self.downloads[event.stream_id] = self.downloads.get(event.stream_id, b"") + event.data
                 self.owed.append((event.stream_id, event.flow_controlled_length))
+            self.unacknowledged -= isinstance(event, h2.events.SettingsAcknowledged)
             assert not isinstance(event, h2.events.StreamReset | h2.events.ConnectionTerminated)
 
     def acknowledge(self) -> None:
@@ -140,12 +151,12 @@ def test_every_body_comes_whole_and_in_order(
                 exchange.session.is_blocked = not exchange.session.is_blocked
                 exchange.session.pump()
             case "window":
-                size = draw.draw(st.sampled_from([0, 1, 10_000, 65_535]))
-                exchange.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: size})
+                exchange.change_windows(draw.draw(st.sampled_from([0, 1, 10_000, 65_535])))
     # Then all is let go on.
     exchange.session.is_blocked = False
-    exchange.client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 16})
+    is_open = False
     for _ in range(400):
+        is_open = is_open or exchange.change_windows(1 << 16)
         exchange.upload()
         exchange.carry_up(1 << 20)
         for id_ in list(exchange.streams):

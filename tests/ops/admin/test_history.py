@@ -98,7 +98,7 @@ async def test_deliveries_are_in_the_history_as_in_the_metrics(bench: Bench) -> 
     counts = [
         float(line.rsplit(" ", 1)[1])
         for line in text.splitlines()
-        if line.startswith("gateway_delivery_delay_seconds_bucket") and 'route="-"' in line
+        if line.startswith("durable_gateway_delivery_delay_seconds_bucket") and 'route="-"' in line
     ]
     assert shown["samples"][-1]["delivery_delays"] == counts
     assert counts[-1] == 1

@@ -43,11 +43,10 @@ async def test_an_origin_that_is_well(bench: Bench) -> None:
     assert (await bench.ask("GET", "/readyz?verbose")).body == f"ready\n[+] origin {origin['origin']} closed\n"
     assert (await bench.ask("GET", "/readyz")).body == "ready\n"
     series = await samples(bench)
-    assert series["gateway_origin_up",] == 1
-    assert series["gateway_origin_requests_total",] == 1
-    assert {state: series["gateway_origin_breaker_state", state] for state in ("closed", "open", "half_open")} == {
-        "closed": 1, "open": 0, "half_open": 0
-    }  # fmt: skip
+    assert series["durable_gateway_origin_up",] == 1
+    assert series["durable_gateway_origin_requests_total",] == 1
+    states = {state: series["durable_gateway_origin_breaker_state", state] for state in ("closed", "open", "half_open")}
+    assert states == {"closed": 1, "open": 0, "half_open": 0}
 
 
 async def test_an_origin_that_is_down_leaves_the_gateway_ready(bench: Bench, start: Start) -> None:
@@ -68,15 +67,15 @@ async def test_an_origin_that_is_down_leaves_the_gateway_ready(bench: Bench, sta
         told.body,
     )
     series = await samples(dark)
-    assert series["gateway_origin_up",] == 0
-    assert series["gateway_origin_refused_total",] == 2
-    assert series["gateway_origin_failures_total",] == 3
-    assert series["gateway_origin_breaker_state", "open"] == 1
-    assert series["gateway_origin_breaker_transitions_total", "open"] == 1
+    assert series["durable_gateway_origin_up",] == 0
+    assert series["durable_gateway_origin_refused_total",] == 2
+    assert series["durable_gateway_origin_failures_total",] == 3
+    assert series["durable_gateway_origin_breaker_state", "open"] == 1
+    assert series["durable_gateway_origin_breaker_transitions_total", "open"] == 1
     totals = await totals_of(dark)
     # What was refused was not sent, and is no failure of the origin's.
-    assert totals["gateway_upstream_requests_total"] == 3
-    assert totals["gateway_upstream_failures_total"] == 3
+    assert totals["durable_gateway_upstream_requests_total"] == 3
+    assert totals["durable_gateway_upstream_failures_total"] == 3
 
 
 async def totals_of(bench: Bench) -> dict[str, float]:

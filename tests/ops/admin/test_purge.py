@@ -55,6 +55,17 @@ async def test_a_softly_purged_stream_keeps_its_bytes_and_looks_at_the_origin_on
     assert origin.origin.counters.total_requests == looked
 
 
+async def test_purges_are_counted_by_kind(bench: Bench) -> None:
+    def counted(kind: str) -> float | None:
+        return bench.gateway.metrics.registry.get_sample_value("durable_gateway_purges_total", {"kind": kind})
+
+    assert (counted("hard"), counted("soft")) == (0, 0)
+    await bench.post("/api/purge", {"prefix": "/"})
+    await bench.post("/api/purge", {"key": "group"})
+    await bench.post("/api/purge", {"prefix": "/", "soft": True})
+    assert (counted("hard"), counted("soft")) == (2, 1)
+
+
 async def test_a_prefix_purges_what_begins_with_it(bench: Bench) -> None:
     for path in ("/chat/1", "/chat/2", "/chatter", "/news"):
         await bench.put(path)

@@ -240,6 +240,20 @@ async def test_a_larger_cache_takes_what_did_not_fit_before(start: Start, file: 
     assert bench.gateway.engine.coder.cost > 0
 
 
+async def test_reloads_are_counted_by_what_came_of_them(start: Start, file: File) -> None:
+    bench = await start(config=file.load(), load=file.load)
+
+    def counted(result: str) -> float | None:
+        return bench.gateway.metrics.registry.get_sample_value("durable_gateway_reloads_total", {"result": result})
+
+    assert (counted("taken"), counted("refused")) == (0, 0)
+    await bench.post("/api/reload", {})
+    assert (counted("taken"), counted("refused")) == (1, 0)
+    file.write(limits="no_such_key = 1")
+    assert (await bench.ask("POST", "/api/reload", {})).status == 422
+    assert (counted("taken"), counted("refused")) == (1, 1)
+
+
 async def test_two_reloads_at_once_are_done_one_after_the_other(bench: Bench, file: File) -> None:
     file.write(limits="max_connections = 5")
     told = await asyncio.gather(*(bench.post("/api/reload", {}) for _ in range(3)))

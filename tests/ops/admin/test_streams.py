@@ -88,6 +88,7 @@ async def test_live_readers_are_counted_while_they_are_there(bench: Bench, origi
     assert told["is_followed"]
     assert [reader["mode"] for reader in told["live_readers"]] == ["sse", "sse"]
     assert {reader["at"] for reader in told["live_readers"]} == {told["tail"]}
+    assert [reader["clients"] for reader in told["live_readers"]] == [1, 1]
     overview = await bench.get("/api/overview")
     assert overview["subscribers"] == {"longpoll": 0, "sse": 2}
     assert overview["followed_streams"] == 1
@@ -149,11 +150,11 @@ async def test_the_overview_says_what_the_metrics_say(start: Start, origin: Runn
     assert overview["requests"]["catchup"]["hit"] >= 1
     for mode, outcomes in overview["requests"].items():
         for outcome, count in outcomes.items():
-            assert count == total("gateway_requests_total", f'mode="{mode}"', f'outcome="{outcome}"')
+            assert count == total("durable_gateway_requests_total", f'mode="{mode}"', f'outcome="{outcome}"')
     for mode, count in overview["upstream_requests"].items():
-        assert count == total("gateway_upstream_requests_total", f'mode="{mode}"')
-    assert overview["downstream_bytes"] == total("gateway_downstream_bytes_total") >= 300
-    assert overview["upstream_bytes"] == total("gateway_upstream_bytes_total") == 100
+        assert count == total("durable_gateway_upstream_requests_total", f'mode="{mode}"')
+    assert overview["downstream_bytes"] == total("durable_gateway_downstream_bytes_total") >= 300
+    assert overview["upstream_bytes"] == total("durable_gateway_upstream_bytes_total") == 100
     assert overview["cache"] == {
         "bytes": overview["cache"]["bytes"],
         "limit_bytes": 8 << 20,

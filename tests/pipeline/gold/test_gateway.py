@@ -118,13 +118,13 @@ def test_golds_sums_are_the_gateways_own_counters(spark: SparkSession, tmp_path:
         saved[key] += row["saved_bytes"]
         origin["requests"] += row["origin_requests"]
         origin["bytes"] += row["fetched_bytes"]
-    assert +requests == counted["gateway_requests"]
-    assert +sent == counted["gateway_response_bytes"]
-    assert +saved == counted["gateway_response_saved_bytes"]
+    assert +requests == counted["durable_gateway_requests"]
+    assert +sent == counted["durable_gateway_response_bytes"]
+    assert +saved == counted["durable_gateway_response_saved_bytes"]
     assert saved.total() > 0
-    assert sent.total() == counted["gateway_downstream_bytes"].total()
-    assert origin["requests"] == counted["gateway_upstream_requests"].total()
-    assert origin["bytes"] == counted["gateway_upstream_bytes"].total()
+    assert sent.total() == counted["durable_gateway_downstream_bytes"].total()
+    assert origin["requests"] == counted["durable_gateway_upstream_requests"].total()
+    assert origin["bytes"] == counted["durable_gateway_upstream_bytes"].total()
     assert {mode for _, mode, _ in requests} >= {"append", "catchup", "create", "head", "longpoll", "sse"}
     assert {outcome for _, _, outcome in requests} >= {"collapsed", "failed", "followed", "hit", "miss", "refused"}
 

@@ -25,11 +25,23 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
-/** The same of an offset, which wraps behind its separators before it does inside a number. */
-export function sayOffset(element, text) {
-  if (element.textContent === text) return
-  element.replaceChildren(...text.split(/(?<=[_:/-])/).flatMap((part) => [part, document.createElement("wbr")]))
+/** Longer parts of an offset are no numbers: they may be wrapped anywhere. */
+const LONGEST_NUMBER = 24
+
+/** An offset as nodes that wrap behind its separators and never inside a number. */
+export const offsetParts = (text) =>
+  text
+    .split(/(?<=[_:/-])/)
+    .flatMap((part) => [h("span", { class: part.length <= LONGEST_NUMBER && "whole" }, part), document.createElement("wbr")])
+
+/** Set an element's text, only where it differs; what is made by `offsetParts` stands among words as arrays. */
+export function sayParts(element, ...parts) {
+  const wanted = parts.flat()
+  if (element.textContent !== wanted.map((part) => part.textContent ?? part).join("")) element.replaceChildren(...wanted)
 }
+
+/** Set an element's text to an offset. */
+export const sayOffset = (element, text) => sayParts(element, offsetParts(text))
 
 /** A button that asks, on itself, before it acts: a dialog would hide what it is about.  To leave it is to say no. */
 export function confirming(label, question, act, properties = {}) {

@@ -9,7 +9,7 @@ import * as origins_ from "./origins.js"
 import { between, GAP_S, History, OUTCOMES, sampleOf, samplesOf, total } from "./rates.js"
 import { table } from "./streams.js"
 
-export const DELAY = "gateway_delivery_delay_seconds"
+export const DELAY = "durable_gateway_delivery_delay_seconds"
 /** Finding the busiest goes through all streams, so it is not done at every look. */
 const LOOKS_PER_TOP = 5
 /** Samples nearer to each other than so many seconds make no rate. */

@@ -2,11 +2,14 @@
 
 import * as api from "./api.js"
 import { publicAddress, tailLink } from "./addresses.js"
-import { confirming, h, say, sayOffset } from "./dom.js"
+import { confirming, h, offsetParts, say, sayOffset, sayParts } from "./dom.js"
 import * as say_ from "./format.js"
 import { TapeDrawing } from "./tape.js"
 
-const MOST_READERS = 12
+const MOST_GROUPS = 12
+
+/** A stream of which nothing is held. */
+const EMPTY = { tape: [], tail: null, is_closed: false, live_readers: [] }
 
 const facts = {
   tail: (one) => one.tail ?? "–",
@@ -32,6 +35,25 @@ function lifetime(life) {
   return "no end"
 }
 
+/**
+ * Live readers by where they stand and how they read, the largest groups first: `{shown, others}`.  `all` is how many
+ * there are, with those that are in no group shown, or not in `readers`.
+ */
+export function groups(readers, all) {
+  const found = new Map()
+  for (const { mode, at, clients, lived_s } of readers) {
+    const key = `${mode} ${at}`
+    const group = found.get(key)
+    if (!group) found.set(key, { mode, at, clients, lived_s })
+    else {
+      group.clients += clients
+      if (lived_s !== null) group.lived_s = Math.max(group.lived_s ?? 0, lived_s)
+    }
+  }
+  const shown = [...found.values()].sort((one, other) => other.clients - one.clients).slice(0, MOST_GROUPS)
+  return { shown, others: Math.max(0, all - shown.reduce((sum, group) => sum + group.clients, 0)) }
+}
+
 export function streamView(id, about) {
   const title = h("h1", { class: "path" }, "…")
   const links = h("div", { class: "tools" })
@@ -54,14 +76,33 @@ export function streamView(id, about) {
     ),
   )
   let path = null
+  let name = null
+  let refresh = () => {}
 
   async function purge(soft) {
     try {
       const { purged } = await api.purge(soft ? { stream: path, soft } : { stream: path })
       say(done, `${say_.many(purged, "tape")} ${soft ? "to be looked at before the next hit" : "dropped"}`)
+      // What is being asked for was asked for before the purge.
+      refresh()
     } catch (error) {
       say(done, error.message)
     }
+  }
+
+  function showReaders(listed, all) {
+    const { shown, others } = groups(listed, all)
+    const lines = shown.map(({ mode, at, clients, lived_s }) => [
+      h("span", { class: `badge is-${mode}` }, `${say_.count(clients)} ${mode}`),
+      lived_s === null ? "" : ` for ${clients > 1 ? "up to " : ""}${say_.span(lived_s)}`,
+      " at ",
+      h("code", { title: at }, at === null ? "–" : offsetParts(at)),
+    ])
+    if (others) lines.push([h("span", { class: "quiet" }, `and ${say_.count(others)} more`)])
+    if (!lines.length) lines.push([h("span", { class: "quiet" }, "No client reads it live now.")])
+    const old = [...readers.children]
+    if (old.length !== lines.length) readers.replaceChildren(...lines.map(() => h("li", {})))
+    ;[...readers.children].forEach((line, at) => sayParts(line, ...lines[at]))
   }
 
   async function show(signal) {
@@ -70,9 +111,14 @@ export function streamView(id, about) {
       one = await api.stream(id, signal)
     } catch (error) {
       if (error.status !== 404) throw error
-      say(title, path ?? "This stream is not remembered")
+      say(title, name ?? "This stream is not remembered")
       say(done, "It is no longer on a tape: evicted, purged or gone.")
       links.replaceChildren(done)
+      tape.show(EMPTY)
+      Object.values(values).forEach((value) => say(value, "–"))
+      showReaders([], 0)
+      // Should it be read again, it is shown as one that is seen for the first time.
+      path = null
       return
     }
     if (path === null) {
@@ -83,21 +129,15 @@ export function streamView(id, about) {
         confirming("Purge", "Really purge?", () => purge(false), { title: "Drop the tape" }),
         done,
       )
+      if (name !== null) say(done, "")
     }
-    path = one.query ? `${one.path}?${one.query}` : one.path
+    path = name = one.query ? `${one.path}?${one.query}` : one.path
     say(title, path)
     document.title = `${path} · ${about.node}`
     for (const [name, of] of Object.entries(facts)) (name === "tail" ? sayOffset : say)(values[name], of(one))
     tape.show(one)
-    const shown = one.live_readers.slice(0, MOST_READERS)
-    readers.replaceChildren(
-      ...shown.map((reader) =>
-        h("li", {}, h("span", { class: `badge is-${reader.mode}` }, reader.mode), reader.lived_s === null ? " " : ` for ${say_.span(reader.lived_s)} `, h("code", { title: reader.at }, say_.offset(reader.at))),
-      ),
-      ...(one.live_readers.length > shown.length ? [h("li", { class: "quiet" }, `and ${say_.count(one.live_readers.length - shown.length)} more`)] : []),
-      ...(one.live_readers.length ? [] : [h("li", { class: "quiet" }, "Nobody reads it live now.")]),
-    )
+    showReaders(one.live_readers, one.readers)
   }
 
-  return { element, show, period_ms: 1000, close: () => tape.close() }
+  return { element, show, period_ms: 1000, onRefresh: (ask) => (refresh = ask), close: () => tape.close() }
 }

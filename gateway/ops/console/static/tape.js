@@ -4,7 +4,7 @@
 // so what lies between two blocks is a gap of unknown width, and a block that begins within another (two fetches that
 // overlap lie side by side) is drawn thin below it, at no place in particular.
 
-import { arrows, h, s, say } from "./dom.js"
+import { arrows, h, offsetParts, s, say, sayParts } from "./dom.js"
 import * as say_ from "./format.js"
 
 const LEAST = 7
@@ -62,12 +62,12 @@ export function layout(stream, room) {
 /** Live readers by where they stand and how they read; a place inside a block is drawn at its middle. */
 function pins(readers, blocks, gaps, tail) {
   const groups = new Map()
-  for (const { at, mode } of readers) {
+  for (const { at, mode, clients } of readers) {
     if (at === null) continue
     const x = place(at, blocks, gaps, tail)
     const key = `${Math.round(x)} ${mode}`
     const group = groups.get(key) ?? { x, mode, at, count: 0 }
-    group.count += 1
+    group.count += clients
     groups.set(key, group)
   }
   return [...groups.values()].sort((one, other) => one.x - other.x || ascending(one.mode, other.mode))
@@ -85,8 +85,16 @@ function place(at, blocks, gaps, tail) {
   return tail && at > tail.offset ? tail.x + 10 : 6
 }
 
-const told = (block) =>
-  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From ${block.start} to ${block.end}${block.isBeside ? ", beside what is held of the same" : ""}`
+/** What a block holds, in words and offsets. */
+const described = (block) => [
+  `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From `,
+  offsetParts(block.start),
+  " to ",
+  offsetParts(block.end),
+  block.isBeside ? ", beside what is held of the same" : "",
+]
+
+const told = (block) => described(block).flat().map((part) => part.textContent ?? part).join("")
 
 /** The drawing: `element`, and `show(stream)` for every look at it. */
 export class TapeDrawing {
@@ -124,7 +132,8 @@ export class TapeDrawing {
   #tell() {
     const block = this.plan.blocks.find(({ start }) => start === this.at)
     const nothing = this.plan.blocks.length ? "Choose a block to see what it holds." : "Nothing is on the tape now."
-    say(this.told, block ? told(block) : nothing)
+    if (block) sayParts(this.told, ...described(block))
+    else say(this.told, nothing)
   }
 
   #choose(start) {

@@ -1,7 +1,7 @@
 // The forms that create, append to, close and delete a stream; each says what the gateway answered.
 
 import * as api from "./api.js"
-import { confirming, field, h, say } from "./dom.js"
+import { confirming, field, h, offsetParts, say, sayParts } from "./dom.js"
 
 const TYPES = ["application/json", "text/plain", "application/octet-stream"]
 
@@ -26,7 +26,7 @@ export function forms({ target, host, type, tail, path }) {
       said.className = isDone ? "said is-done" : "said error"
       const words = WORDS[command.do][status] ?? text ?? ""
       const offset = headers["stream-next-offset"]
-      say(said, `${status} ${isDone ? words : text || words}${offset ? `, now at ${offset}` : ""}`)
+      sayParts(said, `${status} ${isDone ? words : text || words}`, offset ? [", now at ", ...offsetParts(offset)] : [])
       return isDone
     } catch (error) {
       said.className = "said error"

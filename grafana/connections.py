@@ -1,0 +1,117 @@
+"""Clients' connections: how many, over HTTP/2, and under TLS."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.board import GATEWAY, Board, Panel, Query, Row, rate, total
+
+CONNECTIONS: Final = Board(
+    "connections",
+    "durable-gateway: connections",
+    "Clients' connections, HTTP/2, TLS handshakes and certificates.",
+    (
+        Row(
+            "Connections",
+            (
+                Panel(
+                    "Open",
+                    "Client connections by gateway, and the most that each takes.",
+                    "short",
+                    (
+                        Query(total("durable_gateway_connections", "instance", GATEWAY), "{{instance}}"),
+                        Query(f"max (durable_gateway_connections_limit{{{GATEWAY}}})", "most"),
+                    ),
+                ),
+                Panel(
+                    "Refused",
+                    "limit: max_connections are open. leaving: the gateway drains. proxy: a PROXY header is missing, "
+                    "malformed or not trusted.",
+                    "ops",
+                    (Query(rate("durable_gateway_connections_refused_total", "reason", GATEWAY), "{{reason}}"),),
+                ),
+                Panel(
+                    "Over HTTP/2",
+                    "Connections that speak HTTP/2, and the requests open on them, live reads included.",
+                    "short",
+                    (
+                        Query(total("durable_gateway_http2_connections", matching=GATEWAY), "connections"),
+                        Query(total("durable_gateway_http2_streams", matching=GATEWAY), "requests"),
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "HTTP/2",
+            (
+                Panel(
+                    "Requests reset",
+                    "By the gateway, by error code. refused_stream: a client has more than http2_streams requests "
+                    "open. cancel: a client does not keep up. protocol_error: malformed.",
+                    "ops",
+                    (Query(rate("durable_gateway_http2_resets_total", "code", GATEWAY), "{{code}}"),),
+                ),
+                Panel(
+                    "Connections ended by GOAWAY",
+                    "By the gateway, by error code. no_error: drains and idle connections. enhance_your_calm: floods, "
+                    "and heads that do not end in time.",
+                    "ops",
+                    (Query(rate("durable_gateway_http2_goaways_total", "code", GATEWAY), "{{code}}"),),
+                ),
+                Panel(
+                    "Floods",
+                    "Connections ended because one kind of frame came too often. Some are scanners; many are an attack "
+                    "or a faulty client.",
+                    "ops",
+                    (Query(rate("durable_gateway_http2_floods_total", "kind", GATEWAY), "{{kind}}"),),
+                ),
+            ),
+        ),
+        Row(
+            "TLS",
+            (
+                Panel(
+                    "Certificates expire in",
+                    "Time until each certificate in use expires. Below 7 days a renewal has gone wrong.",
+                    "s",
+                    (
+                        Query(
+                            "min by (listener, name) "
+                            f"(durable_gateway_certificate_expiry_timestamp_seconds{{{GATEWAY}}}) - time()",
+                            "{{name}} at {{listener}}",
+                        ),
+                    ),
+                    least=None,
+                ),
+                Panel(
+                    "Handshakes",
+                    "Completed, and failed for any reason.",
+                    "ops",
+                    (
+                        Query(rate("durable_gateway_tls_handshakes_total", matching=GATEWAY), "completed"),
+                        Query(rate("durable_gateway_tls_handshake_failures_total", matching=GATEWAY), "failed"),
+                    ),
+                ),
+                Panel(
+                    "Failed handshakes",
+                    "By reason. refused: clients do not trust the certificate. client_certificate: theirs is missing "
+                    "or not trusted. plain_http, malformed and left are mostly scanners and health checks.",
+                    "ops",
+                    (Query(rate("durable_gateway_tls_handshake_failures_total", "reason", GATEWAY), "{{reason}}"),),
+                ),
+                Panel(
+                    "Certificates not taken",
+                    "Renewed files that could not be used: the certificate from before stays in use, and expires.",
+                    "short",
+                    (
+                        Query(
+                            "sum by (listener) "
+                            f"(increase(durable_gateway_certificate_failures_total{{{GATEWAY}}}[$__rate_interval]))",
+                            "{{listener}}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
