@@ -104,7 +104,7 @@ class Pem:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path from which OpenSSL can read `data` repeatedly.  On Linux it is in memory, so no key is written to a disk."""
+    """A path from which OpenSSL can read `data` repeatedly; in memory on Linux, so that no key is written to a disk."""
     if sys.platform == "linux":
         with os.fdopen(os.memfd_create("pem"), "wb") as file:
             file.write(data)
