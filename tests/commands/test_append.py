@@ -173,7 +173,7 @@ async def test_bad_input_ends_it_behind_what_was_good(client: Client, url: str) 
             1,
             "{url}/json: exists, but not as an open stream of text",
         ),
-        (["{url}/json", "--binary"], 1, "--binary is not for JSON streams: take --json or --lines"),
+        (["{url}/json", "--binary"], 1, "--binary is not for JSON streams: use --json or --lines"),
         (["{url}/text", "--json"], 1, "--json is for JSON streams, and this one is text/plain"),
         (["http://127.0.0.1:1/s"], 1, "cannot connect to 127.0.0.1:1: Connection refused"),
         (

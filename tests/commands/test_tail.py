@@ -230,7 +230,7 @@ async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durab
     durable_origin.origin.faults.replace(200, headers, b"[7]")
     status, out, err = await finished("tail", f"{durable_origin.url}/s", "--from", offset)
     assert (status, out) == (1, "")
-    assert f"its tail lies before {offset}" in err
+    assert f"its tail is before {offset}" in err
 
 
 async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> None:
