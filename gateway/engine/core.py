@@ -92,7 +92,15 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
         self.live = LiveTopics(
-            upstream, self.store, clock, self.tasks, metrics, rng, limits.followed_streams, access_log
+            upstream,
+            self.store,
+            clock,
+            self.tasks,
+            metrics,
+            rng,
+            limits.followed_streams,
+            limits.max_flight_bytes,
+            access_log,
         )
         self.absences = Absences(clock.now)
         self.fetches = FetchTable(

@@ -58,7 +58,7 @@ class Relays:
     async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
         """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
         request, body = context.request, context.request.body
-        if body is None or body.is_whole:
+        if body is None:
             self.begin(context, asked)
             return
         # Before the client is told to go on: a body that is announced as too large need not be sent.

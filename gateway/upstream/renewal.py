@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gateway.aio.clock import Clock
 from gateway.aio.tasks import Tasks
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import OriginTls, load_tls, tls_files
 from gateway.config.reader import ConfigReader
@@ -41,9 +41,9 @@ class TlsReloader:
         self._watch = Watch(lambda: tls_files(config()), self._reload, clock)
 
     @property
-    def looks(self) -> int:
+    def polls(self) -> int:
         """How often the files have been checked."""
-        return self._watch.looks
+        return self._watch.polls
 
     def start(self, known: Stamp) -> None:
         """Start watching; `known` is the stamp of the files taken before they were read."""

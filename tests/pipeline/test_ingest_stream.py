@@ -205,7 +205,7 @@ def test_an_option_wins_over_the_environment_and_no_token_goes_where_nobody_said
 def log_stream(url: str, options: dict[str, str], environ: dict[str, str] | None = None) -> LogStream:
     source = source_of([url], options, environ)
     assert isinstance(source, LogStream)
-    source.judge()
+    source.check()
     return source
 
 

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from gateway.aio.clock import ManualClock
 from gateway.app import start_gateway
 from gateway.config.cache_plan import parse_plan
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters

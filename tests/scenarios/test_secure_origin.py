@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.watched_files import LOOK_S
+from gateway.config.watched_files import POLL_S
 from gateway.origin.app import RunningOrigin
 from gateway.origin.counters import Counters
 from tests.scenarios.conftest import Edge, Start, as_json, bounded
@@ -49,9 +49,9 @@ async def files_are_taken(edge: Edge, caplog: pytest.LogCaptureFixture, said: st
     """Wait for two checks of the files and for the message about them."""
     renewal, before = edge.gateway.engine.tls_reloader, len(caplog.records)
     for _ in range(2):
-        looks = renewal.looks
-        edge.clock.advance(LOOK_S)
-        await eventually(lambda looks=looks: renewal.looks > looks)
+        polls = renewal.polls
+        edge.clock.advance(POLL_S)
+        await eventually(lambda polls=polls: renewal.polls > polls)
     await eventually(lambda: any(said in record.getMessage() for record in caplog.records[before:]))
 
 
@@ -123,7 +123,9 @@ async def test_replaced_files_are_reloaded_and_open_connections_stay(
         await bounded(counters.live_is(1))
         # A certificate without its key is unusable.
         replace(certificates, "client.crt", "next.crt")
-        await files_are_taken(edge, caplog, "holds no certificate, or not that of its key; the previous settings stay")
+        await files_are_taken(
+            edge, caplog, "holds no certificate, or its key does not match; the previous settings stay"
+        )
         assert (await edge.post("/s", b"", JSON, Stream_Seq="0")).status == 400
         replace(certificates, "client.key", "next.key")
         await files_are_taken(edge, caplog, "files changed and were reloaded")

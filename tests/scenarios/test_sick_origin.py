@@ -126,6 +126,8 @@ SAID: dict[Callable[..., Any], set[str]] = {
 }
 
 
+# The crowd is aiohttp's client, which speaks nothing else.
+@pytest.mark.http_1
 @pytest.mark.parametrize("trouble", [lost, hung_up, failing])
 async def test_an_origin_in_trouble_sees_probes_alone_whatever_is_asked(
     edge: Edge,

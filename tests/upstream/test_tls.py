@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict
 
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
 from gateway.config.origin_tls import load_tls
 from gateway.errors import GatewayError, UpstreamUnreachable
@@ -141,10 +141,10 @@ async def test_an_alert_about_a_missing_certificate_is_reported(certificates: Pa
         ({"ca_file": "absent.crt"}, "ca_file: {}/absent.crt: cannot be read: No such file or directory"),
         ({"ca_file": "ca.key"}, "ca_file: {}/ca.key: holds no certificates"),
         ({"cert_file": "absent.crt"}, "cert_file: {}/absent.crt: cannot be read: No such file or directory"),
-        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or not that of its key"),
+        ({"cert_file": "client.crt"}, "cert_file: {}/client.crt: holds no certificate, or its key does not match"),
         (
             {"cert_file": "client.crt", "key_file": "ca.key"},
-            "cert_file: {}/client.crt: holds no certificate, or not that of its key",
+            "cert_file: {}/client.crt: holds no certificate, or its key does not match",
         ),
     ],
 )
@@ -160,7 +160,9 @@ def test_unusable_files_are_named(certificates: Path, tls: dict[str, str], said:
 def test_routes_may_not_contradict_each_other_about_an_origin(certificates: Path) -> None:
     one = {"name": "one", "prefix": "/1", "origin": "https://origin.test", "origin_tls": {"server_name": "a"}}
     other = {"name": "other", "prefix": "/2", "origin": "https://origin.test:443/v1"}
-    with pytest.raises(ConfigError, match=r"^route\.other\.origin_tls: another route says otherwise of https://origin"):
+    with pytest.raises(
+        ConfigError, match=r"^route\.other\.origin_tls: differs from another route's for https://origin"
+    ):
         load_tls(GatewayConfig.model_validate({"routes": [one, other]}))
     both = GatewayConfig.model_validate({"routes": [one, {**other, "origin_tls": {"server_name": "a"}}]})
     assert list(load_tls(both)) == ["https://origin.test"]
