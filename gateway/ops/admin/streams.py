@@ -1,4 +1,4 @@
-"""The streams that are held: all of them page by page, the busiest, and one with its tape."""
+"""The streams held: all of them in pages, the busiest, and one with its tape."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ By = Literal["requests", "bytes", "subscribers"]
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream as one partition of readers has it."""
+    """One stream as one partition of readers sees it."""
 
     id: str
-    """Stays the same when the stream is made anew."""
+    """Stays the same when the stream is re-created."""
     origin: str
     path: str
-    """As the origin is asked for it."""
+    """As it is requested from the origin."""
     query: str
     partition: str
-    """Who shares it: an id, the access log's own, that does not lead back to what they showed."""
+    """Id of the readers who share it, as in the access log; their credentials cannot be recovered from it."""
     is_private: bool
-    """Whether they are not all who read by the route: those with the same credentials, or by the same gateways."""
+    """Whether only some of the route's readers share it: those with the same credentials, or by the same gateways."""
     route: str
     content_type: str | None
     tail: str | None
-    """The furthest offset that the origin has named."""
+    """The furthest offset that the origin has sent."""
     is_closed: bool
     is_followed: bool
     """Whether a live request for it is open at the origin."""
@@ -50,14 +50,14 @@ class StreamRow:
     """Stream bytes held."""
     blocks: int
     readers: int
-    """Live readers now, and those that are about to be."""
+    """Live readers now, including those about to join."""
     reads: int
     hits: int
     hit_ratio: float | None
     """Hits per read; null before the first."""
     sent_bytes: int
     contacted_s: float
-    """Seconds since the origin was last seen."""
+    """Seconds since the last contact with the origin."""
 
 
 @with_config(SHOWN)
@@ -85,7 +85,7 @@ class Lifetime:
     """How long the origin keeps the stream."""
 
     ttl_s: float | None
-    """Seconds after the last read or write there."""
+    """Seconds after the last read or write at the origin."""
     expires_at: float | None
     """Unix seconds."""
 
@@ -93,29 +93,29 @@ class Lifetime:
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of bytes that is held."""
+    """One run of held bytes."""
 
     start: str
     end: str
     bytes: int
     tokens: int
-    """Offsets whose place in it is known."""
+    """Offsets whose position in the run is known."""
     age_s: float
-    """Seconds since its first byte was laid."""
+    """Seconds since its first byte was stored."""
 
 
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One live reader, or several that stand in one place and are answered as one."""
+    """One live reader, or several long-polls at one offset that are answered together."""
 
     mode: Literal["sse", "longpoll"]
     at: str | None
-    """Up to where it has everything; null where that is not known."""
+    """The offset up to which it has received everything; null where that is not known."""
     clients: int
-    """How many they are: long-polls that have sent the same wait together."""
+    """Number of clients: long-polls that sent the same request share an entry."""
     lived_s: float | None
-    """Seconds since the first of them came."""
+    """Seconds since the first of them arrived."""
 
 
 @with_config(SHOWN)
@@ -125,10 +125,10 @@ class StreamDetail(StreamRow):
 
     incarnation: str
     lifetime: Lifetime | None
-    """Null until the origin has told it."""
+    """Null until the origin has sent one."""
     closed_at: str | None
     is_doubted: bool
-    """Whether the origin is looked at before the next hit."""
+    """Whether it is revalidated with the origin before the next hit."""
     surrogate_keys: list[str]
     tape: list[Run]
     """The first thousand runs."""
@@ -139,19 +139,19 @@ class StreamDetail(StreamRow):
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
-    """Which page of which streams."""
+    """A page of the streams with a prefix."""
 
     prefix: PrefixText = ""
-    """What the path begins with."""
+    """Prefix of the path."""
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100
     after: str = ""
-    """`next` of the page before, or a path."""
+    """`next` of the previous page, or a path."""
 
 
 @with_config(SHOWN)
 @dataclass(frozen=True, slots=True)
 class TopQuery:
-    """By what, and how many."""
+    """The measure of busyness, and how many streams."""
 
     by: By = "requests"
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 20
@@ -202,7 +202,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
 
 
 class _Shown:
-    """Streams as rows."""
+    """Makes rows of streams."""
 
     def __init__(self, subject: Subject, directory: Directory) -> None:
         self._clock = subject.engine.clock
@@ -263,12 +263,12 @@ class _Shown:
 
 
 def _legible(text: str) -> str:
-    """A header's text, with bytes that are no UTF-8 as what they are: JSON has no way to say them as they came."""
+    """A header's text; bytes that are not UTF-8 become backslash escapes, because JSON cannot hold them."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _reader(reader: LiveReader, now: float) -> Reader:
-    # What a live reader tells of itself beside its kind is its own affair: not every one knows where it stands.
+    # Which attributes a live reader has depends on its kind: not every kind knows its offset.
     began: float | None = getattr(reader, "began", None)
     return Reader(
         Mode.SSE.value if isinstance(reader, Subscriber) else Mode.LONGPOLL.value,

@@ -1,11 +1,11 @@
-"""Lines to a file, which is set aside when it is large enough or its time is over.
+"""A sink that writes to a file and rotates it by size and time.
 
-A file is set aside by renaming it, `access.log` to `access.log.20261121T193505Z`, and of those the newest `keep_files`
-are kept.  Time is cut at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC), judged by a file's last change
-where it was there before, so that restarts neither delay nor repeat it; it is looked at when a batch is written, so a
-gateway without requests makes no empty files.  A batch is in one file, whole.  A file that somebody else has moved or
-removed is begun anew, so `logrotate` needs no signal.  What could be written only in part is cut off again: every line
-in a file is whole.  A file that cannot be set aside is said so of and written on.
+Rotation renames the file, `access.log` to `access.log.20261121T193505Z`, and keeps the newest `keep_files` of those.
+Periods end at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC).  The period of a file that existed at the
+start is that of its last change, so restarts neither delay nor repeat a rotation.  Rotation is considered when a batch
+is written, so a gateway without requests makes no empty files.  A batch is never split over two files.  If the file is
+moved or removed from outside, a new one is opened, so `logrotate` needs no signal.  A partial write is truncated away:
+every line in a file is whole.  If a file cannot be rotated, the sink logs that and goes on writing to it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ASIDE = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
 
 class FileSink:
-    """Owner of one open file, of its thread, and of the files it has set aside."""
+    """Owns one open file, its thread, and the rotated files."""
 
     def __init__(self, path: Path, clock: Clock, *, rotate_bytes: int, rotate_s: float, keep_files: int) -> None:
-        """Open the file or make it; OSError when that cannot be.  0 bytes or seconds: never rotated for that."""
+        """Open or create the file; OSError if that fails.  0 bytes or seconds: no rotation by size or time."""
         self._path = path
         self._clock = clock
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
         self._keep_files = keep_files
         self._trouble = Trouble(str(path))
-        self._rotation = Trouble(f"{path} cannot be set aside")
+        self._rotation = Trouble(f"{path} cannot be rotated")
         self._descriptor = -1
         self._size = 0
         self._period = 0
@@ -47,8 +47,8 @@ class FileSink:
         return await self._thread.run(partial(self._write, lines, self._clock.wall()))
 
     async def close(self) -> None:
-        """Close the file once what is being written is written."""
-        # Not waited for: a disk that hangs must not hold up a gateway that leaves.
+        """Close the file after the write in progress."""
+        # Not awaited: a disk that hangs must not delay the shutdown.
         self._thread.leave(self._shut)
 
     # -- on the thread
@@ -74,7 +74,7 @@ class FileSink:
         self._period = period
 
     def _rotate(self, wall: float) -> None:
-        """Begin a new file; where the old one cannot be set aside it stays: large is better than lost."""
+        """Begin a new file.  If the old one cannot be renamed, keep it: too large is better than lost."""
         try:
             self._set_aside(wall)
         except OSError as error:
@@ -85,7 +85,7 @@ class FileSink:
         try:
             self._remove_old()
         except OSError as error:
-            self._rotation.is_so(f"files set aside before stay: {error.strerror or error}")
+            self._rotation.is_so(f"old files cannot be removed: {error.strerror or error}")
             return
         self._rotation.is_over()
 
