@@ -230,57 +230,57 @@ class Lines:
         return f"{self._process}.{self._batches:x}."
 
     def _line(self, record: Record, id_: str) -> bytes:
-        told: dict[str, Any] = {"time": _micros(record.ended_at), "id": id_}
-        self._tell_facts(record, told)
-        self._tell_client(record, told)
-        return _dumped(told)
+        fields: dict[str, Any] = {"time": _micros(record.ended_at), "id": id_}
+        self._add_facts(record, fields)
+        self._add_client(record, fields)
+        return _dumped(fields)
 
-    def _tell_facts(self, record: Record, told: dict[str, Any]) -> None:
+    def _add_facts(self, record: Record, fields: dict[str, Any]) -> None:
         """Add every field except the time, the id and those that identify the client."""
-        told["v"] = VERSION
-        told["node"] = self._node
+        fields["v"] = VERSION
+        fields["node"] = self._node
         if record.route is not None:
-            told["route"] = record.route
-        told["stream"] = self._asked(record.stream)[:STREAM_CHARS]
+            fields["route"] = record.route
+        fields["stream"] = self._loggable_target(record.stream)[:STREAM_CHARS]
         if record.partition is not None:
-            told["partition"] = self._partitions.of(record.partition)
-        told["method"] = record.method
-        told["mode"] = record.mode
+            fields["partition"] = self._partitions.of(record.partition)
+        fields["method"] = record.method
+        fields["mode"] = record.mode
         if record.status:
-            told["status"] = record.status
-        told["outcome"] = record.outcome
-        told["duration_s"] = _micros(record.duration_s)
+            fields["status"] = record.status
+        fields["outcome"] = record.outcome
+        fields["duration_s"] = _micros(record.duration_s)
         if record.first_byte_s is not None:
-            told["first_byte_s"] = _micros(record.first_byte_s)
+            fields["first_byte_s"] = _micros(record.first_byte_s)
         if record.start is not None:
-            told["start"] = record.start
+            fields["start"] = record.start
         if record.next_offset is not None:
-            told["next_offset"] = record.next_offset
-        told["sent_bytes"] = record.sent_bytes
+            fields["next_offset"] = record.next_offset
+        fields["sent_bytes"] = record.sent_bytes
         if record.saved_bytes:
-            told["saved_bytes"] = record.saved_bytes
-        told["fetched_bytes"] = record.fetched_bytes
+            fields["saved_bytes"] = record.saved_bytes
+        fields["fetched_bytes"] = record.fetched_bytes
         if record.origin_requests:
-            told["origin_requests"] = record.origin_requests
+            fields["origin_requests"] = record.origin_requests
         if record.collapsed:
-            told["collapsed"] = record.collapsed
+            fields["collapsed"] = record.collapsed
         if record.subscribers is not None:
-            told["subscribers"] = record.subscribers
+            fields["subscribers"] = record.subscribers
         if record.coding is not None:
-            told["coding"] = record.coding
+            fields["coding"] = record.coding
         if record.close_reason is not None:
-            told["close_reason"] = record.close_reason
-        told["is_final"] = record.is_final
+            fields["close_reason"] = record.close_reason
+        fields["is_final"] = record.is_final
 
-    def _tell_client(self, record: Record, told: dict[str, Any]) -> None:
-        if (client := self._shown(record.client)) is not None:
-            told["client"] = client
+    def _add_client(self, record: Record, fields: dict[str, Any]) -> None:
+        if (client := self._loggable_client(record.client)) is not None:
+            fields["client"] = client
         if record.user_agent is not None:
-            told["user_agent"] = record.user_agent[:_AGENT_CHARS]
+            fields["user_agent"] = record.user_agent[:_AGENT_CHARS]
         if record.trace_id is not None:
-            told["trace_id"] = record.trace_id
+            fields["trace_id"] = record.trace_id
 
-    def _asked(self, stream: str) -> str:
+    def _loggable_target(self, stream: str) -> str:
         """The target as `log.query` allows it: values in a query may be credentials."""
         if self._query == "full" or "?" not in stream:
             return stream
@@ -289,7 +289,7 @@ class Lines:
             return path
         return f"{path}?{'&'.join(part.partition('=')[0] for part in query.split('&'))}"
 
-    def _shown(self, client: str | None) -> str | None:
+    def _loggable_client(self, client: str | None) -> str | None:
         """The address as `log.client_address` allows it."""
         if client is None or self._masking == "none":
             return None
@@ -303,13 +303,13 @@ class Lines:
     # -- the remembered pieces of a hit's line
 
     def _prepare(self, repeated: Repeated) -> bytes:
-        told: dict[str, Any] = {}
-        self._tell_facts(repeated.record, told)
-        repeated.line = line = b"," + _dumped(told)[1:-2]
+        fields: dict[str, Any] = {}
+        self._add_facts(repeated.record, fields)
+        repeated.line = line = b"," + _dumped(fields)[1:-2]
         return line
 
     def _client_piece(self, client: str | None) -> bytes:
-        shown = self._shown(client)
+        shown = self._loggable_client(client)
         # JSON ignores a space, and a piece that is not empty is truthy, so the first lookup finds it.
         piece = b" " if shown is None else b',"client":' + orjson.dumps(shown)
         self._clients[client] = piece

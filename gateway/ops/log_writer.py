@@ -40,7 +40,7 @@ _SLICE = 256
 """Records made into lines in one turn of the loop: well below a millisecond."""
 _LINE_BYTES = 384
 """About the bytes of a line, for estimating when a batch is full."""
-_NOTED_AT_ONCE = 256
+_LINES_PER_TURN = 256
 _LONGEST_UNCLAIMED_S = 300.0
 """Longest wait of unclaimed work where live reads have one line only, at their end."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
@@ -93,8 +93,8 @@ class LogWriter:
         self._early_bytes = queue_bytes // 2
         self._batch_bytes = batch_bytes
         self._batch_s = batch_s
-        self._attention = 0
-        self._attention_bytes = 0
+        self._check_from = 0
+        self._check_from_bytes = 0
         """Below this length of the queue a request only appends; from it on, `_admits` has to decide."""
         self._unwritten = 0
         """Lines taken from the queue that the sink has not confirmed."""
@@ -132,7 +132,7 @@ class LogWriter:
 
     def record(self, record: Record) -> None:
         record.finalize()
-        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+        if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             cut(record)
             if self._ledger and record.mode in LIVE:
                 self._claim(record)
@@ -140,7 +140,7 @@ class LogWriter:
             self._queue.append(record)
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+        if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             ending = self._lines.endings.get(request) or self._lines.ending(request)
             self._queued_bytes += _HIT_BYTES + len(ending)
             self._queue.append((hit, now, client, ending))
@@ -151,7 +151,7 @@ class LogWriter:
         if self._live_interval_s:
             note.due_at = began + self._live_interval_s
             self._live[note] = None
-            self._watch_live()
+            self._arm_live_timer()
         return note
 
     def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
@@ -161,7 +161,7 @@ class LogWriter:
         pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
         if pushed_out is not None:
             self._note_unclaimed(pushed_out)
-        self._watch_ledger()
+        self._arm_ledger_timer()
 
     def _admits(self) -> bool:
         """Whether one more record may be queued; wakes the task if that is due."""
@@ -182,13 +182,13 @@ class LogWriter:
     def _wait(self) -> None:
         """Let the task run after `batch_s`, or when the queue holds about a batch."""
         self._timer = self._clock.call_later(self._batch_s, self._wake)
-        self._attention, self._attention_bytes = self._early, self._early_bytes
+        self._check_from, self._check_from_bytes = self._early, self._early_bytes
 
     def _wake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._attention, self._attention_bytes = self._limit, self._limit_bytes
+        self._check_from, self._check_from_bytes = self._limit, self._limit_bytes
         self._due.set()
 
     # -- the task
@@ -213,7 +213,7 @@ class LogWriter:
             elif self._queue:
                 self._wait()
             else:
-                self._attention = 0
+                self._check_from = 0
 
     async def _batch(self, most: int) -> tuple[bytes, int]:
         """Lines of at most `most` records, about a batch, and the number of these records."""
@@ -240,12 +240,12 @@ class LogWriter:
         if self._ledger_timer is not None:
             self._ledger_timer.cancel()
         self._is_closing = True
-        self._attention = 0
+        self._check_from = 0
         if self._live_timer is not None:
             self._live_timer.cancel()
         self._live.clear()
         self._wake()
-        self._attention = 0
+        self._check_from = 0
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=max(0.0, timeout_s))
             await self._tasks.close()
@@ -280,18 +280,18 @@ class LogWriter:
         )
         self.note(record, found.since)
 
-    def _watch_ledger(self) -> None:
+    def _arm_ledger_timer(self) -> None:
         if self._ledger_timer is None and not self._is_closing:
             oldest = self._ledger.oldest
             if oldest is not None:
                 due_in_s = oldest + self._unclaimed_s - self._clock.now()
-                self._ledger_timer = self._clock.call_later(due_in_s, self._look_at_ledger)
+                self._ledger_timer = self._clock.call_later(due_in_s, self._flush_ledger)
 
-    def _look_at_ledger(self) -> None:
+    def _flush_ledger(self) -> None:
         self._ledger_timer = None
-        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _NOTED_AT_ONCE):
+        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _LINES_PER_TURN):
             self._note_unclaimed(found)
-        self._watch_ledger()
+        self._arm_ledger_timer()
 
     # -- live reads
 
@@ -299,22 +299,22 @@ class LogWriter:
         """Forget a live read that has ended."""
         self._live.pop(note, None)
 
-    def _watch_live(self) -> None:
+    def _arm_live_timer(self) -> None:
         if self._live_timer is None and self._live and not self._is_closing:
             first = next(iter(self._live))
-            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._note_live)
+            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._write_live_lines)
 
-    def _note_live(self) -> None:
+    def _write_live_lines(self) -> None:
         self._live_timer = None
         now = self._clock.now()
-        for _ in range(min(_NOTED_AT_ONCE, len(self._live))):
+        for _ in range(min(_LINES_PER_TURN, len(self._live))):
             note = next(iter(self._live))
             if note.due_at > now:
                 break
             note.due_at = now + self._live_interval_s
             self._live.move_to_end(note)
             note.write()
-        self._watch_live()
+        self._arm_live_timer()
 
     def note(self, record: Record, began: float) -> None:
         """Write a line of a live read, as of now."""

@@ -92,7 +92,7 @@ class Metrics(Collector):
         self.routes: dict[str, RouteFigures] = {}
         """Counts by route."""
         self._configured: set[str] = set()
-        self._gone: set[str] = set()
+        self._removed: set[str] = set()
         """Routes that were configured and no longer are."""
         self._wall = wall
         self._trace_now = trace_now
@@ -128,9 +128,9 @@ class Metrics(Collector):
         """Apply a configuration.  Removed routes stay exposed until all of their state is gone."""
         ordered = [*routes, NO_ROUTE]
         for route in ordered:
-            self._of(route)
+            self._figures(route)
         wanted = set(ordered)
-        self._gone = (self._gone | self._configured) - wanted
+        self._removed = (self._removed | self._configured) - wanted
         self._configured = wanted
         self.cache_limit_bytes = cache_limit_bytes
         self.limits = dict(limits)
@@ -147,7 +147,7 @@ class Metrics(Collector):
 
     # The recorder.
 
-    def _of(self, route: str) -> RouteFigures:
+    def _figures(self, route: str) -> RouteFigures:
         figures = self.routes.get(route)
         if figures is None:
             figures = self.routes[route] = RouteFigures()
@@ -166,7 +166,7 @@ class Metrics(Collector):
         trace_id: str | None = None,
         requests: int = 1,
     ) -> None:
-        end = self._of(route).ended(mode, outcome)
+        end = self._figures(route).ended(mode, outcome)
         end.requests += requests
         end.sent_bytes += sent_bytes * requests
         end.saved_bytes += saved_bytes * requests
@@ -185,7 +185,7 @@ class Metrics(Collector):
     def hits(
         self, mode: Mode, outcome: Outcome, n: int, body_bytes: int, route: str = NO_ROUTE, *, saved_bytes: int = 0
     ) -> None:
-        end = self._of(route).ended(mode, outcome)
+        end = self._figures(route).ended(mode, outcome)
         end.requests += n
         end.sent_bytes += body_bytes
         end.saved_bytes += saved_bytes
@@ -194,27 +194,27 @@ class Metrics(Collector):
         self.downstream_count.value += body_bytes
 
     def upstream_request(self, mode: Mode, route: str = NO_ROUTE) -> None:
-        self._of(route).upstream_requests[mode].value += 1
+        self._figures(route).upstream_requests[mode].value += 1
 
     def upstream_head(self, mode: Mode, status: int, first_byte_s: float, route: str = NO_ROUTE) -> None:
-        figures = self._of(route)
+        figures = self._figures(route)
         figures.upstream_first_bytes[mode].observe(first_byte_s)
         figures.upstream_replies[_CLASSES.get(status // 100, "5xx")].value += 1
 
     def upstream_failure(self, mode: Mode, fault: str, route: str = NO_ROUTE) -> None:
-        self._of(route).upstream_failures.setdefault(fault, Count()).value += 1
+        self._figures(route).upstream_failures.setdefault(fault, Count()).value += 1
 
     def upstream_bytes(self, n: int, mode: Mode = Mode.OTHER, route: str = NO_ROUTE) -> None:
-        self._of(route).upstream_bytes[mode].value += n
+        self._figures(route).upstream_bytes[mode].value += n
 
     def downstream_bytes(self, n: int) -> None:
         self.downstream_count.value += n
 
     def subscribers(self, mode: Mode, delta: int, route: str = NO_ROUTE) -> None:
-        self._of(route).subscribers[mode].value += delta
+        self._figures(route).subscribers[mode].value += delta
 
     def delivered(self, readers: int, delay_s: float, route: str = NO_ROUTE) -> None:
-        figures = self._of(route)
+        figures = self._figures(route)
         figures.deliveries.value += readers
         figures.delivery_delays.observe(delay_s)
 
@@ -222,7 +222,7 @@ class Metrics(Collector):
         self.cache_bytes = bytes_
 
     def eviction(self, n: int = 1, route: str = NO_ROUTE) -> None:
-        self._of(route).evictions.value += n
+        self._figures(route).evictions.value += n
 
     def coded(self, coding: Coding, plain_bytes: int, coded_bytes: int) -> None:
         bodies, before, after = self._coded[coding]
@@ -234,10 +234,10 @@ class Metrics(Collector):
         self.slow_consumers[is_closed].value += 1
 
     def retry(self, route: str = NO_ROUTE) -> None:
-        self._of(route).retries.value += 1
+        self._figures(route).retries.value += 1
 
     def reconnect(self, route: str = NO_ROUTE, *, is_planned: bool) -> None:
-        self._of(route).reconnects[is_planned].value += 1
+        self._figures(route).reconnects[is_planned].value += 1
 
     def log_drops(self, n: int = 1) -> None:
         self.log_drop_count.value += n
@@ -260,11 +260,11 @@ class Metrics(Collector):
             for at in range(0, max(1, len(family.samples)), _TURN_SAMPLES):
                 part = Metric(family.name, family.documentation, family.type, family.unit)
                 part.samples = family.samples[at : at + _TURN_SAMPLES]
-                said = encode(_Part(part)).removesuffix(_EOF)
-                while at and said.startswith(b"# "):
+                encoded = encode(_Part(part)).removesuffix(_EOF)
+                while at and encoded.startswith(b"# "):
                     # The family's header is in the first part already.
-                    said = said.partition(b"\n")[2]
-                text += said
+                    encoded = encoded.partition(b"\n")[2]
+                text += encoded
                 await asyncio.sleep(0)
         if content_type.startswith("application/openmetrics-text"):
             text += _EOF
@@ -283,7 +283,7 @@ class Metrics(Collector):
         state = self.look()
         yield from client_families(self.routes)
         yield from upstream_families(self.routes)
-        yield from self._own()
+        yield from self._routeless_families()
         yield from coding_families(self._coded)
         yield from state_families(state, self.routes)
         yield from origin_families(state.origins)
@@ -300,12 +300,12 @@ class Metrics(Collector):
 
         If a request of such a route is counted later, because it took longer than that, the route is exposed again.
         """
-        for route in self._gone & self.routes.keys():
+        for route in self._removed & self.routes.keys():
             is_read = any(count.value for count in self.routes[route].subscribers.values())
             if not is_read and route not in state.routes():
                 del self.routes[route]
 
-    def _own(self) -> Iterator[Metric]:
+    def _routeless_families(self) -> Iterator[Metric]:
         """The families without a route."""
         yield counter(
             "durable_gateway_downstream_bytes",

@@ -29,30 +29,30 @@ _HITS: Final = (
 class PlanFigures:
     """Reads the state of the plan in effect.  Owns the counts at the moment when it took effect."""
 
-    def __init__(self, planned: PlanApplier, engine: Engine, metrics: Metrics) -> None:
-        self._planned = planned
+    def __init__(self, applier: PlanApplier, engine: Engine, metrics: Metrics) -> None:
+        self._applier = applier
         self._engine = engine
         self._metrics = metrics
-        self._before = (0, 0, 0, 0)
+        self._baseline = (0, 0, 0, 0)
 
     def begin(self) -> None:
         """Start counting for a new plan."""
         self._metrics.before_collect()
-        self._before = self._counted()
+        self._baseline = self._counted()
 
     def look(self) -> PlanState | None:
         """The plan's current state; None without a plan.  `Metrics.before_collect` must have been called."""
-        planned, store = self._planned, self._engine.store
-        if planned.plan is None:
+        applier, store = self._applier, self._engine.store
+        if applier.plan is None:
             return None
         # The counts of a removed route are gone, so a difference may be negative.
         hits, misses, read, fetched = (
-            max(0, now - before) for now, before in zip(self._counted(), self._before, strict=True)
+            max(0, now - before) for now, before in zip(self._counted(), self._baseline, strict=True)
         )
-        warming = planned.warming
+        warming = applier.warming
         return PlanState(
-            plan=planned.plan,
-            taken_at=planned.taken_at,
+            plan=applier.plan,
+            taken_at=applier.taken_at,
             hits=hits,
             misses=misses,
             read_bytes=read,
@@ -63,10 +63,10 @@ class PlanFigures:
             warmed_streams=warming.streams if warming is not None else 0,
             warmed_bytes=warming.bytes if warming is not None else 0,
             is_warming=warming is not None and not warming.is_over,
-            unstored_streams=len(planned.entries.not_stored),
-            unstored_bytes=planned.unlaid_bytes,
-            given_up=planned.given_up,
-            unmatched=planned.entries.unmatched,
+            unstored_streams=len(applier.entries.not_stored),
+            unstored_bytes=applier.unlaid_bytes,
+            given_up=applier.given_up,
+            unmatched=applier.entries.unmatched,
         )
 
     def _counted(self) -> tuple[int, int, int, int]:

@@ -128,13 +128,13 @@ class OpenTelemetryTracer:
         span.tell(mode, outcome, None)
         span.end()
 
-    def _begin_request(self, method: str, path: str, headers: Headers) -> _Timed:
-        theirs = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
+    def _begin_request(self, method: str, path: str, headers: Headers) -> _TimedSpan:
+        client_context = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
         links: list[Link] = []
-        context = theirs
+        context = client_context
         if not self._follows:
             context = Context()
-            client = trace.get_current_span(theirs).get_span_context()
+            client = trace.get_current_span(client_context).get_span_context()
             if client.is_valid:
                 links.append(Link(client, {"gateway.link": "client"}))
         # The protocol has few methods; a method that a client made up must not become a span name.
@@ -154,10 +154,10 @@ class OpenTelemetryTracer:
         parent = flight.span if isinstance(flight, _FlightSpan) else None
         if parent is None and isinstance(request, _RequestSpan):
             parent = request.span
-        asked = URL(url, encoded=True)
-        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(asked.raw_path)}
-        if asked.raw_host is not None and asked.port is not None:
-            attributes |= {"server.address": asked.raw_host, "server.port": asked.port}
+        origin_url = URL(url, encoded=True)
+        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(origin_url.raw_path)}
+        if origin_url.raw_host is not None and origin_url.port is not None:
+            attributes |= {"server.address": origin_url.raw_host, "server.port": origin_url.port}
         timed = self._begin(f"{method} origin", SpanKind.CLIENT, _context(parent), attributes)
         return _ExchangeSpan(timed, headers)
 
@@ -168,12 +168,12 @@ class OpenTelemetryTracer:
         context: Context,
         attributes: dict[str, str | int] | dict[str, str],
         links: list[Link] | None = None,
-    ) -> _Timed:
+    ) -> _TimedSpan:
         began, wall = self._clock.now(), self._clock.wall()
         span = self._tracer.start_span(
             name, context, kind, attributes, links, start_time=int(wall * 1e9), record_exception=False
         )
-        return _Timed(span, self._clock, began, wall)
+        return _TimedSpan(span, self._clock, began, wall)
 
     async def close(self, within_s: float) -> None:
         """Export the remaining spans; those that the collector has not taken within `within_s` seconds are lost."""
@@ -192,7 +192,7 @@ class OpenTelemetryTracer:
                 await done.wait()
 
 
-class _Timed:
+class _TimedSpan:
     """An OpenTelemetry span timed by the gateway's clock.  Only the first `end` counts."""
 
     __slots__ = ("_began", "_clock", "_is_over", "_links", "_wall", "span")
@@ -220,7 +220,7 @@ class _Timed:
 class _RequestSpan:
     __slots__ = ("_joined", "_timed", "is_parked", "span")
 
-    def __init__(self, timed: _Timed) -> None:
+    def __init__(self, timed: _TimedSpan) -> None:
         self._timed = timed
         self.span = timed.span
         self.is_parked = False
@@ -273,7 +273,7 @@ class _RequestSpan:
 class _FlightSpan:
     __slots__ = ("_followers", "_leader", "_timed", "span")
 
-    def __init__(self, timed: _Timed, leader: Span | None) -> None:
+    def __init__(self, timed: _TimedSpan, leader: Span | None) -> None:
         self._timed = timed
         self.span = timed.span
         self._leader = leader
@@ -303,7 +303,7 @@ class _FlightSpan:
 class _ExchangeSpan:
     __slots__ = ("_timed", "headers")
 
-    def __init__(self, timed: _Timed, headers: CIMultiDict[str]) -> None:
+    def __init__(self, timed: _TimedSpan, headers: CIMultiDict[str]) -> None:
         self._timed = timed
         # A copy: all readers of a shared fetch share the original headers.
         self.headers = headers.copy()

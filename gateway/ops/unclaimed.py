@@ -41,6 +41,9 @@ class Ledger:
         self._most = most
         self._sums: OrderedDict[Place, Unclaimed] = OrderedDict()
 
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self._sums)} unclaimed>"
+
     def __len__(self) -> int:
         return len(self._sums)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.config.file import ConfigError
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import NothingToRead, Subject
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -26,7 +26,7 @@ _LEVELS: Final[Mapping[Level, int]] = {
 }
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class DrainBody:
     """How long the drain may take."""
@@ -35,7 +35,7 @@ class DrainBody:
     """Seconds until the last live reader is sent off; the configured shutdown_timeout_s if left out."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Draining:
     """Whether the gateway is draining; true also where an earlier request began it."""
@@ -43,7 +43,7 @@ class Draining:
     is_draining: bool
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class LogLevel:
     """The least severe level that is logged."""
@@ -51,7 +51,7 @@ class LogLevel:
     level: Level
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Reloaded:
     """The result of reading the configuration again, as dotted names of settings."""
@@ -68,15 +68,15 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
         # Secrets have pydantic's SecretStr as their type, which is dumped as asterisks.
         return subject.config.model_dump(mode="json")
 
-    async def drain(asked: ApiRequest[Nothing, DrainBody]) -> Draining:
-        subject.drain(asked.body.within_s)
+    async def drain(request: ApiRequest[Nothing, DrainBody]) -> Draining:
+        subject.drain(request.body.within_s)
         return Draining(subject.engine.drain.is_set)
 
     async def log_level(_: ApiRequest[Nothing, Nothing]) -> LogLevel:
         return LogLevel(_level_now())
 
-    async def set_log_level(asked: ApiRequest[Nothing, LogLevel]) -> LogLevel:
-        logging.getLogger(LOGGER).setLevel(_LEVELS[asked.body.level])
+    async def set_log_level(request: ApiRequest[Nothing, LogLevel]) -> LogLevel:
+        logging.getLogger(LOGGER).setLevel(_LEVELS[request.body.level])
         return LogLevel(_level_now())
 
     async def reload(_: ApiRequest[Nothing, Nothing]) -> Reloaded:

@@ -26,7 +26,7 @@ from cachetools import LRUCache
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, TargetText
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.protocol.etag import names
 from gateway.tape.stream import Edition
 
@@ -42,7 +42,7 @@ _REMEMBERED: Final = 1 << 14
 """Remembered runs: some ten megabytes."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountedRun:
     """One run of a stream: the counts between two offsets."""
@@ -59,7 +59,7 @@ class CountedRun:
     """CRC-32 of the same bytes (that of gzip, RFC 1952)."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Consecutive runs from the requested offset, as far as the gateway holds the stream; more may follow the last."""
@@ -67,7 +67,7 @@ class Counts:
     runs: list[CountedRun]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountsQuery:
     """The stream, and the offset to start from."""
@@ -97,14 +97,16 @@ class _Span(NamedTuple):
 
 def counts_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET /api/counts`."""
-    known: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
+    counted: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
     # One at a time: counting faster would take the time from the clients.
     counting = asyncio.Lock()
 
-    async def counts(asked: ApiRequest[CountsQuery, Nothing]) -> Counts:
-        query = asked.query
+    async def counts(request: ApiRequest[CountsQuery, Nothing]) -> Counts:
+        query = request.query
         runs: list[CountedRun] = []
-        stream = next((one for one in directory.at(query.stream) if names(query.etag, one.tape.incarnation)), None)
+        stream = next(
+            (one for one in directory.by_target(query.stream) if names(query.etag, one.tape.incarnation)), None
+        )
         if stream is None or stream.needs_revalidation:
             return Counts(runs)
         edition, at, size = stream.edition, query.offset, 0
@@ -116,13 +118,13 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 if not 0 < reading.size <= MOST_BYTES:
                     break
                 span = _Span(edition, at, reading.end)
-                if span in known:
+                if span in counted:
                     await asyncio.sleep(0)
                 else:
-                    known[span] = await asyncio.to_thread(
+                    counted[span] = await asyncio.to_thread(
                         _counted if stream.tape.is_json else _measured, reading.pieces
                     )
-            found = known.get(span)
+            found = counted.get(span)
             if found is None:
                 break
             runs.append(CountedRun(at, reading.end, *found))

@@ -94,22 +94,22 @@ class Directory:
 
     async def find(self, id_: str) -> Stream:
         """The stream of an id; Refused (404) if there is none."""
-        name = name_of(id_)
+        name = name_of_id(id_)
         if name is not None:
             async for stream in in_turns(self._engine.store.group(Group(name.origin, name.path))):
                 if stream.key.query == name.query and self.name(stream) == name and stream.ended is None:
                     return stream
         raise Refused(404, "no such stream is held")
 
-    def at(self, target: str, origin: str | None = None) -> list[Stream]:
+    def by_target(self, target: str, origin: str | None = None) -> list[Stream]:
         """Every stream of a path and query, of all partitions, and of all origins or one.
 
         Refused (422) if `target` is not a path and query.
         """
         path, query = read_target(target)
-        return [stream for stream in self.on(path, origin) if stream.key.query == query]
+        return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
 
-    def on(self, path: str, origin: str | None = None) -> list[Stream]:
+    def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
         """Every stream of a path, of all queries and partitions, and of all origins or one."""
         store = self._engine.store
         origins = store.origins if origin is None else [origin]
@@ -124,7 +124,7 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
-def named_by(cursor: str) -> Name:
+def name_of_cursor(cursor: str) -> Name:
     """The name of a cursor.  Any text is a cursor, so a path alone stands for the streams that follow it."""
     parts = [*cursor.split(" ", 3), "", "", ""]
     return Name(*parts[:4])
@@ -135,7 +135,7 @@ def id_of(name: Name) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(list(name))).rstrip(b"=").decode()
 
 
-def name_of(id_: str) -> Name | None:
+def name_of_id(id_: str) -> Name | None:
     """The name of an id; None if the text is not an id."""
     try:
         parts = orjson.loads(base64.b64decode(id_ + "=" * (-len(id_) % 4), b"-_", validate=True))

@@ -32,7 +32,7 @@ _MOST_ERRORS: Final = 1_000
 """With more errors than these, none is picked: spelling them out would take a second."""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
-SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+API_TYPE: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 """Configuration of every query, body and answer type: its docstrings describe it, and unknown keys are refused."""
 
 Q = TypeVar("Q")
@@ -48,7 +48,7 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Error:
     """Why a request was refused."""
@@ -57,7 +57,7 @@ class Error:
     """One line."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """No parameters."""
@@ -103,9 +103,9 @@ class Endpoint:
         async def handle(request: web.Request) -> web.Response:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
             asked: ApiRequest[Any, Any] = ApiRequest(
-                _judged(partial(query.validate_strings, _parameters(request)), "query"),
+                _validated(partial(query.validate_strings, _parameters(request)), "query"),
                 # A parameter is text and may be converted to a number; a body has to have the right JSON types.
-                _judged(partial(body.validate_json, given, strict=True), "body", self.expects),
+                _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
             return json_response(await self.handle(asked), self.status)
@@ -147,7 +147,7 @@ def _parameters(request: web.Request) -> dict[str, str]:
     return dict(query)
 
 
-def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
+def _validated(read: Callable[[], Any], where: str, expects: str = "") -> Any:
     try:
         return read()
     except ValidationError as error:
@@ -165,10 +165,10 @@ def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
         # A part that begins with a capital is the name of a body's form, not a key.
         place = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper()) or where
         is_pattern = first["type"] == "string_pattern_mismatch"
-        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _told(first['msg'])}") from None
+        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _reworded(first['msg'])}") from None
 
 
-def _told(message: str) -> str:
+def _reworded(message: str) -> str:
     return message.replace("Input should", "should", 1).replace("Unexpected keyword argument", "unknown key")
 
 

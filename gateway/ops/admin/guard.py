@@ -70,18 +70,18 @@ class Guard:
         """
         if request.path in PROBES and not is_verbose:
             return
-        if self._is_loopback and not self._is_known(request.headers.get(hdrs.HOST, "")):
+        if self._is_loopback and not self._is_allowed_host(request.headers.get(hdrs.HOST, "")):
             raise Refused(403, "the Host is not one of this port's")
         if self._token is not None and not is_open:
             self._check_token(self._token, request.headers.get(hdrs.AUTHORIZATION, ""))
 
-    def _is_known(self, host: str) -> bool:
+    def _is_allowed_host(self, host: str) -> bool:
         name = _HOST.fullmatch(host.lower())
         return name is not None and (is_loopback(name[1]) or name[1] == self._host)
 
     @staticmethod
-    def _check_token(token: bytes, shown: str) -> None:
-        match = _BEARER.fullmatch(shown)
+    def _check_token(token: bytes, header: str) -> None:
+        match = _BEARER.fullmatch(header)
         offered = match[1].encode("utf-8", "surrogateescape") if match is not None else b""
         if hmac.compare_digest(offered, token):
             return

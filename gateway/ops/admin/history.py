@@ -7,13 +7,13 @@ from itertools import accumulate
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.figures import DELAY_BOUNDS_S
 from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistorySample:
     """Counters since the start at one moment; the difference of two samples makes a rate."""
@@ -35,7 +35,7 @@ class HistorySample:
     bytes_spared: float | None
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistoryShown:
     """The last ten minutes, or all since the start if that is shorter."""

@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.origins import OriginState
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class ShownOrigin:
     """One origin."""
@@ -46,7 +46,7 @@ class ShownOrigin:
     """Seconds since anything arrived from it; null if nothing has."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class ShownOrigins:
     """All origins that routes lead to."""
@@ -81,7 +81,7 @@ def _shown(origin: OriginState) -> ShownOrigin:
     )
 
 
-def told(origins: Iterable[OriginState]) -> str:
+def readiness_lines(origins: Iterable[OriginState]) -> str:
     """A line for each origin, for `/readyz?verbose`: `[+]` if it is up, `[-]` if not."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway import __version__
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.history import Recent
 from gateway.ops.spared import Tally
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The contents of the tapes."""
@@ -29,7 +29,7 @@ class Cache:
     evictions: int
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Spared:
     """What the origin was spared, with both sides of each share counted over the same window."""
@@ -63,7 +63,7 @@ def spared(recent: Recent) -> Spared:
     )
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Overview:
     """Counters since the start, and current values."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway.config.cache_plan import Entry, Lifetime
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.plan_state import PlanState
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The plan's expectations for the budget that it recommends."""
@@ -25,7 +25,7 @@ class Expected:
     """How far the actual ratios may be off, up or down."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Actual:
     """What was counted since the plan took effect."""
@@ -41,7 +41,7 @@ class Actual:
     """Body bytes that the origin sent for catch-up reads."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
     """The budget for tapes."""
@@ -55,7 +55,7 @@ class PlanMemory:
     """The eviction policy that the expectations assume."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Pins:
     """Pinned streams: kept when others are evicted."""
@@ -66,7 +66,7 @@ class Pins:
     limit_bytes: int
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Warm:
     """Warmed streams: fetched ahead of the first read, in the latest round."""
@@ -78,7 +78,7 @@ class Warm:
     is_under_way: bool
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
     """One stream of the plan."""
@@ -91,7 +91,7 @@ class PlanEntry:
     """Seconds without a reader; lifetimes only."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanInEffect:
     """The plan that is in effect, and its results so far."""
@@ -118,7 +118,7 @@ class PlanInEffect:
     lifetimes: list[PlanEntry]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanShown:
     """The plan in effect; null if there is none."""

@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeStream:
     """One path, with the streams of every partition."""
@@ -26,7 +26,7 @@ class PurgeStream:
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgePrefix:
     """Every path with this prefix."""
@@ -37,7 +37,7 @@ class PurgePrefix:
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeKey:
     """Every stream that the origin tagged with a key."""
@@ -48,7 +48,7 @@ class PurgeKey:
     """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeId:
     """One stream as one partition of readers sees it."""
@@ -62,7 +62,7 @@ class PurgeId:
 PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Purged:
     """How many streams were purged."""
@@ -74,9 +74,9 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`POST /api/purge`."""
     engine = subject.engine
 
-    async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> Purged:
-        done = await purge_streams(asked.body)
-        subject.metrics.operations.purge(is_soft=asked.body.soft)
+    async def purge(request: ApiRequest[Nothing, PurgeBody]) -> Purged:
+        done = await purge_streams(request.body)
+        subject.metrics.operations.purge(is_soft=request.body.soft)
         return done
 
     async def purge_streams(body: PurgeBody) -> Purged:
@@ -88,7 +88,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         match body:
             case PurgeStream(target, origin):
                 path, query = read_target(target)
-                return await purged(directory.at(target, origin) if query else directory.on(path, origin))
+                return await purged(directory.by_target(target, origin) if query else directory.by_path(path, origin))
             case PurgePrefix(prefix):
                 prefix, count = read_prefix(prefix), 0
                 async for streams in directory.slices():

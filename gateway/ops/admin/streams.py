@@ -11,8 +11,8 @@ from pydantic import Field, with_config
 
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import LiveReader
-from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, named_by, read_prefix
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name_of_cursor, read_prefix
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
@@ -24,7 +24,7 @@ _MOST_RUNS: Final = 1_000
 By = Literal["requests", "bytes", "subscribers"]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamRow:
     """One stream as one partition of readers sees it."""
@@ -60,7 +60,7 @@ class StreamRow:
     """Seconds since the last contact with the origin."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamPage:
     """Streams in the order of their paths."""
@@ -70,7 +70,7 @@ class StreamPage:
     """The `after` of the next page; null on the last."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TopStreams:
     """The busiest streams, busiest first."""
@@ -79,7 +79,7 @@ class TopStreams:
     streams: list[StreamRow]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """How long the origin keeps the stream."""
@@ -90,7 +90,7 @@ class Lifetime:
     """Unix seconds."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of held bytes."""
@@ -104,7 +104,7 @@ class Run:
     """Seconds since its first byte was stored."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Reader:
     """One live reader, or several long-polls at one offset that are answered together."""
@@ -118,7 +118,7 @@ class Reader:
     """Seconds since the first of them arrived."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamDetail(StreamRow):
     """One stream with its tape."""
@@ -136,7 +136,7 @@ class StreamDetail(StreamRow):
     """The first thousand."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
     """A page of the streams with a prefix."""
@@ -148,7 +148,7 @@ class StreamsQuery:
     """`next` of the previous page, or a path."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TopQuery:
     """The measure of busyness, and how many streams."""
@@ -159,33 +159,33 @@ class TopQuery:
 
 def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`GET /api/streams`, `/api/streams/{id}` and `/api/top`."""
-    shown = _Shown(subject, directory)
+    rows_of = _Rows(subject, directory)
 
-    async def page(asked: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
+    async def page(request: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
         subject.metrics.before_collect()
-        query = asked.query
-        prefix, after = read_prefix(query.prefix), named_by(query.after)
+        query = request.query
+        prefix, after = read_prefix(query.prefix), name_of_cursor(query.after)
         first: list[tuple[Name, Stream]] = []
         async for streams in directory.slices():
             named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(prefix))
             rest = (pair for pair in named if pair[0] > after)
             first = sorted(chain(first, rest), key=lambda pair: pair[0])[: query.limit + 1]
         last = first[query.limit - 1][0] if len(first) > query.limit else None
-        rows = [shown.row(stream) for _, stream in first[: query.limit]]
+        rows = [rows_of.row(stream) for _, stream in first[: query.limit]]
         return StreamPage(rows, last.cursor if last is not None else None)
 
-    async def one(asked: ApiRequest[Nothing, Nothing]) -> StreamDetail:
+    async def one(request: ApiRequest[Nothing, Nothing]) -> StreamDetail:
         subject.metrics.before_collect()
-        return shown.detail(await directory.find(asked.path["id"]))
+        return rows_of.detail(await directory.find(request.path["id"]))
 
-    async def top(asked: ApiRequest[TopQuery, Nothing]) -> TopStreams:
+    async def top(request: ApiRequest[TopQuery, Nothing]) -> TopStreams:
         subject.metrics.before_collect()
-        query = asked.query
-        measure = shown.measures[query.by]
+        query = request.query
+        measure = rows_of.measures[query.by]
         most: list[Stream] = []
         async for streams in directory.slices():
             most = sorted(chain(most, streams), key=measure, reverse=True)[: query.limit]
-        return TopStreams(query.by, [shown.row(stream) for stream in most])
+        return TopStreams(query.by, [rows_of.row(stream) for stream in most])
 
     return [
         Endpoint("GET", "/api/streams", "Streams held, in the order of their paths", page, StreamPage, StreamsQuery),
@@ -201,7 +201,7 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     ]
 
 
-class _Shown:
+class _Rows:
     """Makes rows of streams."""
 
     def __init__(self, subject: Subject, directory: Directory) -> None:

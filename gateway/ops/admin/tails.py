@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix
-from gateway.ops.admin.endpoint import MOST_BODY_BYTES, SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, MOST_BODY_BYTES, ApiRequest, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
@@ -22,7 +22,7 @@ _KEPT: Final = 2
 """Pages of names that are gathered before all but the first page are dropped: sorting after each slice took seconds."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Tails:
     """Tail by path (with its query, if any); null where none is known."""
@@ -32,7 +32,7 @@ class Tails:
     """The `after` of the next page; null on the last."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TailsQuery:
     """A page of the streams with a prefix."""
@@ -44,7 +44,7 @@ class TailsQuery:
     """`next` of the previous page, or a path."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TailsBody:
     """The requested streams, by path and query."""
@@ -55,8 +55,8 @@ class TailsBody:
 def tails_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET` and `POST /api/tails`."""
 
-    async def page(asked: ApiRequest[TailsQuery, Nothing]) -> Tails:
-        query, prefix = asked.query, read_prefix(asked.query.prefix)
+    async def page(request: ApiRequest[TailsQuery, Nothing]) -> Tails:
+        query, prefix = request.query, read_prefix(request.query.prefix)
         found: dict[str, Stream] = {}
         async for streams in directory.slices():
             for stream in streams:
@@ -70,10 +70,10 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
         names = names[: query.limit]
         return Tails({name: found[name].tape.tail for name in names}, None if is_last else names[-1])
 
-    async def named(asked: ApiRequest[Nothing, TailsBody]) -> Tails:
+    async def named(request: ApiRequest[Nothing, TailsBody]) -> Tails:
         tails: dict[str, str | None] = {}
-        async for target in in_turns(asked.body.streams):
-            streams = directory.at(target)
+        async for target in in_turns(request.body.streams):
+            streams = directory.by_target(target)
             tails[target] = _latest(streams).tape.tail if streams else None
         return Tails(tails, None)
 

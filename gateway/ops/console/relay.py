@@ -41,7 +41,7 @@ _MOST_READS: Final = 128
 """Concurrent reads: far more tails than people watch, and few of the connections that the public port may have."""
 _SEND_BOUND_S: Final = 30.0
 """If the page accepts no bytes for this long, its read is aborted."""
-_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_LOOPBACK_FOR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SANDBOXED: Final = {
     "Content-Type": "application/octet-stream",
     "Content-Security-Policy": "default-src 'none'; sandbox",
@@ -53,7 +53,7 @@ _SANDBOXED: Final = {
 _JSON_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST_LOCATION_CHARS: Final = 500
 RELAYED_TYPE: Final = "Relayed-Content-Type"
-_SHOWN: Final = (
+_PASSED_HEADERS: Final = (
     names.STREAM_NEXT_OFFSET,
     names.STREAM_UP_TO_DATE,
     names.STREAM_CLOSED,
@@ -98,6 +98,9 @@ class Relay:
         self._inside_url = inside_url
         self._session: ClientSession | None = None
         self._reads = 0
+
+    def __repr__(self) -> str:
+        return f"<Relay {self._reads} reads>"
 
     def routes(self) -> list[web.RouteDef]:
         """`GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
@@ -158,8 +161,8 @@ class Relay:
         try:
             async with self._ask("GET", target, _headers(host), None, _READ_TIMEOUT) as reply:
                 if 300 <= reply.status < 400:
-                    return _refused(502, f"The stream has moved: {_place(reply)}")
-                return await _pass_on(request, reply)
+                    return _refused(502, f"The stream has moved: {_redirect_text(reply)}")
+                return await _relay(request, reply)
         except (ClientError, TimeoutError):
             return _refused(502, "The gateway's public port does not answer")
         finally:
@@ -170,23 +173,23 @@ class Relay:
         if not self._config().server.console_writes:
             return _refused(403, "Writing in the console is off: server.console_writes is false")
         try:
-            asked = Write.model_validate_json(await request.read())
+            command = Write.model_validate_json(await request.read())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             return _refused(400, f"{where}: {first['msg']}" if where else first["msg"])
-        headers = _headers(asked.host)
-        if asked.content_type and asked.do in ("create", "append"):
-            headers[hdrs.CONTENT_TYPE] = asked.content_type
-        if asked.ttl_s is not None and asked.do == "create":
-            headers[names.STREAM_TTL] = str(asked.ttl_s)
-        if asked.do == "close":
+        headers = _headers(command.host)
+        if command.content_type and command.do in ("create", "append"):
+            headers[hdrs.CONTENT_TYPE] = command.content_type
+        if command.ttl_s is not None and command.do == "create":
+            headers[names.STREAM_TTL] = str(command.ttl_s)
+        if command.do == "close":
             headers[names.STREAM_CLOSED] = "true"
-        body = asked.body.encode() if asked.do in ("create", "append") else b""
+        body = command.body.encode() if command.do in ("create", "append") else b""
         try:
-            async with self._ask(_METHODS[asked.do], asked.target, headers, body, _WRITE_TIMEOUT) as reply:
+            async with self._ask(_METHODS[command.do], command.target, headers, body, _WRITE_TIMEOUT) as reply:
                 text = (await reply.content.read(2_000)).decode("utf-8", "replace")
-                shown = {name.lower(): reply.headers[name] for name in _SHOWN if name in reply.headers}
+                shown = {name.lower(): reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}
                 return _json({"status": reply.status, "text": " ".join(text.split()), "headers": shown})
         except (ClientError, TimeoutError):
             return _refused(502, "The gateway's public port does not answer; the write may or may not have happened")
@@ -197,13 +200,13 @@ class Relay:
         url = URL(self._inside_url())
         if self._session is None or url.host is None:
             raise ClientError
-        base = str(url.with_host(_ANYWHERE.get(url.host, url.host))).rstrip("/")
+        base = str(url.with_host(_LOOPBACK_FOR.get(url.host, url.host))).rstrip("/")
         return self._session.request(
             method, URL(base + target, encoded=True), headers=headers, data=body, timeout=timeout, allow_redirects=False
         )
 
 
-def _place(reply: ClientResponse) -> str:
+def _redirect_text(reply: ClientResponse) -> str:
     """Status and Location of a redirect, as printable text."""
     location = reply.headers.get(hdrs.LOCATION, "")[:_MOST_LOCATION_CHARS]
     words = "".join(char if char.isprintable() else "\ufffd" for char in location)
@@ -217,9 +220,9 @@ def _headers(host: str) -> dict[str, str]:
     return headers
 
 
-async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
+async def _relay(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
     """Pass on the reply's status, its stream headers and its body.  If the reply is cut off, so is the response."""
-    headers = {name: reply.headers[name] for name in _SHOWN if name in reply.headers and name != hdrs.LOCATION}
+    headers = {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers and name != hdrs.LOCATION}
     response = web.StreamResponse(
         status=reply.status,
         headers={**headers, **_SANDBOXED, RELAYED_TYPE: reply.headers.get(hdrs.CONTENT_TYPE, "")},

@@ -25,7 +25,7 @@ class DescriptorSink:
         return await self._thread.run(partial(self._write, lines))
 
     async def close(self) -> None:
-        self._thread.leave()
+        self._thread.stop()
 
     def _write(self, lines: bytes) -> bool:
         # A partial line stays broken, but the next one starts on a line of its own.
@@ -37,7 +37,7 @@ class DescriptorSink:
         except OSError as error:
             written = lines[: len(lines) - len(rest)]
             self._is_torn = bool(written) and not written.endswith(b"\n")
-            self._trouble.is_so(error.strerror or str(error))
+            self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.is_over()
+        self._trouble.recovered()
         return True

@@ -22,7 +22,7 @@ from gateway.ops.log_sinks.sink import Trouble
 from gateway.ops.log_sinks.thread import WorkThread
 
 _MODE = 0o640
-_ASIDE = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
+_ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
 
 class FileSink:
@@ -36,7 +36,7 @@ class FileSink:
         self._rotate_s = rotate_s
         self._keep_files = keep_files
         self._trouble = Trouble(str(path))
-        self._rotation = Trouble(f"{path} cannot be rotated")
+        self._rotation_trouble = Trouble(f"{path} cannot be rotated")
         self._descriptor = -1
         self._size = 0
         self._period = 0
@@ -49,23 +49,23 @@ class FileSink:
     async def close(self) -> None:
         """Close the file after the write in progress."""
         # Not awaited: a disk that hangs must not delay the shutdown.
-        self._thread.leave(self._shut)
+        self._thread.stop(self._close_file)
 
     # -- on the thread
 
     def _write(self, lines: bytes, wall: float) -> bool:
         try:
-            self._make_ready(len(lines), wall)
+            self._prepare(len(lines), wall)
             self._append(lines)
         except OSError as error:
-            self._trouble.is_so(error.strerror or str(error))
+            self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.is_over()
+        self._trouble.recovered()
         return True
 
-    def _make_ready(self, size: int, wall: float) -> None:
-        if not self._is_in_place():
-            self._shut()
+    def _prepare(self, size: int, wall: float) -> None:
+        if not self._is_current_file():
+            self._close_file()
             self._open()
         is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
         period = self._period_of(wall)
@@ -76,18 +76,18 @@ class FileSink:
     def _rotate(self, wall: float) -> None:
         """Begin a new file.  If the old one cannot be renamed, keep it: too large is better than lost."""
         try:
-            self._set_aside(wall)
+            self._rename_file(wall)
         except OSError as error:
-            self._rotation.is_so(error.strerror or str(error))
+            self._rotation_trouble.failed(error.strerror or str(error))
             return
-        self._shut()
+        self._close_file()
         self._open()
         try:
             self._remove_old()
         except OSError as error:
-            self._rotation.is_so(f"old files cannot be removed: {error.strerror or error}")
+            self._rotation_trouble.failed(f"old files cannot be removed: {error.strerror or error}")
             return
-        self._rotation.is_over()
+        self._rotation_trouble.recovered()
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
@@ -105,12 +105,12 @@ class FileSink:
         self._size = state.st_size
         self._period = self._period_of(state.st_mtime)
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _is_in_place(self) -> bool:
+    def _is_current_file(self) -> bool:
         if self._descriptor < 0:
             return False
         try:
@@ -122,7 +122,7 @@ class FileSink:
     def _period_of(self, wall: float) -> int:
         return int(wall // self._rotate_s) if self._rotate_s else 0
 
-    def _set_aside(self, wall: float) -> None:
+    def _rename_file(self, wall: float) -> None:
         stamp = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
         name = base = self._path.with_name(f"{self._path.name}.{stamp}")
         number = 0
@@ -133,11 +133,11 @@ class FileSink:
 
     def _remove_old(self) -> None:
         name = self._path.name
-        aside = sorted(
+        rotated = sorted(
             (file.name, file)
             for file in self._path.parent.iterdir()
-            if file.name.startswith(name) and _ASIDE.fullmatch(file.name[len(name) :])
+            if file.name.startswith(name) and _ROTATED.fullmatch(file.name[len(name) :])
         )
-        for _, file in aside[: max(0, len(aside) - self._keep_files)]:
+        for _, file in rotated[: max(0, len(rotated) - self._keep_files)]:
             with suppress(FileNotFoundError):
                 file.unlink()

@@ -55,6 +55,9 @@ class Producer:
         self.epoch = 0
         self.seq = 0
 
+    def __repr__(self) -> str:
+        return f"<Producer epoch {self.epoch}, seq {self.seq}>"
+
     def headers(self) -> dict[str, str]:
         """Producer headers of the next batch."""
         return {
@@ -72,24 +75,24 @@ class Producer:
             case 404:
                 return Verdict(Step.CREATE, text="no such stream")
             case 403 if (epoch := _number(headers.get(names.PRODUCER_EPOCH))) is not None:
-                self._begin_anew(epoch)
+                self._begin_epoch(epoch)
                 return Verdict(Step.AGAIN, text="fenced off by another writer")
             case 409 if names.PRODUCER_EXPECTED_SEQ in headers:
-                self._begin_anew()
+                self._begin_epoch()
                 return Verdict(Step.AGAIN, text="the origin has lost its record of this writer")
             case 408 | 425 | 429:
                 return _wait(status, headers)
             case _ if status >= 500:
                 return _wait(status, headers)
-        self._begin_anew()
+        self._begin_epoch()
         why = "the stream is closed" if names.is_true(headers.get(names.STREAM_CLOSED)) else f"the origin says {status}"
         return Verdict(Step.GIVE_UP, text=why)
 
     def give_up(self) -> None:
         """Give up the batch: it will not be sent again."""
-        self._begin_anew()
+        self._begin_epoch()
 
-    def _begin_anew(self, known: int = 0) -> None:
+    def _begin_epoch(self, known: int = 0) -> None:
         self.epoch = max(self.epoch, known) + 1
         self.seq = 0
 

@@ -54,16 +54,16 @@ class StreamSink:
             verdict = await self._append(body)
             match verdict.step:
                 case Step.DONE:
-                    self._trouble.is_over()
+                    self._trouble.recovered()
                     return True
                 case Step.GIVE_UP:
-                    self._trouble.is_so(verdict.text)
+                    self._trouble.failed(verdict.text)
                     return False
                 case Step.AGAIN if prompt < _PROMPT_TRIES:
                     prompt += 1
                     continue
                 case _:
-                    self._trouble.is_so(verdict.text)
+                    self._trouble.failed(verdict.text)
             longest = min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2 ** min(failures, 10))
             failures += 1
             await pause(self._clock, max(verdict.wait_s, longest * self._rng.uniform(*_SPREAD)))

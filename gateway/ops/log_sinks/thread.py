@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class WorkThread:
-    """Runs functions one after another for one event loop.  Its owner must call `leave`."""
+    """Runs functions one after another for one event loop.  Its owner must call `stop`."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -50,7 +50,7 @@ class WorkThread:
         self._jobs.put(job)
         return await done
 
-    def leave(self, last: Callable[[], None] = lambda: None) -> None:
+    def stop(self, last: Callable[[], None] = lambda: None) -> None:
         """Accept no more work; the thread finishes its jobs, calls `last` and ends.  Does not wait for that."""
         self._jobs.put(last)
         self._jobs.put(None)
