@@ -358,7 +358,8 @@ class _Attempt:
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
             return refusal_answer(self._read.route, head, Outcome.MISS)
-        if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
+        is_there = stream.ended is None and not stream.may_have_ended
+        if is_walking and self.parts.size and is_there and stream.holds_acknowledged(self._at):
             # Immutable bytes, and no word about the tail: the reader goes on from where they end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
         if isinstance(head, OriginError):

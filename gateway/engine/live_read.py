@@ -91,7 +91,7 @@ class LiveReads:
                 # Not the client's offset is refused but the one remembered here: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
-            if not self.has_failed(look) or not tape.knows_after(start):
+            if not self.has_failed(look) or not tape.knows_after(start) or stream.may_have_ended:
                 self.expect_stream(look)
         if start == NOW:
             topic = self.live.find(stream)

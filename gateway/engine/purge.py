@@ -36,7 +36,7 @@ class Purge:
         """Soft: keep the bytes, and have the origin looked at before the next hit; False when it had ended before."""
         if stream.ended is not None:
             return False
-        stream.mark_stale()
+        stream.mark_stale(may_have_ended=False)
         self._live.revalidate(stream)
         return True
 

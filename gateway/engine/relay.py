@@ -210,6 +210,8 @@ class Relay:
                 # to whom the stream is not shown.
                 for stream in self._store.group(passed.group):
                     stream.mark_stale()
+                    # The origin need not have ended a live request that has stalled.
+                    self._live.revalidate(stream)
         elif passed.mode is Mode.CREATE and reply.status == 201:
             self._end_group(passed, End.RECREATED)
             self._begin(passed, reply)
@@ -279,7 +281,7 @@ class Relay:
                     # Of two such writes one may have deleted it and the other begun it anew, with the same offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
-            stream.mark_stale()
+            stream.mark_stale(may_have_ended=passed.mode is not Mode.APPEND)
 
     def _distrust(self, passed: RelayedRequest) -> None:
         """Believe nothing of what is held."""

@@ -115,7 +115,9 @@ class Stream:
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, beside those that `headers` and the tape tell."""
     stale_marks: int = 0
-    """How often something happened that may have ended the stream."""
+    """How often something happened after which the origin is asked before what is held is believed."""
+    ended_mark: int = 0
+    """The latest of these that may have ended the stream, and not only moved its tail."""
     cleared_marks: int = 0
     """How many of these came before the latest request that still found it."""
     surrogate_keys: frozenset[str] = frozenset()
@@ -160,9 +162,12 @@ class Stream:
         """The origin was asked for the stream at this time, which renews a sliding TTL (monotonic seconds)."""
         self.contacted_at = max(self.contacted_at, at)
 
-    def mark_stale(self) -> None:
-        """Something happened that may have ended the stream: the origin is asked before anything more is believed."""
+    def mark_stale(self, *, may_have_ended: bool = True) -> None:
+        """Something happened that may have ended the stream, or only moved its tail: the origin is asked before
+        anything more is believed."""
         self.stale_marks += 1
+        if may_have_ended:
+            self.ended_mark = self.stale_marks
 
     def revalidated(self, stale_marks: int) -> None:
         """A request that was sent after so many stale marks has found the stream."""
@@ -231,6 +236,11 @@ class Stream:
     def needs_revalidation(self) -> bool:
         """Whether the origin is to be asked before anything held is given."""
         return self.stale_marks > self.cleared_marks
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether nothing held is to be given unless the origin still has the stream: not even where it cannot say."""
+        return self.ended_mark > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:
         """Take the stream's content type; False when it contradicts what was known."""
