@@ -16,7 +16,7 @@ from tests.chaos import operators
 from tests.chaos.client import Client
 from tests.chaos.parties import PARTIES
 from tests.chaos.readers import CatchUpReader, PollReader, Reader, SseReader
-from tests.chaos.run import Run, Violation, places
+from tests.chaos.run import Place, Run, Violation, places
 from tests.chaos.system import System
 from tests.chaos.writers import Scribe, Writer
 
@@ -65,7 +65,7 @@ async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, mo
     run = Run(seed, system, places(size.shared_places), most_violations)
     await system.start()
     try:
-        _begin(run, size)
+        await _begin(run, size)
         try:
             async with asyncio.timeout(seconds):
                 while not run.stopped.is_set() and not (most_answers and run.answers >= most_answers):
@@ -78,20 +78,22 @@ async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, mo
             pass
         took = run.now()
         await run.close()
+        await system.restarted()
         if not run.violations:
             await _left_behind(run)
     finally:
         await run.close()
+        await system.restarted()
         await system.stop()
     return Result(seed, took, run.counts, run.violations)
 
 
-def _begin(run: Run, size: Size) -> None:
+async def _begin(run: Run, size: Size) -> None:
     for place in run.places:
         for party in PARTIES if place.is_own else ("anyone",):
-            _write(run, place, party, leads=True)
+            await _write(run, place, party, leads=True)
         if not place.is_own:
-            _write(run, place, "alice", leads=False)
+            await _write(run, place, "alice", leads=False)
     kinds: list[tuple[type[Reader], int]] = [
         (CatchUpReader, size.catch_up),
         (PollReader, size.poll),
@@ -106,6 +108,7 @@ def _begin(run: Run, size: Size) -> None:
             run.start(kind(run, client, rng).work(), name)
     work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
         operators.origin_faults,
+        operators.lost_lives,
         operators.networks,
         operators.purges,
         operators.reloads,
@@ -115,11 +118,14 @@ def _begin(run: Run, size: Size) -> None:
         run.start(one(run, run.rng(one.__name__)), one.__name__)
 
 
-def _write(run: Run, place: Any, party: str, *, leads: bool) -> None:
+async def _write(run: Run, place: Place, party: str, *, leads: bool) -> None:
     name = f"{place.path[1:].replace('/', '-'):.6}{party[0]}{'l' if leads else 's'}"
     rng = run.rng(f"writer {name}")
     client = Client(run, party, is_far=rng.random() < 0.3)
     writer = Writer(run, place, party, rng, leads, client, Scribe(place, f"{name:<8}"))
+    if place.is_own:
+        # The gateway takes a PUT for one of all that a path names, and ends the others' live reads: so it comes first.
+        await writer.create()
     run.start(writer.work(), f"writer {name}")
 
 
@@ -130,8 +136,9 @@ async def _left_behind(run: Run) -> None:
     system.client_side.cut_all()
     try:
         async with asyncio.timeout(_LEAVE_S):
-            while system.gateway is None or system.left_over():  # noqa: ASYNC110
+            while system.left_over():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        left = system.left_over() if system.gateway is not None else ["the gateway's restart"]
-        run.violate("everybody has left", ", ".join(left), "the gateway holds on to what nobody wants any more")
+        run.violate(
+            "everybody has left", ", ".join(system.left_over()), "the gateway holds on to what nobody wants any more"
+        )

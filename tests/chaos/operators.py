@@ -18,7 +18,7 @@ _CALM_S = (0.5, 1.0)
 async def origin_faults(run: Run, rng: Random) -> None:
     """Set switches at the origin, one after the other, while there is a storm."""
     while True:
-        await asyncio.sleep(rng.expovariate(15))
+        await asyncio.sleep(rng.expovariate(25))
         if not run.is_stormy:
             continue
         faults, kind, times = run.system.origin.faults, rng.choice(_KINDS), rng.randint(1, 3)
@@ -28,9 +28,11 @@ async def origin_faults(run: Run, rng: Random) -> None:
             case 1:
                 faults.status(rng.choice(_STATUSES), kind=kind, times=times)
             case 2:
-                faults.truncate(rng.randrange(300), is_chunked=rng.random() < 0.5, kind=kind, times=times)
+                faults.truncate(
+                    rng.randrange(rng.choice((40, 300))), is_chunked=rng.random() < 0.5, kind=kind, times=times
+                )
             case 3:
-                faults.drop(rng.randrange(300), kind=kind, times=times)
+                faults.drop(rng.randrange(rng.choice((40, 300))), kind=kind, times=times)
             case 4:
                 faults.refuse(kind=kind, times=times)
             case 5 | 6:
@@ -42,6 +44,17 @@ async def origin_faults(run: Run, rng: Random) -> None:
                 _release_later(run, rng, faults.hold(kind=kind, when=when, times=times))
             case _:
                 _release_later(run, rng, faults.stall(rng.randrange(300), kind=kind, times=times))
+
+
+async def lost_lives(run: Run, rng: Random) -> None:
+    """Lose the answers to the next DELETE and PUT, while reads that were answered before are still on their way."""
+    while True:
+        await asyncio.sleep(rng.expovariate(2))
+        if run.is_stormy:
+            faults = run.system.origin.faults
+            _release_later(run, rng, faults.hold(kind="catchup", when="reply", times=rng.randint(1, 4)))
+            for kind in rng.choice((("delete",), ("create",), ("delete", "create"))):
+                faults.refuse(kind=kind, times=rng.randint(1, 2))
 
 
 def _release_later(run: Run, rng: Random, switch: GatedSwitch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Coroutine
 from random import Random
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ class System:
         self._origin_port = self._gateway_port = 0
         self.served: RunningOrigin | None = None
         self.gateway: RunningGateway | None = None
+        self._restarts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self.served = await start_origin(self.origin.settings, origin=self.origin)
@@ -70,7 +72,7 @@ class System:
             "live_linger_s": 2.0,
             "collapse_wait_s": 2.0,
             "keepalive_timeout_s": 3_600.0,
-            "absent_s": 20.0,
+            "absent_s": 10.0,
             "absent_per_s": 0,
             # A breaker that is open for half of the time would answer for the gateway.
             "breaker_failures": 20,
@@ -100,13 +102,30 @@ class System:
 
     async def restart_gateway(self) -> None:
         """Stop the gateway, in order as far as it goes, and begin another that knows nothing."""
+        await self._whole(self._restart_gateway())
+
+    async def restart_origin(self, down_s: float) -> None:
+        """Cut the origin's connections; it comes back at the same port with the same streams."""
+        await self._whole(self._restart_origin(down_s))
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it to its end, whether or not somebody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        await asyncio.shield(task)
+
+    async def restarted(self) -> None:
+        """Wait until what is being restarted is there again."""
+        await asyncio.gather(*self._restarts)
+
+    async def _restart_gateway(self) -> None:
         if self.gateway is not None:
             gateway, self.gateway = self.gateway, None
             await gateway.stop()
             await self._start_gateway()
 
-    async def restart_origin(self, down_s: float) -> None:
-        """Cut the origin's connections; it comes back at the same port with the same streams."""
+    async def _restart_origin(self, down_s: float) -> None:
         if self.served is not None:
             served, self.served = self.served, None
             await served.stop(grace_s=0)

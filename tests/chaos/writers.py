@@ -1,8 +1,8 @@
 """Writers: what they send, and what they know of it afterwards.
 
-One writer leads each stream: it alone creates and deletes, and repeats what was not answered until it is settled.  A
-second one may append beside it.  A plain append whose answer was lost is never sent again; a producer's is, with the
-same sequence number, until it is acknowledged or refused (section 5.2.1).
+One writer leads each stream: it alone creates and deletes, and mostly repeats what was not answered until it is
+settled.  A second one may append beside it.  A plain append whose answer was lost is never sent again; a producer's is,
+with the same sequence number, until it is acknowledged or refused (section 5.2.1).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Writer:
         if life is None or self.history.is_over(life):
             # A while without a stream, for those who ask for it.
             await asyncio.sleep(rng.random() * rng.choice((0.02, 0.1, 0.4)))
-            await self._create()
+            await self.create()
             return
         # What a party has for itself is only written: the gateway takes a path's end for the end of all it names.
         may_end = not self.place.is_own
@@ -90,7 +90,7 @@ class Writer:
         if may_end and (is_large or choice < (0.3 if life.is_closed else 0.08)):
             await self._delete()
             if rng.random() < 0.7:
-                await self._create()
+                await self.create()
         elif life.is_closed or is_large:
             await asyncio.sleep(rng.random() * 0.1)
         elif may_end and choice < 0.12:
@@ -100,7 +100,8 @@ class Writer:
 
     # -- one write each
 
-    async def _create(self) -> None:
+    async def create(self) -> None:
+        """Create the stream, and do not rest until that is settled."""
         headers, rng = {"Content-Type": self.place.content_type}, self.rng
         kind = rng.random()
         self.lifetimes += 1
@@ -119,7 +120,7 @@ class Writer:
         body = self.scribe.body(rng.choice((0, 1, 3)))
         if body == b"[]":
             body = b""
-        for _ in range(20):
+        for _ in range(self.rng.choice((1, 20, 20))):
             asked = self._asked("PUT")
             answer = await self._send(asked, headers, body)
             if answer is None:
@@ -136,7 +137,7 @@ class Writer:
             await asyncio.sleep(self.rng.random() * 0.05)
 
     async def _delete(self) -> None:
-        for _ in range(20):
+        for _ in range(self.rng.choice((1, 20, 20))):
             asked = self._asked("DELETE")
             answer = await self._send(asked, {}, None)
             if answer is None:
