@@ -18,7 +18,7 @@ from tests.chaos.judge import Asked, Following, Shown, Wrong
 from tests.chaos.run import Place, Run
 from tests.scenarios.wire import Dropped, Event, Wire
 
-_PAUSE_S: Final = 0.02
+_PAUSE_S: Final = 0.1
 _CODINGS: Final = ((), (), ("gzip",), ("br", "gzip"), ("zstd",), ("zstd", "br", "gzip"))
 _LOOK_S: Final = 0.25
 
@@ -34,8 +34,8 @@ class Reader(ABC):
     async def work(self) -> None:
         """Read until the run ends."""
         while True:
-            await self.turn(self.rng.choice(self.run.places))
-            await asyncio.sleep(self.rng.random() * _PAUSE_S)
+            place = await self.run.next_write(self.rng.random() * _PAUSE_S)
+            await self.turn(place or self.rng.choice(self.run.places))
 
     @abstractmethod
     async def turn(self, place: Place) -> None:

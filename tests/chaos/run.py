@@ -107,6 +107,7 @@ class Run:
         self._held: OrderedDict[tuple[str, str, str | None], deque[Shown]] = OrderedDict()
         self._named: OrderedDict[tuple[str, str, str], Shown] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: list[asyncio.Future[Place]] = []
 
     def now(self) -> float:
         """Real seconds since the run began."""
@@ -168,6 +169,25 @@ class Run:
             self.violations.append(Violation(asked, came, why, self.seed, self.answers, events))
         if len(self.violations) >= self.most_violations:
             self.stopped.set()
+
+    # -- who reads when
+
+    def acknowledged(self, place: Place) -> None:
+        """A write was acknowledged: the reads that show what a gateway makes of it are those that come at once."""
+        waiting, self._waiting = self._waiting, []
+        for reader in waiting:
+            if not reader.done():
+                reader.set_result(place)
+
+    async def next_write(self, within_s: float) -> Place | None:
+        """Where a write was acknowledged just now; None where none is within that time."""
+        written: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._waiting.append(written)
+        await asyncio.wait({written}, timeout=within_s)
+        if written.done():
+            return written.result()
+        written.cancel()
+        return None
 
     # -- what clients hold
 

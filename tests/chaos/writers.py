@@ -23,6 +23,7 @@ _LARGE = 120
 """Positions after which a stream is deleted rather than appended to."""
 _SHORT_S = (10, 40)
 _PAUSE_S = 0.03
+_PAD = "." * 64
 
 
 @dataclass
@@ -39,7 +40,8 @@ class Scribe:
 
     def _message(self) -> bytes:
         self.count += 1
-        text = f"{self.name}:{self.count:06d}"
+        # Long enough for a reply to hold a dozen at most: most reads are of a part.
+        text = f"{self.name}:{self.count:06d}{_PAD}"
         if self.place.is_json:
             return f'"{text},[]"'.encode()
         if self.place.is_text:
@@ -200,7 +202,8 @@ class Writer:
         return answer if verdict is not None else None
 
     def _check(self, asked: Asked, answer: Answer) -> None:
-        """See that what was acknowledged has happened."""
+        """See that what was acknowledged has happened, and have readers look at it at once."""
+        self.run.acknowledged(self.place)
         self.run.judge(asked, answer, self.history, lambda: True)
         self.run.counts[asked.method] -= 1
 
