@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from tests.chaos.chaos import Result, chaos
-from tests.chaos.mutants import MUTANTS, Mutant
+from tests.chaos.mutant import Mutant
+from tests.chaos.mutants import MUTANTS
 
 
 def main() -> int:
