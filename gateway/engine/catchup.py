@@ -381,6 +381,8 @@ class _Attempt:
         stale_s: float | None = None,
     ) -> Answer:
         read, stream, seen = self._read, self._stream, self._stream.sighting
+        # Nothing comes after the end of a closed stream, whatever named it.
+        up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is Outcome.HIT and (is_tail or stale_s is not None):
