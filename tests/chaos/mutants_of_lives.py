@@ -115,12 +115,12 @@ def _end_group(self: Relay, passed: Any, why: End, spared: End | None) -> None:
 
 
 @mutant("a DELETE drops the tape")
-def delete_purgesnothing() -> Patches:
+def delete_purges_nothing() -> Patches:
     return [(Relay, "_end_group", lambda self, passed, why: _end_group(self, passed, why, End.DELETED))]
 
 
 @mutant("a PUT that creates drops the tape")
-def put_purgesnothing() -> Patches:
+def put_purges_nothing() -> Patches:
     return [(Relay, "_end_group", lambda self, passed, why: _end_group(self, passed, why, End.RECREATED))]
 
 

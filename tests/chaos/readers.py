@@ -33,9 +33,12 @@ class Reader(ABC):
 
     async def work(self) -> None:
         """Read until the run ends."""
-        while True:
-            place = await self.run.next_write(self.rng.random() * _PAUSE_S)
-            await self.turn(place or self.rng.choice(self.run.places))
+        try:
+            while True:
+                place = await self.run.next_write(self.rng.random() * _PAUSE_S)
+                await self.turn(place or self.rng.choice(self.run.places))
+        finally:
+            self.client.leave()
 
     @abstractmethod
     async def turn(self, place: Place) -> None:

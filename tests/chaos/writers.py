@@ -70,9 +70,12 @@ class Writer:
 
     async def work(self) -> None:
         """Write until the run ends."""
-        while True:
-            await self._turn()
-            await asyncio.sleep(self.rng.random() * _PAUSE_S)
+        try:
+            while True:
+                await self._turn()
+                await asyncio.sleep(self.rng.random() * _PAUSE_S)
+        finally:
+            self.client.leave()
 
     async def _turn(self) -> None:
         life, rng = self.history.last, self.rng
