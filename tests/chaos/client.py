@@ -12,6 +12,8 @@ from tests.chaos.run import Run
 from tests.scenarios.wire import Dropped, Wire
 
 HUNG = "no answer within the time that nothing takes"
+LOST = (Dropped, OSError, RuntimeError)
+"""A connection that has ended; uvloop raises RuntimeError when it is written to."""
 
 
 class Hung(Exception):
@@ -48,7 +50,7 @@ class Client:
             wire = await self.wire()
             await self.send(wire, asked, headers, body)
             answer = await wire.answer(asked.method)
-        except (Dropped, OSError):
+        except LOST:
             self.leave()
             return BROKEN
         except TimeoutError:

@@ -12,11 +12,11 @@ from typing import Final
 
 from tests.answers import BROKEN, Answer
 from tests.chaos import judge
-from tests.chaos.client import HUNG, Client, Hung, until_gone
+from tests.chaos.client import HUNG, LOST, Client, Hung, until_gone
 from tests.chaos.history import History, Life
 from tests.chaos.judge import Asked, Following, Shown, Wrong
 from tests.chaos.run import Place, Run
-from tests.scenarios.wire import Dropped, Event, Wire
+from tests.scenarios.wire import Event, Wire
 
 _PAUSE_S: Final = 0.1
 _CODINGS: Final = ((), (), ("gzip",), ("br", "gzip"), ("zstd",), ("zstd", "br", "gzip"))
@@ -140,7 +140,7 @@ class CatchUpReader(Reader):
             wire = await self.client.wire()
             await self.client.send(wire, asked, {})
             await asyncio.sleep(self.rng.choice((0, 0.001, 0.01)))
-        except (Dropped, OSError, TimeoutError):
+        except (*LOST, TimeoutError):
             pass
         self.client.leave()
 
@@ -202,7 +202,7 @@ class SseReader(Reader):
             following = Following(asked, lives, asked.offset or "-1", asked.cursor, place.content_type)
             await self._listen(place, history, wire, following, epoch)
             return following
-        except (Dropped, OSError):
+        except LOST:
             run.judge(asked, BROKEN, history, lambda: self._refused(history, asked, BROKEN, epoch))
             return None
         except TimeoutError:
