@@ -34,7 +34,7 @@ BYTE_MESSAGES = st.sampled_from([b"a", b"b", b",", b"aa", b"a,", b"[", b"]", b"\
 
 def recount(tape: Tape) -> int:
     """What the tape should say it costs, from what it holds."""
-    tokens = sum(len(block.marks) + 1 for block in tape._blocks.values()) + len(tape._hops)
+    tokens = sum(len(block.marks) + len(block.leads) + 1 for block in tape._blocks.values()) + len(tape._hops)
     return (
         TAPE_COST + sum(len(piece) for block in tape._blocks.values() for piece in block.pieces) + tokens * TOKEN_COST
     )
@@ -184,7 +184,8 @@ class TapeAgainstModel(RuleBasedStateMachine):
         held = set(map(id, self.tape._blocks.values()))
         assert {id(block) for block, _ in self.tape._index.values()} <= held
         assert {id(block) for block in self.tape._ending.values()} <= held
-        marked = {token for block in self.tape._blocks.values() for _, token in block.marks}
+        blocks = self.tape._blocks.values()
+        marked = {token for block in blocks for token in (*(token for _, token in block.marks), *block.leads)}
         assert set(self.tape._index) == marked
         assert all(block.end == token for token, block in self.tape._ending.items())
 
