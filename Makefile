@@ -29,7 +29,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-long test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports chaos conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ test-long: ## the same with many more examples of every property and every made 
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance
+
+chaos: $(INSTALLED) ## writers and readers under faults, every answer judged (ARGS="--seconds 60 --seed 1", ARGS="--mutants")
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 conformance: $(INSTALLED) $(NODE_INSTALLED) ## only the protocol's conformance suite: origin, gateway, reference server
 	@$(BIN)/python -m pytest $(PYTEST_ARGS) tests/conformance

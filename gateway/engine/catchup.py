@@ -358,7 +358,8 @@ class _Attempt:
         is_walking = self._at != self._read.start
         if isinstance(head, OriginError) and head.status < 500:
             return origin_error_answer(self._read.route, head, Outcome.MISS)
-        if is_walking and self.parts.size and stream.ended is None and stream.holds_acknowledged(self._at):
+        is_there = stream.ended is None and not stream.may_have_ended
+        if is_walking and self.parts.size and is_there and stream.holds_acknowledged(self._at):
             # Send the immutable bytes without a statement about the tail: the reader continues from their end.
             return self._answer(Outcome.STALE_IF_ERROR, up_to_date=False, is_closed=False)
         if isinstance(head, OriginError):
@@ -380,6 +381,8 @@ class _Attempt:
         stale_s: float | None = None,
     ) -> Answer:
         read, stream, seen = self._read, self._stream, self._stream.sighting
+        # Nothing comes after the end of a closed stream, whatever named it.
+        up_to_date |= is_closed
         is_tail = up_to_date and not is_closed
         age_s: float | None = None
         if outcome is Outcome.HIT and (is_tail or stale_s is not None):

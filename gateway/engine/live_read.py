@@ -91,7 +91,7 @@ class LiveReads:
                 # The refused offset is the remembered one and not the client's: this is another stream.
                 self.live.drop(stream, End.RECREATED)
                 raise TailMovedBack
-            if not self.has_failed(reply) or not tape.knows_after(start):
+            if not self.has_failed(reply) or not tape.knows_after(start) or stream.may_have_ended:
                 self.expect_stream(reply)
         if start == NOW:
             topic = self.live.find(stream)

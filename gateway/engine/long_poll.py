@@ -135,6 +135,8 @@ class LongPoll:
         if isinstance(head, OriginError) and not self._reads.has_failed(head):
             # The stream has been refused: send no more of it.
             raise StreamEnded(head)
+        if self._reads.has_failed(head) and stream.may_have_ended:
+            self._reads.expect_stream(head)
         if self._reads.has_failed(head) and outcome is Outcome.HIT:
             outcome = Outcome.STALE_IF_ERROR
         # What was read before the fetch may have been evicted since; it is still valid.

@@ -36,7 +36,7 @@ class Purge:
         """Soft purge: keep the bytes, but ask the origin before the next hit; return False if it had ended before."""
         if stream.ended is not None:
             return False
-        stream.mark_stale()
+        stream.mark_stale(may_have_ended=False)
         self._live.revalidate(stream)
         return True
 

@@ -220,6 +220,8 @@ class Relay:
                 # from this client alone.
                 for stream in self._store.group(request.group):
                     stream.mark_stale()
+                    # A stalled live request may hide that the origin has ended it.
+                    self._live.revalidate(stream)
         elif request.mode is Mode.CREATE and reply.status == 201:
             self._end_group(request, End.RECREATED)
             self._record_created(request, reply)
@@ -289,7 +291,7 @@ class Relay:
                     # One of two such writes may have deleted the stream and the other re-created it with equal offsets.
                     self._store.forget_bytes(stream)
                 self._live.revalidate(stream)
-            stream.mark_stale()
+            stream.mark_stale(may_have_ended=request.mode is not Mode.APPEND)
 
     def _invalidate(self, request: RelayedRequest) -> None:
         """Drop every belief about what is held."""

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
 class Block:
     """The bytes from `start` to `end`, in pieces; `marks` are the positions of the tokens known inside."""
 
-    __slots__ = ("_ends", "end", "is_json", "marks", "pieces", "size", "start", "stored_at")
+    __slots__ = ("_ends", "end", "is_json", "leads", "marks", "pieces", "size", "start", "stored_at")
 
     def __init__(self, start: str, end: str, pieces: Sequence[bytes], is_json: bool, now: float) -> None:
         self.start = start
@@ -43,6 +43,8 @@ class Block:
         self._ends: list[int] = []
         self.size = 0
         self.marks: list[tuple[int, str]] = [(0, start)]
+        self.leads: list[str] = []
+        """Tokens from which bytes inside are read, and at which no reading stops."""
         for piece in pieces:
             self._push(piece)
 

@@ -115,7 +115,9 @@ class Stream:
     head_headers: CIMultiDict[str] | None = None
     """End-to-end headers of the origin's latest answer to a HEAD, besides those that `headers` and the tape provide."""
     stale_marks: int = 0
-    """Events after which the stream may have ended."""
+    """Events after which the origin is asked before anything held is given."""
+    ended_mark: int = 0
+    """The latest of these that may have ended the stream, and not only moved its tail."""
     cleared_marks: int = 0
     """How many of these events came before the latest request that still found the stream."""
     surrogate_keys: frozenset[str] = frozenset()
@@ -164,9 +166,11 @@ class Stream:
         """Record that the origin was asked for the stream, which renews a sliding TTL there (monotonic seconds)."""
         self.contacted_at = max(self.contacted_at, at)
 
-    def mark_stale(self) -> None:
-        """Require revalidation: something happened after which the stream may have ended."""
+    def mark_stale(self, *, may_have_ended: bool = True) -> None:
+        """Require revalidation: something may have ended the stream, or may have moved its tail."""
         self.stale_marks += 1
+        if may_have_ended:
+            self.ended_mark = self.stale_marks
 
     def revalidated(self, stale_marks: int) -> None:
         """Record that a request sent when `stale_marks` had this value found the stream."""
@@ -235,6 +239,11 @@ class Stream:
     def needs_revalidation(self) -> bool:
         """Whether the origin must be asked before held bytes are used."""
         return self.stale_marks > self.cleared_marks
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether nothing held is to be given unless the origin still has the stream: not even where it cannot say."""
+        return self.ended_mark > self.cleared_marks
 
     def learn_type(self, content_type: str) -> bool:
         """Record the content type; return False if it contradicts the known one."""

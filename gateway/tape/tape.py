@@ -195,6 +195,7 @@ class Tape:
         if end in self._index or end in self._ending or stop >= block.size:
             return
         if block.holds_at(position, stop, pieces) and (not self.is_json or block.byte_at(stop) == b","):
+            block.mark(stop, end)
             self._learn(end, block, stop)
 
     def _align_start(self, start: str, end: str, pieces: Sequence[bytes], size: int) -> bool:
@@ -214,12 +215,14 @@ class Tape:
                 return False
         if position < 0 or not block.holds_at(position, stop, pieces):
             return False
+        # It may be an offset of the client's own, which the origin takes for the last position before it: to be read
+        # from, as it was asked for, and named to no other client.
+        block.leads.append(start)
         self._learn(start, block, position)
         return True
 
     def _learn(self, token: str, block: Block, position: int) -> None:
         self._index[token] = (block, position)
-        block.mark(position, token)
         self.cost += TOKEN_COST
 
     def drop_oldest(self) -> int:
@@ -229,7 +232,8 @@ class Tape:
             return self.drop_all()
         before = self.cost
         del self._blocks[first.start]
-        tokens = {token for _, token in first.marks if self._index.get(token, (None, 0))[0] is first}
+        known = (*(token for _, token in first.marks), *first.leads)
+        tokens = {token for token in known if self._index.get(token, (None, 0))[0] is first}
         for token in tokens:
             del self._index[token]
         if self._ending.get(first.end) is first:

@@ -8,22 +8,21 @@ import json
 import math
 import random
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
-from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.aio.clock import Timer
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.positions import Position
 from gateway.origin.store import AppendParams, CreateParams
+from tests.answers import BROKEN, Answer
+from tests.fast_clock import FastClock
 from tests.invariant.log import Incarnation, Log, Moment
 from tests.waiting import eventually, pass_turns
 
@@ -32,43 +31,6 @@ SPEED: Final = 50.0
 """Seconds of the system's time in one second: pauses between retries cost milliseconds."""
 PATIENCE_S: Final = 6.0
 """Real seconds after which a request counts as hung."""
-
-
-class FastClock:
-    """The machine's clock, running `SPEED` times as fast."""
-
-    def now(self) -> float:
-        return time.monotonic() * SPEED
-
-    def wall(self) -> float:
-        return time.time() * SPEED - 8.7e10
-
-    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0.0, delay_s) / SPEED, callback)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a client was told; None as status when the connection broke before the end."""
-
-    status: int | None
-    headers: CIMultiDictProxy[str]
-    body: bytes = b""
-
-    @property
-    def end(self) -> str | None:
-        return self.headers.get("Stream-Next-Offset")
-
-    @property
-    def is_up_to_date(self) -> bool:
-        return self.headers.get("Stream-Up-To-Date") == "true"
-
-    @property
-    def is_closed(self) -> bool:
-        return self.headers.get("Stream-Closed") == "true"
-
-
-BROKEN: Final = Answer(None, CIMultiDictProxy(CIMultiDict()))
 
 
 @dataclass
@@ -113,7 +75,7 @@ class World:
         return self.content_type.startswith("text/")
 
     async def _start(self) -> None:
-        clock = FastClock()
+        clock = FastClock(SPEED)
         settings = OriginSettings(long_poll_timeout_s=20.0, sse_lifetime_s=40.0, max_chunk_bytes=self.max_chunk_bytes)
         self.origin = Origin(settings, clock=clock, random=random.Random(self.seed))
         if self.is_nameless:

@@ -13,6 +13,7 @@ from gateway.origin.requests import Kind
 from tests.scenarios.conftest import Edge, Hostile, Start, bounded
 from tests.scenarios.following import followed_until_silent
 from tests.scenarios.hostile import Asked, answer, part_of_stream
+from tests.waiting import eventually
 
 JSON = "application/json"
 
@@ -166,3 +167,26 @@ async def test_an_offset_beyond_the_tail_of_a_closed_stream_is_answered_as_close
         found = await edge.get(f"/s?offset=0005{live}")
         assert found.is_closed
         assert found.next_offset == "0001"
+
+
+async def test_what_a_follower_brings_closed_while_the_origin_is_asked_is_up_to_date(
+    start: Start, origin: RunningOrigin, counters: Counters, faults: Faults
+) -> None:
+    """The origin has named the tail before it; the closed end that the follower has brought since is the end all the
+    same."""
+    edge = await start(origin.url, tail="asked")
+    await edge.put("/s", b'["a"]', JSON)
+    tail = (await edge.get("/s")).next_offset
+    events = await edge.begin(f"/s?offset={tail}&live=sse")
+    assert (await events.head()).status == 200
+    await bounded(counters.parked_is(1))
+    await eventually(lambda: any(topic.is_confirmed for topic in edge.gateway.engine.live.topics()))
+    late = faults.hold(kind=Kind.HEAD, when="reply", times=1)
+    reading = edge.asking("/s")
+    await bounded(late.waiting(1))
+    closing = {"Content-Type": JSON, "Stream-Closed": "true"}
+    await edge.send_to(origin.url, "POST", "/s", closing, b'["b"]')
+    await eventually(lambda: any(stream.tape.closed_at for stream in edge.gateway.engine.store))
+    late.release()
+    found = await bounded(reading)
+    assert (found.body, found.is_closed, found.is_up_to_date) == (b'["a","b"]', True, True)

@@ -99,9 +99,13 @@ class Wire:
         if receive_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             limit = receive_bytes
-        await asyncio.get_running_loop().sock_connect(sock, (parts.hostname, parts.port))
         name = EDGE if tls is not None else None
-        reader, writer = await asyncio.open_connection(sock=sock, limit=limit, ssl=tls, server_hostname=name)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, (parts.hostname, parts.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=limit, ssl=tls, server_hostname=name)
+        except BaseException:
+            sock.close()
+            raise
         return cls(reader, writer)
 
     async def send(self, data: bytes) -> None:

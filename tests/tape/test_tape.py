@@ -35,7 +35,7 @@ def test_an_unknown_start_is_located_by_a_shared_end() -> None:
     tape.store("3", "5", [b"de"], 2.0)
     assert tape.block_count == 1
     assert tape.cost == cost + TOKEN_COST
-    assert read(tape, "-1", 3) == (b"abc", "3")
+    assert read(tape, "3") == (b"de", "5")
 
 
 def test_an_end_inside_a_block_is_located_by_a_shared_start() -> None:
@@ -154,3 +154,18 @@ def test_a_late_answer_does_not_move_the_tail_back() -> None:
     assert tape.tail == "5"
     assert tape.is_short("3")
     assert not tape.is_short("5")
+
+
+@pytest.mark.parametrize("asked", ["bb", "a9"])
+def test_an_offset_that_a_client_made_up_is_no_place_to_stop_at(asked: str) -> None:
+    """An origin that begins at the last position before an offset answers to any; it has named none of these."""
+    tape = Tape("i")
+    tape.store("-1", "b", [b"one"], 0.0)
+    tape.store("b", "c", [b"two"], 0.0)
+    tape.store(asked, "c", [b"two"], 0.0)
+    assert tape.read("-1", 3).end == "b"
+    reading = tape.read(asked, 3)
+    assert (b"".join(reading.pieces), reading.end) == (b"two", "c")
+    cost = tape.cost
+    assert tape.drop_oldest() == cost - TAPE_COST
+    assert not tape.knows_after(asked)

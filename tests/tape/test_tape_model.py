@@ -183,7 +183,7 @@ class TapeAgainstModel(RuleBasedStateMachine):
         if not hasattr(self, "tape"):
             return
         tape = self.tape
-        marked = [token for block in tape.blocks() for _, token in block.marks]
+        marked = [token for block in tape.blocks() for token in (*(token for _, token in block.marks), *block.leads)]
         assert len(set(marked)) == len(marked)
         # A token is marked in a block, or leads over an empty step to another one, or is not known.
         steps = [token for token in self.positions if tape.resolve(token) != token]

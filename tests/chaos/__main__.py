@@ -1,0 +1,61 @@
+"""`python -m tests.chaos`: run chaos and say what it has found, or what it finds of gateways with seeded faults."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.chaos.chaos import Result, chaos
+from tests.chaos.mutant import Mutant
+from tests.chaos.mutants import MUTANTS
+
+
+def main() -> int:
+    """0 where all is well: no violation, or every mutant caught."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="longest time of a run (default 20; mutants 60)")
+    parser.add_argument("--answers", type=int, default=0, help="end a run after so many answers (default: never)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first run (default 1)")
+    parser.add_argument("--runs", type=int, default=1, help="runs, each with the next seed (default 1)")
+    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="let these mutants be caught; without names all")
+    arguments = parser.parse_args()
+    if arguments.mutants is not None:
+        chosen = [one for one in MUTANTS if not arguments.mutants or one.name in arguments.mutants]
+        seconds = 60.0 if arguments.seconds == parser.get_default("seconds") else arguments.seconds
+        caught = [_hunted(one, arguments.seed, seconds) for one in chosen]
+        _say(f"{sum(caught)} of {len(caught)} mutants caught")
+        return int(not all(caught))
+    found = 0
+    for seed in range(arguments.seed, arguments.seed + arguments.runs):
+        result = chaos(seed, arguments.seconds, most_answers=arguments.answers)
+        _say(_summary(result))
+        for violation in result.violations:
+            _say(f"\n{violation}")
+        found += len(result.violations)
+    return min(found, 1)
+
+
+def _hunted(mutant: Mutant, seed: int, seconds: float) -> bool:
+    with mutant.at_work():
+        result = chaos(seed, seconds, most_violations=1)
+    if not result.violations:
+        _say(f"MISSED {mutant.name:<48} {result.answers:>6} answers in {result.seconds:4.1f} s ({mutant.breaks})")
+        return False
+    found = result.violations[0]
+    _say(f"caught {mutant.name:<48} {found.answers:>6} answers in {result.seconds:4.1f} s")
+    _say(f"       {found.asked[:100]}: {found.why[:200]}")
+    return True
+
+
+def _summary(result: Result) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(result.counts.items()))
+    violations = f"{len(result.violations)} violations"
+    return f"seed {result.seed}: {result.answers} answers in {result.seconds:.0f} s ({kinds}), {violations}"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""A run of chaos from its beginning to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import uvloop
+
+from tests.chaos import operators
+from tests.chaos.client import Client
+from tests.chaos.parties import PARTIES
+from tests.chaos.readers import CatchUpReader, PollReader, Reader, SseReader
+from tests.chaos.run import Place, Run, Violation, places
+from tests.chaos.system import System
+from tests.chaos.writers import Scribe, Writer
+
+_LEAVE_S: Final = 5.0
+"""Within this (real seconds) the gateway has let go of everything that its clients have left."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much goes on at once."""
+
+    shared_places: int = 3
+    catch_up: int = 12
+    poll: int = 8
+    sse: int = 8
+    cache_bytes: int = 48 << 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has seen."""
+
+    seed: int
+    seconds: float
+    counts: Counter[str]
+    violations: list[Violation]
+
+    @property
+    def answers(self) -> int:
+        return sum(self.counts.values())
+
+
+def chaos(seed: int, seconds: float, *, size: Size = Size(), most_violations: int = 5, most_answers: int = 0) -> Result:
+    """Run for so many real seconds, or until so many answers (0: any number) or violations."""
+    level = logging.getLogger("gateway").level
+    logging.getLogger("gateway").setLevel(logging.CRITICAL)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_chaos(seed, seconds, size, most_violations, most_answers))
+    finally:
+        logging.getLogger("gateway").setLevel(level)
+
+
+async def _chaos(seed: int, seconds: float, size: Size, most_violations: int, most_answers: int) -> Result:
+    system = System(Random(f"{seed}/system"), size.cache_bytes)
+    run = Run(seed, system, places(size.shared_places), most_violations)
+    await system.start()
+    try:
+        await _begin(run, size)
+        try:
+            async with asyncio.timeout(seconds):
+                while not run.stopped.is_set() and not (most_answers and run.answers >= most_answers):
+                    try:
+                        async with asyncio.timeout(0.1):
+                            await run.stopped.wait()
+                    except TimeoutError:
+                        pass
+        except TimeoutError:
+            pass
+        took = run.now()
+        await run.close()
+        await system.restarted()
+        if not run.violations:
+            await _left_behind(run)
+    finally:
+        await run.close()
+        await system.restarted()
+        await system.stop()
+    return Result(seed, took, run.counts, run.violations)
+
+
+async def _begin(run: Run, size: Size) -> None:
+    for place in run.places:
+        for party in PARTIES if place.is_own else ("anyone",):
+            await _write(run, place, party, leads=True)
+        if not place.is_own:
+            await _write(run, place, "alice", leads=False)
+    kinds: list[tuple[type[Reader], int]] = [
+        (CatchUpReader, size.catch_up),
+        (PollReader, size.poll),
+        (SseReader, size.sse),
+    ]
+    parties = list(PARTIES)
+    for kind, count in kinds:
+        for number in range(count):
+            name = f"{kind.__name__} {number}"
+            rng = run.rng(name)
+            client = Client(run, parties[number % len(parties)], is_far=rng.random() < 0.3)
+            run.start(kind(run, client, rng).work(), name)
+    work: list[Callable[[Run, Random], Coroutine[Any, Any, None]]] = [
+        operators.origin_faults,
+        operators.lost_lives,
+        operators.networks,
+        operators.purges,
+        operators.reloads,
+        operators.seasons,
+    ]
+    for one in work:
+        run.start(one(run, run.rng(one.__name__)), one.__name__)
+
+
+async def _write(run: Run, place: Place, party: str, *, leads: bool) -> None:
+    name = f"{place.path[1:].replace('/', '-'):.6}{party[0]}{'l' if leads else 's'}"
+    rng = run.rng(f"writer {name}")
+    client = Client(run, party, is_far=rng.random() < 0.3)
+    writer = Writer(run, place, party, rng, leads, client, Scribe(place, f"{name:<8}"))
+    if place.is_own:
+        # The gateway takes a PUT for one of all that a path names, and ends the others' live reads: so it comes first.
+        await writer.create()
+    run.start(writer.work(), f"writer {name}")
+
+
+async def _left_behind(run: Run) -> None:
+    """See that the gateway holds nothing for clients that have left."""
+    system = run.system
+    system.end_trouble()
+    system.client_side.cut_all()
+    try:
+        async with asyncio.timeout(_LEAVE_S):
+            while system.left_over():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        run.violate(
+            "everybody has left", ", ".join(system.left_over()), "the gateway holds on to what nobody wants any more"
+        )

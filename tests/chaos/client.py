@@ -1,0 +1,91 @@
+"""A client: a party, a connection that it keeps as long as it lasts, and a memory of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tests.answers import BROKEN, Answer
+from tests.chaos.judge import Asked
+from tests.chaos.parties import PARTIES
+from tests.chaos.run import Run
+from tests.scenarios.wire import Dropped, Wire
+
+HUNG = "no answer within the time that nothing takes"
+LOST = (Dropped, OSError, RuntimeError)
+"""A connection that has ended; uvloop raises RuntimeError when it is written to."""
+
+
+class Hung(Exception):
+    """A request was not answered for so long that it never will be."""
+
+
+class Client:
+    """Sends requests one after the other.  `leave` is owed."""
+
+    def __init__(self, run: Run, party: str, *, is_far: bool) -> None:
+        self._run = run
+        self.party = party
+        self.is_far = is_far
+        """Whether it comes by the bad stretch of network."""
+        self._wire: Wire | None = None
+        self._epoch = -1
+
+    async def wire(self) -> Wire:
+        """The connection, made anew after each turn of the weather.  Raises OSError."""
+        if self._wire is not None and self._epoch != self._run.epoch:
+            self.leave()
+        if self._wire is None:
+            system = self._run.system
+            if not self.is_far and system.gateway is None:
+                raise ConnectionRefusedError
+            url = system.client_side.url if self.is_far else system.running.gateway_url
+            self._epoch = self._run.epoch
+            self._wire = await Wire.open(url)
+        return self._wire
+
+    async def ask(self, asked: Asked, headers: Mapping[str, str] = {}, body: bytes | None = None) -> Answer:
+        """Send a request and wait for the whole answer; BROKEN where the connection ends before.  Raises Hung."""
+        try:
+            wire = await self.wire()
+            await self.send(wire, asked, headers, body)
+            answer = await wire.answer(asked.method)
+        except LOST:
+            self.leave()
+            return BROKEN
+        except TimeoutError:
+            self.leave()
+            raise Hung from None
+        except BaseException:
+            self.leave()
+            raise
+        if answer.headers.get("Connection", "").lower() == "close":
+            self.leave()
+        return Answer(answer.status, answer.headers, answer.body)
+
+    async def send(self, wire: Wire, asked: Asked, headers: Mapping[str, str], body: bytes | None = None) -> None:
+        """Send a request on a connection."""
+        fields = {**PARTIES[self.party], **headers}
+        if asked.accepts:
+            fields["Accept-Encoding"] = ", ".join(asked.accepts)
+        if asked.held:
+            fields["If-None-Match"] = ", ".join(one.etag for one in asked.held)
+        parts = (("offset", asked.offset), ("live", asked.live), ("cursor", asked.cursor))
+        query = "&".join(f"{name}={value}" for name, value in parts if value is not None)
+        await wire.ask(asked.path + (f"?{query}" if query else ""), fields, asked.method, body)
+
+    def leave(self) -> None:
+        """Drop the connection."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.writer.transport.abort()
+
+
+async def until_gone(wire: Wire) -> None:
+    """Close a connection for good."""
+    wire.writer.transport.abort()
+    try:
+        async with asyncio.timeout(1):
+            await wire.writer.wait_closed()
+    except (OSError, TimeoutError):
+        pass

@@ -1,0 +1,256 @@
+"""Mutants of the tail, of bytes and offsets, of tags, codings and cursors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from gateway.engine import catchup, core, relay, response_heads
+from gateway.engine.answer import Answer, Parts
+from gateway.engine.coder import Coder
+from gateway.engine.relay import Relay, RelayExchange
+from gateway.live.subscriber import Subscriber
+from gateway.live.topic import Topic
+from gateway.protocol.cache_status import Outcome
+from gateway.protocol.cursor import interval
+from gateway.protocol.etag import mint
+from gateway.server.remembered import RememberedAnswer
+from gateway.tape.stream import Stream
+from gateway.tape.tape import Reading, Tape
+from gateway.upstream.reply import Reply
+from tests.chaos.mutant import Mutant, Patches, nothing, registrar
+
+BYTES: Final[list[Mutant]] = []
+mutant = registrar(BYTES)
+
+
+# -- the tail
+
+
+@mutant("up to date is said only when it is true now")
+def up_to_date_from_memory() -> Patches:
+    def tail_now(self: Any) -> str | None:
+        tape = self._stream.tape
+        return tape.resolve(tape.tail) if tape.tail is not None else None
+
+    return [
+        (catchup._Attempt, "_tail_now", tail_now),
+        (Tape, "reached", _reached_once),
+    ]
+
+
+_reached = Tape.reached
+
+
+def _reached_once(self: Tape, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
+    """As if writes and looks named no tail further on than the follower."""
+    if self.tail is None or is_closed or not self._blocks:
+        _reached(self, token, is_short=is_short, is_closed=is_closed)
+
+
+@mutant("up to date is said only when it is true now")
+def remembered_tail_is_repeated() -> Patches:
+    def is_good(self: RememberedAnswer, now: float) -> bool:
+        return now < self.until + 5 and self.stream.stale_marks == self.stale_marks
+
+    return [(RememberedAnswer, "is_good", is_good)]
+
+
+@mutant("an acknowledged write is seen by every read that starts after it")
+def acknowledgement_is_not_recorded() -> Patches:
+    return [(Relay, "_acknowledge", nothing)]
+
+
+@mutant("an acknowledged write is seen by every party")
+def acknowledgement_is_recorded_for_the_writer_alone() -> Patches:
+    def acknowledge(self: Relay, passed: Any, reply: Reply, write: RelayExchange) -> None:
+        tail = relay._offset(reply)
+        if write.stream is not None and write.stream.ended is None and tail is not None:
+            write.stream.acknowledged(tail, is_closed="Stream-Closed" in reply.headers, query=passed.query)
+            self._live.expect(write.stream)
+            self._reached(write.stream, reply)
+
+    return [(Relay, "_acknowledge", acknowledge)]
+
+
+@mutant("an answer that stops short of the tail does not call itself up to date")
+def short_answer_is_up_to_date() -> Patches:
+    def answer_here(self: Any, outcome: Outcome) -> Answer:
+        answer: Answer = self._answer(outcome, up_to_date=True, is_closed=self._stream.tape.is_closed_at(self._at))
+        return answer
+
+    return [(catchup._Attempt, "_answer_here", answer_here)]
+
+
+@mutant("what is given for want of the origin says nothing of the tail")
+def stale_answer_is_up_to_date() -> Patches:
+    answer = catchup._Attempt._answer
+
+    def answered(self: Any, outcome: Outcome, **said: Any) -> Answer:
+        if outcome is Outcome.STALE_IF_ERROR:
+            said["up_to_date"] = True
+        return answer(self, outcome, **said)
+
+    return [(catchup._Attempt, "_answer", answered), (Stream, "holds_acknowledged", lambda *_: True)]
+
+
+@mutant("SSE says up to date only when it is true")
+def live_reader_is_always_up_to_date() -> Patches:
+    return [(Topic, "is_current", lambda self, _: self.is_confirmed), (Topic, "is_missing", lambda *_: False)]
+
+
+@mutant("a closed stream is said to be closed")
+def closure_is_forgotten() -> Patches:
+    def reached(self: Tape, token: str, *, is_short: bool = False, is_closed: bool = False) -> None:
+        _reached(self, token, is_short=is_short, is_closed=False)
+
+    return [(Tape, "reached", reached), (response_heads, "STREAM_CLOSED", "X-Closed")]
+
+
+@mutant("a stream is said to be closed only when it is")
+def tail_is_taken_for_the_end() -> Patches:
+    def is_closed_at(self: Tape, token: str) -> bool:
+        return token == self.tail
+
+    return [(Tape, "is_closed_at", is_closed_at)]
+
+
+# -- bytes and offsets
+
+
+@mutant("Stream-Next-Offset never runs ahead of the bytes")
+def offset_runs_ahead() -> Patches:
+    read = Tape.read
+
+    def ahead(self: Tape, start: str, limit: int) -> Reading:
+        reading = read(self, start, limit)
+        return replace(reading, end=self.tail or reading.end) if reading.size else reading
+
+    return [(Tape, "read", ahead)]
+
+
+@mutant("eviction forgets bytes and never skips any")
+def evicted_bytes_are_skipped() -> Patches:
+    drop_oldest, drop_all = Tape.drop_oldest, Tape.drop_all
+
+    def skipping(drop: Callable[[Tape], int]) -> Callable[[Tape], int]:
+        def dropped(self: Tape) -> int:
+            first = next(iter(self._blocks.values()), None)
+            freed = drop(self)
+            if first is not None:
+                self._hops[first.start] = first.end
+            return freed
+
+        return dropped
+
+    return [(Tape, "drop_oldest", skipping(drop_oldest)), (Tape, "drop_all", skipping(drop_all))]
+
+
+@mutant("an answer has every byte that it was begun with")
+def eviction_in_mid_answer() -> Patches:
+    held = Parts.held
+
+    def without_last(self: Parts, is_json: bool) -> list[bytes] | None:
+        pieces = held(self, is_json)
+        return pieces[:-2] + pieces[-1:] if pieces and len(pieces) > 3 else pieces
+
+    return [(Parts, "held", without_last)]
+
+
+@mutant("JSON arrays are joined as arrays")
+def joined_without_a_comma() -> Patches:
+    held = Parts.held
+
+    def without_commas(self: Parts, is_json: bool) -> list[bytes] | None:
+        pieces = held(self, is_json)
+        return [piece for piece in pieces if piece != b","] if pieces is not None else None
+
+    return [(Parts, "held", without_commas)]
+
+
+@mutant("a frame is for readers at one place")
+def frame_is_shared_by_where_it_ends() -> Patches:
+    frame = Topic._frame
+
+    def shared(self: Topic, start: str, reading: Reading, **said: Any) -> Any:
+        return frame(self, "", reading, **said)
+
+    return [(Topic, "_frame", shared)]
+
+
+@mutant("a live reader's offset is where its bytes end")
+def live_reader_skips_to_the_tail() -> Patches:
+    pump = Subscriber.pump
+
+    def skipping(self: Subscriber) -> None:
+        position = self.topic.position
+        if position is not None and self.at != "-1" and not self._is_over:
+            self.at = position
+        pump(self)
+
+    return [(Subscriber, "pump", skipping)]
+
+
+@mutant("a data event has a control event behind it")
+def control_event_is_lost() -> Patches:
+    frame = Topic._frame
+
+    def without_control(self: Topic, start: str, reading: Reading, **said: Any) -> Any:
+        found = frame(self, start, reading, **said)
+        return self._data_event(reading) if isinstance(found, bytes) else found
+
+    return [(Topic, "_frame", without_control)]
+
+
+# -- tags, codings, cursors
+
+
+@mutant("closing changes the tag")
+def tag_ignores_closure() -> Patches:
+    return [(response_heads, "mint", lambda incarnation, start, end, _: mint(incarnation, start, end, False))]
+
+
+@mutant("a life has tags of its own")
+def tag_ignores_the_life() -> Patches:
+    return [(response_heads, "mint", lambda _, start, end, is_closed: mint("x", start, end, is_closed))]
+
+
+@mutant("a 304 is for a representation that the client takes")
+def not_modified_for_another_coding() -> Patches:
+    def without(if_none_match: str | None, _: Any) -> str | None:
+        return re.sub(r':(gzip|br|zstd)"', '"', if_none_match) if if_none_match is not None else None
+
+    return [(core, "without_codings", without)]
+
+
+@mutant("a coded body is of the run that the answer shows")
+def coded_body_of_a_shorter_run() -> Patches:
+    def find(self: Coder, job: Any) -> Any:
+        return self._kept.get(job.run.stream, {}).get((job.run.start, job.coding))
+
+    return [(Coder, "_find", find)]
+
+
+@mutant("the cursor of a long-poll is above the client's")
+def cursor_is_not_advanced() -> Patches:
+    def cursor_for(self: Topic, client: str | None, wall: float, _: Any) -> str:
+        return client or str(interval(wall))
+
+    return [(Topic, "cursor_for", cursor_for)]
+
+
+@mutant("the cursor of an SSE connection never goes back")
+def cursor_goes_back() -> Patches:
+    drawn: WeakKeyDictionary[Topic, int] = WeakKeyDictionary()
+
+    def shared_cursor(self: Topic) -> int:
+        drawn[self] = drawn.get(self, 0) + 1
+        return max(0, interval(self._wall()) - drawn[self])
+
+    return [
+        (Topic, "shared_cursor", shared_cursor),
+        (Topic, "cursor_for", lambda *_: "0"),
+    ]

@@ -1,0 +1,195 @@
+"""Mutants of what is in flight, of credentials, of lives and of writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from gateway.engine import classifier, fetch_table, live_read
+from gateway.engine.absences import Absences
+from gateway.engine.fetch_table import FetchTable
+from gateway.engine.relay import Relay, RelayExchange
+from gateway.engine.route import Route
+from gateway.errors import GatewayError
+from gateway.live.topics import LiveTopics
+from gateway.protocol.mode import Mode
+from gateway.protocol.stream_key import Partition
+from gateway.server import remembered
+from gateway.server.remembered import RememberedAnswer, RememberedAnswers
+from gateway.tape.stream import End, Stream
+from gateway.upstream.flight import Flight, FlightReader
+from gateway.upstream.reply import Reply
+from tests.chaos.mutant import Mutant, Patches, never, nothing, registrar
+
+LIVES: Final[list[Mutant]] = []
+mutant = registrar(LIVES)
+
+
+# -- what is in flight
+
+
+@mutant("a fetch that a purge or a write has overtaken teaches nothing")
+def overtaken_flight_is_laid() -> Patches:
+    return [(fetch_table, "is_overtaken", never), (classifier, "is_overtaken", never)]
+
+
+@mutant("a refusal of before a write ends nothing")
+def late_404_is_believed() -> Patches:
+    return [(module, "is_outdated", never) for module in (fetch_table, classifier, live_read)]
+
+
+@mutant("a read joins no fetch that was sent before it came")
+def flight_is_joined_after_it_was_sent() -> Patches:
+    join = FetchTable.join
+
+    def joined(self: FetchTable, stream: Stream, start: str, *rest: Any) -> tuple[Flight, bool]:
+        flight = self._pending.get((stream, start))
+        if flight is not None and not flight.is_over and not flight.base:
+            return flight, False
+        return join(self, stream, start, *rest)
+
+    # Nor does it wait for the earlier one to be over.
+    return [(FetchTable, "join", joined), (FetchTable, "pending", nothing)]
+
+
+@mutant("a body that is cut short is never ended cleanly")
+def cut_body_ends_cleanly() -> Patches:
+    chunks = Reply.chunks
+
+    async def cut(self: Reply) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks(self):
+                yield chunk
+        except GatewayError:
+            return
+
+    return [(Reply, "chunks", cut)]
+
+
+@mutant("the leader of a shared fetch is a reader like any other")
+def first_to_leave_ends_the_flight() -> Patches:
+    leave = Flight.leave
+
+    def left(self: Flight, reader: FlightReader) -> None:
+        leave(self, reader)
+        if not self.is_over and self.task is not None:
+            self.give_up()
+            self.task.cancel()
+
+    return [(Flight, "leave", left)]
+
+
+# -- credentials
+
+
+@mutant("nothing fetched with credentials reaches a client with others")
+def credentials_share_a_tape() -> Patches:
+    def partition(self: Route, *_: Any) -> Partition:
+        return self.public
+
+    return [(Route, "partition", partition)]
+
+
+@mutant("nothing fetched with credentials reaches a client with others")
+def remembered_answer_ignores_authorization() -> Patches:
+    take = RememberedAnswers.take
+
+    def taken(self: RememberedAnswers, _: Any) -> None:
+        take(self, [()])
+
+    return [
+        (remembered, "_MEANINGLESS", (*remembered._MEANINGLESS, "authorization")),
+        (RememberedAnswers, "take", taken),
+    ]
+
+
+# -- lives
+
+
+def _end_group(self: Relay, passed: Any, why: End, spared: End | None) -> None:
+    for write in self._writes[passed.group]:
+        write.is_overtaken = True
+    if why is not spared:
+        for stream in self._store.purge(passed.group, why):
+            self._live.end(stream, why)
+
+
+@mutant("a DELETE drops the tape")
+def delete_purges_nothing() -> Patches:
+    return [(Relay, "_end_group", lambda self, passed, why: _end_group(self, passed, why, End.DELETED))]
+
+
+@mutant("a PUT that creates drops the tape")
+def put_purges_nothing() -> Patches:
+    return [(Relay, "_end_group", lambda self, passed, why: _end_group(self, passed, why, End.RECREATED))]
+
+
+@mutant("a DELETE drops the tapes of all parties")
+def delete_purges_only_the_writers_tape() -> Patches:
+    def end_group(self: Relay, passed: Any, why: End) -> None:
+        own = self._store.find(passed.tape_key) if passed.tape_key is not None else None
+        if own is not None:
+            self._live.drop(own, why)
+
+    return [(Relay, "_end_group", end_group)]
+
+
+@mutant("a DELETE that finds nothing raises doubts: an earlier one may have done it")
+def delete_404_raises_no_doubt() -> Patches:
+    record = Relay._record
+
+    def recorded(self: Relay, passed: Any, reply: Reply, write: RelayExchange) -> None:
+        if passed.mode is Mode.DELETE and reply.status == 404:
+            self._record_missing(write, 404)
+        else:
+            record(self, passed, reply, write)
+
+    return [(Relay, "_record", recorded)]
+
+
+@mutant("a write of unknown outcome raises doubts")
+def lost_write_raises_no_doubt() -> Patches:
+    return [(Stream, "mark_stale", nothing)]
+
+
+@mutant("live readers of a deleted stream are ended at once")
+def live_readers_outlive_their_stream() -> Patches:
+    return [(LiveTopics, "end", nothing)]
+
+
+@mutant("TTL and Stream-Expires-At bound a tape's life")
+def expiry_is_ignored() -> Patches:
+    return [(Stream, "has_expired", never), (LiveTopics, "_watch_expiry", nothing)]
+
+
+@mutant("a 404 is not repeated over a write")
+def absence_outlives_a_write() -> Patches:
+    def write_begins(self: Absences, group: Any) -> None:
+        self.write_epoch += 1
+        self._writes[group] = self._writes.get(group, 0) + 1
+
+    return [(Absences, "write_begins", write_begins)]
+
+
+@mutant("a remembered answer ends with its stream")
+def remembered_answer_outlives_its_stream() -> Patches:
+    return [(RememberedAnswers, "forget", nothing), (RememberedAnswer, "is_good", lambda *_: True)]
+
+
+# -- writes
+
+
+@mutant("a write happens at most once")
+def append_is_sent_twice() -> Patches:
+    begin = RelayExchange.begin
+
+    class Nobody:
+        sent = answered = failed = staticmethod(nothing)
+
+    def twice(self: RelayExchange, upstream: Any, url: str, bounds: Any) -> None:
+        passed = self.request
+        if passed.mode is Mode.APPEND and isinstance(passed.body, bytes):
+            upstream.ask(Nobody(), passed.method, url, passed.headers, bounds, passed.body)
+        begin(self, upstream, url, bounds)
+
+    return [(RelayExchange, "begin", twice)]

@@ -1,0 +1,132 @@
+"""What is done to the system: faults of the origin, bad networks, restarts, purges, reloads; and the turns of calm."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from gateway.origin.faults import GatedSwitch
+from tests.chaos.run import Run
+from tests.chaos.system import VARIANTS
+
+_KINDS = ("catchup", "catchup", "head", "longpoll", "sse", "create", "create", "append", "delete", "delete", None)
+_STATUSES = (429, 500, 502, 503, 504)
+_STORM_S = (1.0, 3.0)
+_CALM_S = (0.5, 1.0)
+
+
+async def origin_faults(run: Run, rng: Random) -> None:
+    """Set switches at the origin, one after the other, while there is a storm."""
+    while True:
+        await asyncio.sleep(rng.expovariate(25))
+        if not run.is_stormy:
+            continue
+        faults, kind, times = run.system.origin.faults, rng.choice(_KINDS), rng.randint(1, 3)
+        match rng.randrange(9):
+            case 0:
+                faults.delay(rng.uniform(0.2, 8.0), kind=kind, times=times)
+            case 1:
+                faults.status(rng.choice(_STATUSES), kind=kind, times=times)
+            case 2:
+                faults.truncate(
+                    rng.randrange(rng.choice((40, 300))), is_chunked=rng.random() < 0.5, kind=kind, times=times
+                )
+            case 3:
+                faults.drop(rng.randrange(rng.choice((40, 300))), kind=kind, times=times)
+            case 4:
+                faults.refuse(kind=kind, times=times)
+            case 5 | 6:
+                # What was true when the origin was asked arrives when it is not true any more.
+                reads = rng.choice(("catchup", "head", "longpoll"))
+                _release_later(run, rng, faults.hold(kind=reads, when="reply", times=times))
+            case 7:
+                when = rng.choice(("request", "reply"))
+                _release_later(run, rng, faults.hold(kind=kind, when=when, times=times))
+            case _:
+                _release_later(run, rng, faults.stall(rng.randrange(300), kind=kind, times=times))
+
+
+async def lost_lives(run: Run, rng: Random) -> None:
+    """Lose the answers to the next DELETE and PUT, while reads that were answered before are still on their way."""
+    while True:
+        await asyncio.sleep(rng.expovariate(2))
+        if run.is_stormy:
+            faults = run.system.origin.faults
+            _release_later(run, rng, faults.hold(kind="catchup", when="reply", times=rng.randint(1, 4)))
+            for kind in rng.choice((("delete",), ("create",), ("delete", "create"))):
+                faults.refuse(kind=kind, times=rng.randint(1, 2))
+
+
+def _release_later(run: Run, rng: Random, switch: GatedSwitch) -> None:
+    async def release() -> None:
+        try:
+            await asyncio.sleep(rng.choice((0.02, 0.1, 0.3, 0.9)))
+        finally:
+            switch.release()
+
+    run.start(release(), "release")
+
+
+async def networks(run: Run, rng: Random) -> None:
+    """Let both networks be bad in turns, while there is a storm."""
+    while True:
+        await asyncio.sleep(rng.uniform(0.1, 0.5))
+        for link in (run.system.origin_side, run.system.client_side):
+            link.weather.calm()
+            if run.is_stormy:
+                link.weather.slices = rng.choice((0.0, 0.1, 0.5))
+                link.weather.latency = rng.choice((0.0, 0.1, 0.3))
+                link.weather.stall = rng.choice((0.0, 0.0, 0.01))
+                link.weather.reset = rng.choice((0.0, 0.01, 0.03))
+                link.weather.cut = rng.choice((0.0, 0.01, 0.03))
+
+
+async def purges(run: Run, rng: Random) -> None:
+    """Purge streams, hard and soft, at any time."""
+    while True:
+        await asyncio.sleep(rng.expovariate(6))
+        place = rng.choice(run.places)
+        is_soft = rng.random() < 0.5
+        run.note(f"{'soft ' * is_soft}purge of {place.path}")
+        try:
+            await run.system.purge(place.path, is_soft=is_soft)
+        except OSError:
+            pass  # the gateway is being restarted
+
+
+async def reloads(run: Run, rng: Random) -> None:
+    """Change the configuration, at any time."""
+    while True:
+        await asyncio.sleep(rng.expovariate(0.5))
+        variant = rng.choice(VARIANTS)
+        run.note(f"reload: {variant}")
+        await run.system.reload(variant)
+
+
+async def seasons(run: Run, rng: Random) -> None:
+    """Storm and calm in turns; the restarts happen in storms."""
+    system = run.system
+    while True:
+        run.turn(is_calm=False)
+        until = run.now() + rng.uniform(*_STORM_S)
+        while run.now() < until:
+            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            choice = rng.random()
+            if choice < 0.1:
+                run.note("restart of the origin")
+                await system.restart_origin(rng.choice((0.0, 0.05, 0.3)))
+            elif choice < 0.2:
+                run.note("restart of the gateway")
+                await system.restart_gateway()
+        run.is_recovering = True
+        system.end_trouble()
+        # What was held up or lost is answered, or given up, within the bounds that the configuration sets.
+        await asyncio.sleep(0.7)
+        system.end_trouble()
+        try:
+            await system.until_well()
+        except TimeoutError:
+            run.violate("after a storm", "no sign of health", "the gateway does not find back to its origin")
+        run.is_recovering = False
+        run.turn(is_calm=True)
+        await asyncio.sleep(rng.uniform(*_CALM_S))

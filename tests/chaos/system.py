@@ -1,0 +1,195 @@
+"""The system under chaos: an origin, a gateway, and the two stretches of network between them and the clients.
+
+Everything is real and in one event loop.  The gateway's caches are small, so that eviction is a part of every second,
+and its times short, by a clock that runs `SPEED` times as fast as the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, Final
+
+from gateway.app import RunningGateway, start_gateway
+from gateway.config.gateway import GatewayConfig
+from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
+from tests.chaos.link import Link
+from tests.chaos.parties import PartyOrigin
+from tests.fast_clock import FastClock
+from tests.scenarios.wire import Wire
+
+SPEED: Final = 20.0
+_NO_TROUBLE_S: Final = 5.0
+"""Real seconds within which all is well again when no fault is left."""
+
+VARIANTS: Final[tuple[dict[str, Any], ...]] = (
+    {},
+    {"trust_s": 2.0, "absent_s": 1.0},
+    {"tail": "asked"},
+    {"compression": ("gzip",), "tail_heard_s": 1.0},
+    {"cors": {"allow_origins": ["*"]}, "follow_above_per_s": 0.0},
+    {"tail_fresh_s": 2.0, "retry_attempts": 0},
+)
+"""What a reload may change."""
+
+
+class System:
+    """Origin, gateway and network.  `stop` is owed."""
+
+    def __init__(self, rng: Random, cache_bytes: int) -> None:
+        self.clock = FastClock(SPEED)
+        self._rng = rng
+        self._cache_bytes = cache_bytes
+        self._variant: dict[str, Any] = {}
+        settings = OriginSettings(long_poll_timeout_s=30.0, sse_lifetime_s=200.0, max_chunk_bytes=256)
+        self.origin = PartyOrigin(settings, clock=self.clock, random=Random(rng.random()))
+        self.origin_side = Link(lambda: ("127.0.0.1", self._origin_port), Random(rng.random()))
+        self.client_side = Link(lambda: ("127.0.0.1", self._gateway_port), Random(rng.random()))
+        self._origin_port = self._gateway_port = 0
+        self.served: RunningOrigin | None = None
+        self.gateway: RunningGateway | None = None
+        self._restarts: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self.served = await start_origin(self.origin.settings, origin=self.origin)
+        self._origin_port = self.served.port
+        await self.origin_side.start()
+        await self.client_side.start()
+        await self._start_gateway()
+
+    def _config(self) -> GatewayConfig:
+        settings: dict[str, Any] = {
+            "listen": f"127.0.0.1:{self._gateway_port}",
+            "admin": "127.0.0.1:0",
+            "cache_bytes": self._cache_bytes,
+            "max_reply_bytes": 1024,
+            "max_flight_bytes": 65_536,
+            "compress_min_bytes": 64,
+            "long_poll_timeout_s": 40.0,
+            "sse_lifetime_s": 120.0,
+            "live_linger_s": 2.0,
+            "collapse_wait_s": 2.0,
+            "keepalive_timeout_s": 3_600.0,
+            "absent_s": 10.0,
+            "absent_per_s": 0,
+            # A breaker that is open for half of the time would answer for the gateway.
+            "breaker_failures": 20,
+            "breaker_ratio": 0.8,
+            "breaker_longest_open_s": 2.0,
+            # The waits for an origin are the loop's, in real seconds.
+            "connect_timeout_s": 1.0,
+            "first_byte_timeout_s": 2.0,
+            "live_first_byte_timeout_s": 4.0,
+            "idle_timeout_s": 2.0,
+            "total_timeout_s": 8.0,
+            "shutdown_timeout_s": 0.3,
+        }
+        return GatewayConfig.for_origin(self.origin_side.url, **(settings | self._variant))
+
+    async def _start_gateway(self) -> None:
+        rng = Random(self._rng.random())
+        self.gateway = await start_gateway(self._config(), clock=self.clock, rng=rng, load=self._config, environ={})
+        self._gateway_port = int(self.gateway.gateway_url.rpartition(":")[2])
+
+    @property
+    def running(self) -> RunningGateway:
+        assert self.gateway is not None, "the gateway is being restarted"
+        return self.gateway
+
+    # -- what may happen to it
+
+    async def restart_gateway(self) -> None:
+        """Stop the gateway, in order as far as it goes, and begin another that knows nothing."""
+        await self._whole(self._restart_gateway())
+
+    async def restart_origin(self, down_s: float) -> None:
+        """Cut the origin's connections; it comes back at the same port with the same streams."""
+        await self._whole(self._restart_origin(down_s))
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it to its end, whether or not somebody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        await asyncio.shield(task)
+
+    async def restarted(self) -> None:
+        """Wait until what is being restarted is there again."""
+        await asyncio.gather(*self._restarts)
+
+    async def _restart_gateway(self) -> None:
+        if self.gateway is not None:
+            gateway, self.gateway = self.gateway, None
+            await gateway.stop()
+            await self._start_gateway()
+
+    async def _restart_origin(self, down_s: float) -> None:
+        if self.served is not None:
+            served, self.served = self.served, None
+            await served.stop(grace_s=0)
+            await asyncio.sleep(down_s)
+            self.served = await start_origin(OriginSettings(port=self._origin_port), origin=self.origin)
+
+    async def reload(self, variant: dict[str, Any]) -> None:
+        """Have another configuration, as SIGHUP does."""
+        if self.gateway is not None:
+            self._variant = variant
+            await self.gateway.reload()
+
+    async def purge(self, stream: str, *, is_soft: bool) -> None:
+        """Purge a path by the admin port."""
+        if self.gateway is None:
+            return
+        wire = await Wire.open(self.gateway.admin_url)
+        try:
+            body = b'{"stream":"%s","soft":%s}' % (stream.encode(), b"true" if is_soft else b"false")
+            await wire.ask("/api/purge", {"Host": "localhost", "Content-Type": "application/json"}, "POST", body)
+            answer = await wire.answer()
+            assert answer.status == 200, answer.body
+        finally:
+            await wire.closed()
+
+    def end_trouble(self) -> None:
+        """No fault is left, and nothing is held."""
+        self.origin.faults.clear()
+        self.origin_side.weather.calm()
+        self.client_side.weather.calm()
+
+    async def until_well(self) -> None:
+        """Wait until the gateway takes its origin for well: requests alone make it look again.  Raises TimeoutError."""
+        async with asyncio.timeout(_NO_TROUBLE_S):
+            while self.gateway is None or self.served is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while any(origin.retry_in_s is not None for origin in self.running.engine.origins.look()):
+                wire = await Wire.open(self.running.gateway_url)
+                await wire.ask(f"/probe-{secrets.token_hex(4)}", {}, "HEAD")
+                await wire.answer("HEAD")
+                await wire.closed()
+                await asyncio.sleep(0.01)
+
+    # -- the end
+
+    def left_over(self) -> list[str]:
+        """What the gateway still holds although no client wants anything of it."""
+        engine = self.running.engine
+        counts = {
+            "topics": len(engine.live),
+            "flights": len(engine.fetches),
+            "connections in use at the origin": engine.client.open_connections,
+            "pins": sum(stream.pins for stream in engine.store),
+            "clients": self.running.connections,
+        }
+        left = [f"{count} {what}" for what, count in counts.items() if count]
+        cost = sum(stream.tape.cost for stream in engine.store)
+        return left + ([f"costs of {engine.store.cost} for tapes of {cost}"] if engine.store.cost != cost else [])
+
+    async def stop(self) -> None:
+        self.end_trouble()
+        if self.gateway is not None:
+            await self.gateway.stop()
+        await self.origin_side.stop()
+        await self.client_side.stop()
+        if self.served is not None:
+            await self.served.stop(grace_s=0)
