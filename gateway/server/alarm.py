@@ -1,4 +1,4 @@
-"""One deadline of something that has several."""
+"""A one-shot timer on the wheel, for owners that have several deadlines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.aio.wheel import NEVER, Wheel
 
 
 class Alarm:
-    """Calls `ring` when its time has come, unless it is cleared or set anew before."""
+    """Calls `ring` once its time has passed, unless it is cleared or set again before."""
 
     __slots__ = ("_ring", "_tick", "_wheel")
 
@@ -31,6 +31,6 @@ class Alarm:
             self._tick = NEVER
 
     def due(self) -> None:
-        """The wheel's side."""
+        """Called by the wheel."""
         self._tick = NEVER
         self._ring()
