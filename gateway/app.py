@@ -141,7 +141,7 @@ class RunningGateway:
             if certificate_files(self.config.every_listener):
                 self._tasks.start(self._watch.run(self._shown_files), "certificates")
         except BaseException:
-            self.planned.leave()
+            self.planned.stop()
             self._loop_delay.close()
             self._sampling.close()
             await self._admin.cleanup()
@@ -158,7 +158,7 @@ class RunningGateway:
         Who still comes is answered, until `stop`: whoever sends clients here needs a while to notice.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
-        self.planned.leave()
+        self.planned.stop()
         self.engine.begin_drain(within_s * 0.8, within_s)
 
     async def reload(self) -> Change:
@@ -217,7 +217,7 @@ class RunningGateway:
         grants, limits = self.config.cache.plan, self.config.limits
         budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
         _configure(self.metrics, self.config, budget)
-        is_new = self.planned.take(plan, grants, self.routes.routes, budget)
+        is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
         return is_new
@@ -225,7 +225,7 @@ class RunningGateway:
     async def stop(self) -> None:
         """Leave in order, within `shutdown_timeout_s`; what has not ended by then is dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
-        self.planned.leave()
+        self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         self.listeners.close()

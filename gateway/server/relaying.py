@@ -25,7 +25,7 @@ from gateway.server.context import ParsedRequest, RequestContext, ResponseRecord
 from gateway.server.delivery import PART_BYTES
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
-from gateway.telemetry.access_record import AccessLog, Place, note_fetched, note_origin_request
+from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
 from gateway.upstream.connection import nothing
 from gateway.upstream.reply import Reply
 
@@ -119,7 +119,7 @@ class Relaying:
         "_reply",
         "_request",
         "_rest",
-        "_write_turns",
+        "_write_epoch",
     )
 
     def __init__(self, relays: Relays, context: RequestContext, asked: ParsedRequest) -> None:
@@ -132,7 +132,7 @@ class Relaying:
         self._context_vars: Context | None = copy_context() if context.over is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
-        self._write_turns = relays.engine.absences.write_turns
+        self._write_epoch = relays.engine.absences.write_epoch
         self._reply: Reply | None = None
         self._rest = b""
         """What has been taken of the body and not been written yet."""
@@ -171,7 +171,7 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            place = Place.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
+            place = RecordedStream.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
             self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
@@ -191,7 +191,7 @@ class Relaying:
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
         if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
             self._relays.engine.absences.add_relayed(
-                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_turns
+                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_epoch
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")

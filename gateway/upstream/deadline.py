@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from gateway.aio.clock import NOBODY
+from gateway.aio.clock import DETACHED
 
 _RESOLUTION_S = 0.001
 """Timers may fire so much too early: uvloop counts in whole milliseconds."""
@@ -51,7 +51,7 @@ class Deadline:
         if self._timer is not None:
             self._timer.cancel()
         self._armed_for = self.at
-        self._timer = self._loop.call_at(self.at, self._fired, context=NOBODY)
+        self._timer = self._loop.call_at(self.at, self._fired, context=DETACHED)
 
     def _fired(self) -> None:
         self._timer = None

@@ -135,7 +135,7 @@ class Flight:
         self.sent_at = 0.0
         self.incarnation = ""
         """That of the tape when it was sent."""
-        self.write_turn = (0, 0)
+        self.write_version = (0, 0)
         """That of the stream when it was sent."""
         self.head: Head | None = None
         self.error: GatewayError | None = None

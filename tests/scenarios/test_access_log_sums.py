@@ -13,7 +13,7 @@ from gateway.app import start_gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Place
+from gateway.telemetry.access_record import RecordedStream
 from tests.ops.log_reading import lines_of
 from tests.scenarios import test_access_log
 from tests.scenarios.conftest import Edge, Start, bounded
@@ -188,7 +188,7 @@ async def test_what_nobody_has_is_told_in_time_where_live_reads_have_one_line(
     edge = await start(origin.url, **settings, live_interval_s=0)
     access_log = edge.gateway.access_log
     for number in range(300):
-        access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+        access_log.unclaimed(RecordedStream("default", f"/{number}", None), Mode.SSE)
     lines = await all_told(edge, log)
     assert len([line for line in lines if line["mode"] == "sse"]) == 300
 
@@ -200,7 +200,7 @@ async def test_very_many_followed_streams_have_no_line_for_each_piece(
     access_log = edge.gateway.access_log
     for _ in range(3):
         for number in range(6_000):
-            access_log.unclaimed(Place("default", f"/{number}", None), Mode.SSE)
+            access_log.unclaimed(RecordedStream("default", f"/{number}", None), Mode.SSE)
     lines = await all_told(edge, log)
     assert len(lines) == 6_000
 

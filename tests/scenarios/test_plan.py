@@ -378,7 +378,7 @@ async def test_a_reader_who_was_there_before_the_plan_keeps_his_stream(edge: Edg
     edge.clock.advance(20)
     plan.write(lifetimes=[entry("/idle", idle_s=5)])
     gateway = edge.gateway
-    assert gateway.planned.take(parse_plan(plan.path), gateway.config.cache.plan, gateway.routes.routes)
+    assert gateway.planned.apply(parse_plan(plan.path), gateway.config.cache.plan, gateway.routes.routes)
     for _ in range(3):
         edge.clock.advance(1)
     assert held(edge, "/idle") > 0
