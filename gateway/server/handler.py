@@ -1,5 +1,8 @@
-"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the
-engine and has the answer delivered; it is the one place where errors become responses."""
+"""The request handler, which answers every request that is not answered from its bytes.
+
+It parses the target, chooses the route, calls the engine and delivers the answer.  Requests that are not reads, or must
+not be shared, go to a relay.  `GatewayError` becomes a response here and in the relays, by `ResponseRecorder.refuse`.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ _log = logging.getLogger("gateway.front")
 
 _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED = "/__ds"
-"""Subscriptions live below this; they are nobody's stream."""
+"""The protocol's subscriptions live below this path; a path under it is never a stream."""
 _LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 class RequestHandler:
-    """Answers clients.  Owns nothing: the engine does."""
+    """Answers requests.  Owns no state: the engine does."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class RequestHandler:
         self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
 
     async def __call__(self, request: Request) -> Answered | None:
-        """Answer a request; None where the answer is live, and ends by itself."""
+        """Answer a request; None if the answer is live and ends by itself."""
         context = self._context(request)
         over = context.over = asyncio.get_running_loop().create_future()
         try:
@@ -90,8 +93,11 @@ class RequestHandler:
                 self._recorder.tell(context)
 
     def begin(self, request: Request) -> Work | None:
-        """Answer a request, as far as nothing has to be waited for: what is left to be done, which returns as
-        `__call__` does; None where the answer is out, or is given by somebody else."""
+        """Answer a request as far as possible without waiting.
+
+        Returns the remaining work, whose result is that of `__call__`; None if the answer is out, or is given without a
+        task.
+        """
         context = self._context(request)
         try:
             found = self._begin(context)
@@ -131,7 +137,7 @@ class RequestHandler:
         return RequestContext(request, Delivery(request, self._metrics, now), now())
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:
-        """The answer, where it is out by now; what is left to be done; or None where it is given by somebody else."""
+        """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
         try:
             asked = self._understand(context)
             if (preflight := self._preflight(context, asked.route)) is not None:
@@ -157,7 +163,7 @@ class RequestHandler:
             return self._recorder.refuse(context, error)
 
     def _understand(self, context: RequestContext) -> ParsedRequest:
-        """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
+        """Parse what the request asks for and choose its route.  Raises BadTarget and GatewayError."""
         request = context.request
         if request.version not in request.channel.versions:
             raise VersionNotSupported
@@ -192,7 +198,7 @@ class RequestHandler:
         return ParsedRequest(route, target, key, shares, facts, read)
 
     def _facts(self, request: Request) -> HeaderFacts:
-        """What the request's header section says."""
+        """What the request's header section means, computed at most once per section."""
         known = request.head.fields.facts
         facts = known.get(self)
         if facts is None:
@@ -216,7 +222,7 @@ class RequestHandler:
     # -- reads
 
     async def _shared(self, context: RequestContext, asked: ParsedRequest, read: Read) -> Answered | None:
-        """Answer as one of many, or relay the request where it has to go to the origin by itself."""
+        """Answer a read that may be shared; relay it if it has to go to the origin alone."""
         if context.mode is Mode.HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
@@ -268,15 +274,17 @@ class RequestHandler:
             self._joins.remember(alias, join)
 
     def join(self, channel: Channel, join: Join) -> bool:
-        """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
-        its connection; False, and nothing has happened, where it has to be answered like any other."""
+        """Begin a live answer to a request known by its bytes, an HTTP/1.1 GET that keeps its connection.
+
+        False, without any effect, if the request has to be answered like any other.
+        """
         began = self._engine.clock.now()
         return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
     def _lives_at_once(self, context: RequestContext, read: Read) -> bool:
-        """Whether a live answer has begun, because nothing had to be asked for it."""
+        """Begin a live answer if that needs no request to the origin; returns whether it began."""
         if context.over is not None:
-            # What is noted of it is noted one by one, by whoever waits.
+            # A task waits for the result, to log or trace the request by itself.
             return False
         request = context.request
         join = Join(read, context.mode, request.headers.get("Origin"))
@@ -315,7 +323,7 @@ class RequestHandler:
         return answered
 
     def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: BodyRun) -> None:
-        """Have a plain hit remembered, so that the next such request need not come here."""
+        """Have a plain hit remembered, so that the next request with the same bytes skips this handler."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:
             return
@@ -382,7 +390,7 @@ def _start(target: Target, mode: Mode) -> str:
 
 
 def _host(named: str) -> str:
-    """The host that is asked for, without a port (RFC 9112 §3.2)."""
+    """The host without its port (RFC 9112 §3.2)."""
     if named.startswith("["):
         return named.partition("]")[0] + "]"
     return named.partition(":")[0]
