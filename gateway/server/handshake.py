@@ -1,7 +1,7 @@
 """A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of the protocol.
 
-Only listeners with TLS or the PROXY protocol make a `Handshake`.  It passes what it learns to the protocol that it makes
-and then ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  It passes what it learns to the protocol that it
+makes, and then ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
 """
 
 from __future__ import annotations

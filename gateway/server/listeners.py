@@ -1,7 +1,8 @@
-"""Where clients are accepted: every listener of the configuration, opened together and closed together.
+"""The listeners of the configuration, which are opened together and closed together.
 
-A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Handshake`s.  What
-a listener shows over TLS is taken anew between two handshakes (`take`), by whoever has read it.
+A plain listener has the loop make HTTP connections directly; one with TLS or the PROXY protocol has it make
+`Handshake`s.  The certificates in effect can be replaced at any time (`take`), for later handshakes; their caller reads
+them from the files (`load_certificates`).
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, Hands
 from gateway.server.sockets import UnixSocket, adopt, chosen, handed_over
 
 Certificates = Mapping[int, Loaded]
-"""What is shown, by the listener's place in the configuration."""
+"""The certificates by the index of their listener in the configuration."""
 
 
 class ListenerRecorder(Protocol):
-    """Takes note of handshakes and certificates at listeners."""
+    """Counts handshakes and kept certificates by listener."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
-        """A listener shows certificates; handshakes with it can come to nothing for these reasons."""
+        """A listener has TLS, and its handshakes can fail for these reasons."""
 
     def handshake(self, listener: str) -> None:
-        """A handshake has been completed."""
+        """A handshake has completed."""
 
     def handshake_failure(self, listener: str, reason: str) -> None:
-        """A handshake has come to nothing."""
+        """A handshake has failed."""
 
     def certificates_kept(self, listener: str, n: int) -> None:
-        """Pairs of files could not be used, and older ones of them stay."""
+        """`n` pairs of files could not be used, and stay in effect in their older versions."""
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
-    """The files that what listeners show is made of."""
+    """The files that the listeners' certificates are read from."""
     tables = [listener.tls for listener in listeners if listener.tls is not None]
     named = [
         file
@@ -57,7 +58,8 @@ def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
 ) -> dict[int, Loaded]:
-    """What listeners are to show.  Blocks; ConfigError where something cannot be used and there is nothing older."""
+    """Read the certificates of all listeners.  Blocks.  Raises ConfigError if a file cannot be used and `old` has no
+    version of it."""
     found: dict[int, Loaded] = {}
     mistakes = Mistakes()
     for index, listener in enumerate(listeners):
@@ -70,18 +72,18 @@ def load_certificates(
 
 
 class _Listening:
-    """One listener that accepts."""
+    """One open listener."""
 
     def __init__(self, config: ListenerConfig) -> None:
         self.config = config
         self.servers: list[asyncio.Server] = []
         self.file: UnixSocket | None = None
         self.port = 0
-        """That it was given, where it has one."""
+        """The port that it is bound to; 0 if it has none."""
 
     @property
     def is_for_anybody(self) -> bool:
-        """Whether a client needs nothing but its address."""
+        """Whether a client needs only its address: no client certificate, no PROXY header, no redirect."""
         tls = self.config.tls
         has_means = self.config.proxy_protocol == "on" or (tls is not None and tls.client_certificates == "required")
         return not has_means and self.config.https_port is None
@@ -98,10 +100,10 @@ class _Listening:
 
 
 class Listeners:
-    """All of them.  Owner of their sockets, and of which certificates are in effect.
+    """All listeners.  Owner of their sockets, and of the certificates in effect.
 
-    `protocols` makes connections by the names that ALPN has for what is spoken on them; `redirecting` makes those that
-    only redirect to https at a port.
+    `protocols` has a factory of connections for each ALPN name; `redirecting` makes a factory of connections that
+    redirect to https at a port.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Listeners:
         self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
-        """In effect."""
+        """The certificates in effect."""
         self._open: list[_Listening] = []
 
     def __len__(self) -> int:
@@ -129,29 +131,29 @@ class Listeners:
 
     @property
     def urls(self) -> list[str]:
-        """Where clients reach each of them."""
+        """Where clients reach each listener."""
         return [one.url for one in self._open]
 
     @property
     def inside_url(self) -> str:
-        """Where this process can ask as a client without more ado, plain if possible; empty where it cannot."""
+        """A URL at which this process can send itself requests, plain HTTP if possible; empty if there is none."""
         asked = [one for one in self._open if one.port and one.is_for_anybody]
         return min(asked, key=lambda one: one.config.tls is not None).url if asked else ""
 
     @property
     def alpn(self) -> tuple[str, ...]:
-        """What is offered, the best first."""
+        """The ALPN names on offer, the preferred one first."""
         return tuple(self._protocols)
 
     def take(self, certificates: Certificates) -> None:
-        """Have handshakes from here on show these."""
+        """Put certificates into effect for later handshakes."""
         self.certificates = certificates
         for index, loaded in certificates.items():
             if loaded.kept:
                 self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
-        """LiveReader, first name and last Unix second of each certificate in effect."""
+        """The listener's address, first name and last Unix second of each certificate in effect."""
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()
@@ -159,8 +161,11 @@ class Listeners:
         ]
 
     async def open(self, environ: Mapping[str, str]) -> None:
-        """Accept everywhere; OSError, with nothing open, where that cannot be, ConfigError for sockets that systemd did
-        not hand over."""
+        """Accept connections at every listener.
+
+        Raises OSError if a listener cannot be opened, and ConfigError for sockets that systemd has not passed; nothing
+        stays open then.
+        """
         try:
             fds = handed_over(environ, os.getpid())
         except ValueError as error:
@@ -209,7 +214,7 @@ class Listeners:
                     listening.servers.append(await make(factory, sock=sock, backlog=config.backlog))
         for server in listening.servers:
             for listener in server.sockets:
-                # Unsent bytes are to be seen here, not in the kernel.  What is accepted inherits it.
+                # Keep the kernel's buffer small, so that unsent bytes are seen here.  Accepted sockets inherit it.
                 size = self._limits.send_buffer_bytes // 2
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
                 if not listening.port and listener.family in (socket.AF_INET, socket.AF_INET6):
@@ -236,7 +241,7 @@ class Listeners:
         self._metrics.handshake_failure(address, reason.value)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         for listening in self._open:
             if listening.file is not None:
                 listening.file.remove()
@@ -246,7 +251,7 @@ class Listeners:
                 server.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing of them is left."""
+        """Wait until every listening socket is closed."""
         for listening in self._open:
             for server in listening.servers:
                 await server.wait_closed()

@@ -47,7 +47,7 @@ class ReadingConnection(WritingConnection):
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
-        """The parser while it is within a message; None between messages."""
+        """The parser while it is within a message, or has read the connection's last one; else None."""
         self._pending: deque[Event] = NOTHING
         """Events that have been parsed and not taken."""
         self._rest = b""
