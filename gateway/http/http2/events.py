@@ -1,4 +1,4 @@
-"""What has come of a client's frames."""
+"""Events that a session derives from the client's frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.http.http2.streams import Stream
 
 
 class Begun(NamedTuple):
-    """A request has come; `is_whole` where it has no body."""
+    """A request has arrived; `is_whole` if it has no body."""
 
     stream: Stream
     asked: Http2Request
@@ -18,7 +18,7 @@ class Begun(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A piece of a request's body; `acknowledge` is owed for `size` bytes."""
+    """A piece of a request's body.  The receiver owes a call to `acknowledge` for `size` bytes."""
 
     stream: Stream
     data: bytes
@@ -39,13 +39,13 @@ class Gone(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """What was queued for a stream is on its way."""
+    """All data queued for a stream has been written to the output."""
 
     stream: Stream
 
 
 class Sign(Enum):
-    """What concerns the connection."""
+    """An event of the connection as a whole."""
 
     PONG = "pong"
     """The client has answered a PING."""

@@ -1,13 +1,13 @@
-"""One connection of HTTP/2 from the server's side (RFC 9113): frames in, events and frames out.
+"""One HTTP/2 connection on the server's side (RFC 9113): frames in, events and frames out.
 
-What comes is judged here, whole: an error of one stream resets it, an error of the connection ends it (`failed`), and
-what costs more than it is worth is counted (`budget`).  Header blocks are decoded even where nobody reads them, because
-the next one stands on them.
+This module parses and checks the client's frames.  An error of one stream resets the stream, an error of the connection
+ends it (`failed`), and frames that cost more than they are worth are limited (`budget`).  Header blocks are decoded
+even if their requests are dropped, because later blocks depend on the table.
 
-What goes is written by `sending`, to `out`, in order; whoever owns the transport takes it from there, and says by
-`is_blocked` when no more DATA is to be put there.
+`sending` writes the output to `out`, in order.  The owner of the transport takes it from there, and sets `is_blocked`
+while no more DATA may be written.
 
-What it takes in of bodies is bounded by `receiving`.
+`receiving` bounds the unread bytes of request bodies.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gateway.http.request import LONGEST_HEAD
 
 
 class _Failed(Exception):
-    """The connection cannot go on."""
+    """The connection has to end with an error code."""
 
     def __init__(self, code: ErrorCode) -> None:
         self.code = code
 
 
 class Session(Ending):
-    """The state of one connection."""
+    """The protocol state of one connection."""
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
         super().__init__(counts)
@@ -49,9 +49,9 @@ class Session(Ending):
         self._now = 0.0
         self._events: list[Event] = []
         self.is_left = False
-        """Whether the client has said that it begins nothing more."""
+        """Whether the client has sent GOAWAY: it begins no more requests."""
         self._block: list[bytes] | None = None
-        """A header block that is not whole."""
+        """The fragments of an incomplete header block."""
         self._block_bytes = 0
         self._block_id = 0
         self._block_ends = False
@@ -71,21 +71,21 @@ class Session(Ending):
         counts = f"{len(self.streams)} streams, {len(self._turns)} waiting, {self._unread_bytes} unread"
         return f"<Session {state}: {counts}, window {self._send_window}>"
 
-    # -- what comes
+    # -- input
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the client has said what it has to say first."""
+        """Whether the client has sent its preface and its first SETTINGS."""
         return self._has_settings
 
     @property
     def is_mid_head(self) -> bool:
-        """Whether a part of something other than a body is here, and the rest is to come."""
+        """Whether input ends within a frame other than DATA, or within a header block."""
         rest = self._rest
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
 
     def receive(self, data: bytes, now: float) -> list[Event]:
-        """What these bytes bring, in order.  After `failed` nothing is read."""
+        """The events in `data`, in order; `now` is in monotonic seconds.  After `failed` nothing is read."""
         if self.failed is not None:
             return []
         self._now = now
@@ -190,13 +190,13 @@ class Session(Ending):
         elif not ends or any(name[:1] == b":" or name.lower() != name for name, _ in fields):
             self._wrong(stream, ErrorCode.PROTOCOL_ERROR)
         else:
-            # Trailers, which are dropped.
+            # Trailers are dropped.
             self._end_body(stream)
 
     def _begin(self, stream_id: int, asked: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
         if self._last_taken is not None and stream_id > self._last_taken:
-            # The client knows that it is not looked at, and may try again elsewhere (RFC 9113 section 6.8).
+            # Such a stream is ignored, as GOAWAY told the client, which may retry elsewhere (RFC 9113 section 6.8).
             self._spend(Kind.IDLE)
             self._forgotten.append(stream_id)
             return
@@ -213,7 +213,7 @@ class Session(Ending):
         self._events.append(Begun(stream, asked, ends))
 
     def _take_late(self, stream_id: int) -> None:
-        """A frame that says something has come for a stream that has ended."""
+        """Handle a HEADERS or DATA frame for a stream that has ended."""
         if stream_id > self._last_id or stream_id % 2 == 0:
             raise _Failed(ErrorCode.PROTOCOL_ERROR)
         if stream_id not in self._forgotten:
@@ -263,7 +263,7 @@ class Session(Ending):
         self._events.append(Ended(stream))
         self._settle(stream)
 
-    # -- the rest of what comes
+    # -- other frames
 
     def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
         self._spend(Kind.IDLE)
@@ -297,7 +297,7 @@ class Session(Ending):
         for name, value in frames.read_setting(payload):
             match name:
                 case Setting.HEADER_TABLE_SIZE:
-                    # A table that shrinks must be said to have shrunk (RFC 7541 section 4.2).
+                    # A smaller table has to be acknowledged by a size update (RFC 7541 section 4.2).
                     self._owes_table = self._owes_table or value < frames.DEFAULT_TABLE_BYTES
                 case Setting.ENABLE_PUSH if value > 1:
                     raise _Failed(ErrorCode.PROTOCOL_ERROR)
@@ -368,10 +368,10 @@ class Session(Ending):
         if self._turns:
             self._events += map(Drained, self.pump())
 
-    # -- mistakes
+    # -- stream errors
 
     def _wrong(self, stream: Stream, code: ErrorCode) -> None:
-        """The client has made a mistake on one stream."""
+        """Reset a stream because of an error of the client's."""
         self._spend(Kind.RESET)
         self.reset(stream, code)
         self._events.append(Gone(stream, is_by_client=False))

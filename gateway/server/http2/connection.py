@@ -1,9 +1,9 @@
-"""One client's connection over HTTP/2: its transport, its deadlines, and the channels of its streams.
+"""One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
-What the protocol asks for is the session's (`gateway.http.http2`).  Here a request is answered from memory where it can
-be, by the same spelling that HTTP/1.1 would give it; any other gets a channel, and goes the way of all requests.
+The session (`gateway.http.http2`) implements the protocol.  The connection answers a request from remembered bytes if
+it can, by the alias that the request would have in HTTP/1.1; any other request gets a channel and goes to the handler.
 
-What is written in one turn of the loop goes out as one.
+Output of one turn of the loop is written at once.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
 _LEAVE_S: Final = 1.0
-"""How long a client that is told of the end may begin requests before it has heard of it."""
+"""Seconds in which a client may still begin requests after a GOAWAY, before it has heard of it."""
 _LOOKS: Final = 4
-"""A connection that may be idle for so long is looked at so often within that time."""
+"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 _FLUSH_BYTES: Final = 1 << 15
-"""So much is not held until the end of the loop's turn."""
+"""Output of this size is written without waiting for the end of the loop's turn."""
 _BAD_REQUEST: Final = b"Bad request\n"
 
 
 class Http2Connection(asyncio.Protocol):
-    """Owner of its transport, its session and its channels."""
+    """One client's HTTP/2 connection.  Owner of its transport, its session and its channels."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Http2Connection(asyncio.Protocol):
         is_expected: bool = True,
         is_local: bool = False,
     ) -> None:
-        """`told` and `is_local` are as over HTTP/1.1; `is_expected` is False where another connection has come before
-        this one, which has been admitted."""
+        """`told` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection continues
+        one that has already been admitted."""
         self.clients = clients
         if is_expected:
             clients.expect()
@@ -62,17 +62,17 @@ class Http2Connection(asyncio.Protocol):
         self.scheme = "https" if is_secure else "http"
         self._channels: dict[Stream, StreamChannel] = {}
         self._begun: list[StreamChannel] = []
-        """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
+        """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
         self._client = told
         self._is_local = is_local
         self._is_reading = False
-        """Whether what has come is being looked at: what is written goes out after that."""
+        """Whether input is being read; output is written after that."""
         self._is_due = False
-        """Whether what is written goes out at the end of the loop's turn."""
+        """Whether a flush is scheduled for the end of the loop's turn."""
         self._is_ended = False
-        """Whether it has failed, and that has been seen to."""
+        """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
-        """Whether the client has asked for anything since the last look at the time."""
+        """Whether the client has sent a request since the last check for idleness."""
         self._quiet_looks = 0
         self._unsent = 0
         wheel = clients.wheel
@@ -86,7 +86,7 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The client's address without its port."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
@@ -94,21 +94,21 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def proxies(self) -> Proxies | None:
-        """Who is believed about whom they pass on; None where nobody is."""
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         return self.clients.proxies if not self._is_local else None
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has left unread, as far as this process holds it."""
+        """Bytes that the client has not read yet, as far as this process holds them."""
         if self.transport is None:
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports do not inherit from asyncio's.
         made = cast("asyncio.Transport", transport)
         self.transport = made
         if not self.clients.admit(self):
@@ -117,7 +117,7 @@ class Http2Connection(asyncio.Protocol):
         self._begin(made)
 
     def take_over(self, predecessor: ClientConnection, transport: asyncio.Transport, data: bytes) -> None:
-        """Have what came with `data` as HTTP/1.1, and turned out to be HTTP/2."""
+        """Take over a connection that was accepted as HTTP/1.1 and turned out to speak HTTP/2; `data` is its input."""
         self.transport = transport
         self.clients.replace(predecessor, self)
         transport.set_protocol(self)
@@ -134,7 +134,7 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._is_reading = True
         try:
-            # After an error nothing is read.
+            # After a failure the session reads nothing.
             for event in self.session.receive(data, self.clients.now()):
                 self._take(event)
             begun, self._begun = self._begun, []
@@ -147,7 +147,7 @@ class Http2Connection(asyncio.Protocol):
         self._regard()
 
     def _regard(self) -> None:
-        """See what is to be waited for next."""
+        """Set the deadlines for what the connection waits for next."""
         session = self.session
         if session.has_failed:
             self._end()
@@ -165,7 +165,7 @@ class Http2Connection(asyncio.Protocol):
             case Begun(stream, asked, is_whole):
                 self._is_active = True
                 if stream.gone is not None or self.session.has_failed:
-                    # Taken back in the same breath.
+                    # Reset again by a later frame of the same input.
                     return
                 if not asked.is_answered:
                     self._refuse(stream, asked)
@@ -200,7 +200,7 @@ class Http2Connection(asyncio.Protocol):
     # -- requests
 
     def _is_remembered(self, stream: Stream, asked: Http2Request) -> bool:
-        """Whether the request was answered, or its live answer begun, from memory."""
+        """Answer the request from remembered bytes, or begin its live answer by them; False if neither is possible."""
         clients, alias = self.clients, asked.alias
         assert alias is not None
         if clients.join is not None and (join := clients.joins.get(alias)) is not None:
@@ -232,13 +232,13 @@ class Http2Connection(asyncio.Protocol):
         self._see_off(stream, asked)
 
     def _see_off(self, stream: Stream, asked: Http2Request) -> None:
-        """Where the answer is not out, there has to be somebody to see that the client takes it."""
+        """Make a channel that enforces the write deadline if the answer could not be sent at once."""
         if stream.queued_bytes:
             channel = self._channels[stream] = StreamChannel(self, stream, asked)
             channel.watch()
 
     def _refuse(self, stream: Stream, asked: Http2Request) -> None:
-        """The request is beyond the bounds, or of a kind that is not answered here."""
+        """Answer 400 to a request that exceeds the bounds, or is of a kind that is not supported."""
         self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
         headers["Content-Length"] = str(len(_BAD_REQUEST))
@@ -246,10 +246,10 @@ class Http2Connection(asyncio.Protocol):
         self.session.send(stream, _BAD_REQUEST, ends=True)
         self._see_off(stream, asked)
 
-    # -- what channels ask for
+    # -- called by channels
 
     def check(self, channel: StreamChannel) -> None:
-        """See whether the channel is over, and what that was the last of."""
+        """Remove the channel if it is over; leave or close the connection if it was the last one."""
         if channel.is_over and self._channels.pop(channel.stream, None) is not None:
             channel.close()
         if not self._channels:
@@ -259,14 +259,14 @@ class Http2Connection(asyncio.Protocol):
                 self._close_if_over()
 
     def reset(self, channel: StreamChannel, code: ErrorCode) -> None:
-        """End one stream at once."""
+        """Reset one stream."""
         self.session.reset(channel.stream, code)
         channel.gone(is_by_client=False)
         self.wake()
         self.check(channel)
 
     def wake(self) -> None:
-        """Have what is written go out: now where it is much, else at the end of the loop's turn."""
+        """Write the session's output: now if it is large, else at the end of the loop's turn."""
         if self._is_reading:
             if self.session.out_bytes >= _FLUSH_BYTES:
                 self._write()
@@ -276,7 +276,7 @@ class Http2Connection(asyncio.Protocol):
             self._is_due = True
             self.clients.loop.call_soon(self._flush)
 
-    # -- what goes
+    # -- output
 
     def _write(self) -> None:
         out = self.session.take_out()
@@ -300,7 +300,7 @@ class Http2Connection(asyncio.Protocol):
         self.session.is_blocked = True
         if self.transport is not None:
             self._expect_taken(self.transport)
-            # What it asks for would have to be answered.
+            # Further requests would produce more output.
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -309,7 +309,7 @@ class Http2Connection(asyncio.Protocol):
         if transport is None:
             return
         if transport.is_closing():
-            # What is left has to be taken as well, and this is not said again.
+            # The rest still has to be taken by the client, and no other event will follow.
             self._expect_taken(transport)
             return
         self._stuck.clear()
@@ -319,12 +319,12 @@ class Http2Connection(asyncio.Protocol):
         if not self.session.is_blocked and not transport.is_closing():
             transport.resume_reading()
 
-    # -- time
+    # -- deadlines
 
     def _look_idle(self) -> None:
         limits, transport = self.clients.limits, self.transport
         if transport is not None and transport.is_closing():
-            # It may be the client that has ended it, and does not take what is left.
+            # The client may have closed the connection without reading what is left.
             if not self._stuck.is_set:
                 self._expect_taken(transport)
             return
@@ -340,7 +340,7 @@ class Http2Connection(asyncio.Protocol):
             self._idle.set(limits.keepalive_timeout_s / _LOOKS)
 
     def _give_up(self) -> None:
-        """The client has not finished what it began to say."""
+        """The preface or a head was not completed in time."""
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
             self._flush()
@@ -349,12 +349,12 @@ class Http2Connection(asyncio.Protocol):
             self.transport.abort()
 
     def _expect_taken(self, transport: asyncio.Transport) -> None:
-        """Look after a while whether the client has taken anything."""
+        """Set the deadline for the client to take any of the transport's bytes."""
         self._unsent = transport.get_write_buffer_size()
         self._stuck.set(self.clients.limits.client_write_timeout_s)
 
     def _look_stuck(self) -> None:
-        """See whether the client has taken anything; where it has not, let it go."""
+        """Check whether the client has taken any bytes since the last check; if not, cut the connection."""
         transport = self.transport
         if transport is None:
             return
@@ -368,7 +368,7 @@ class Http2Connection(asyncio.Protocol):
     # -- the end
 
     def close_if_idle(self) -> None:
-        """Used when the gateway leaves: what is being answered is left to end, and what is on its way is answered."""
+        """Begin to leave at the start of a drain: requests in progress and on their way are answered."""
         if self.session.has_failed or self.transport is None:
             return
         self.session.leave(is_final=False)
@@ -381,13 +381,13 @@ class Http2Connection(asyncio.Protocol):
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        """Close the connection where no more is asked, and nothing left to be answered."""
+        """Close the connection if either side is leaving and no request is open."""
         session = self.session
         if (session.is_left or session.is_leaving) and not self._channels and not session.streams:
             self._close()
 
     def _close(self) -> None:
-        """End the connection when the client has taken what is written, for which there is a bound."""
+        """Close once the client has taken what is written; that is bounded by the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self._flush()
@@ -395,7 +395,7 @@ class Http2Connection(asyncio.Protocol):
             self._expect_taken(transport)
 
     def _end(self) -> None:
-        """The connection has failed: whatever is open is over, and the client gets the time to read why."""
+        """The session has failed: drop all channels, and give the client time to read the GOAWAY."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -420,7 +420,7 @@ class Http2Connection(asyncio.Protocol):
                 self._channels.pop(stream, None)
 
     def drop(self) -> None:
-        """Used when the gateway's time to leave is over."""
+        """Close the connection at the end of a drain."""
         self._cut(CloseReason.DRAINED)
 
     def _cut(self, why: CloseReason) -> None:
