@@ -35,11 +35,11 @@ class ServedCertificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCertificates:
     """All certificates of one listener."""
 
     config: ListenerTlsConfig
-    shown: tuple[ServedCertificate, ...]
+    served: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
     """One line for each pair that could not be read and stays in effect in an older version."""
     by_name: Mapping[str, ssl.SSLContext] = field(init=False)
@@ -47,7 +47,7 @@ class Loaded:
 
     def __post_init__(self) -> None:
         by_name: dict[str, ssl.SSLContext] = {}
-        for one in self.shown:
+        for one in self.served:
             for name in one.certificate.names:
                 by_name.setdefault(name, one.context)
         object.__setattr__(self, "by_name", by_name)
@@ -55,13 +55,15 @@ class Loaded:
     def context(self, server_name: str | None) -> ssl.SSLContext:
         """The context for a server name in lower case without a trailing dot; the default one for None."""
         if server_name is None:
-            return self.shown[0].context
+            return self.served[0].context
         # A wildcard matches one label (RFC 9525 section 6.3).
         found = self.by_name.get(server_name) or self.by_name.get(f"*.{server_name.partition('.')[2]}")
-        return found or self.shown[0].context
+        return found or self.served[0].context
 
 
-def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded | None = None) -> Loaded | None:
+def load(
+    listener: ListenerConfig, where: str, alpn: Sequence[str], old: LoadedCertificates | None = None
+) -> LoadedCertificates | None:
     """Read the certificates of a listener; None if it has no TLS.
 
     A pair of files that cannot be used stays as it is in `old`, if `old` has it; all pairs do if the client authorities
@@ -70,25 +72,29 @@ def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded 
     config = listener.tls
     if config is None:
         return None
-    before = {one.config: one for one in old.shown} if old is not None and _is_alike(old.config, config) else {}
+    before = (
+        {one.config: one for one in old.served}
+        if old is not None and _is_same_but_certificates(old.config, config)
+        else {}
+    )
     found: list[ServedCertificate] = []
     kept: list[str] = []
     for index, pair in enumerate(config.certificates):
-        place = f"{where}.tls.certificates[{index}]"
+        pair_path = f"{where}.tls.certificates[{index}]"
         try:
             context = _context(config, f"{where}.tls", alpn)
-            load_pair(context, pair.certificate, pair.key, place)
-            pem = Pem.read(pair.certificate, pair.key, place)
-            found.append(ServedCertificate(pair, pem, read_certificate(pair.certificate, place), context))
+            load_pair(context, pair.certificate, pair.key, pair_path)
+            pem = Pem.read(pair.certificate, pair.key, pair_path)
+            found.append(ServedCertificate(pair, pem, read_certificate(pair.certificate, pair_path), context))
         except ConfigError as error:
             if pair not in before:
                 raise
             kept.append(str(error))
-            found.append(_shown_again(before[pair], config, f"{where}.tls", alpn))
-    return Loaded(config, tuple(found), tuple(kept))
+            found.append(_with_current_authorities(before[pair], config, f"{where}.tls", alpn))
+    return LoadedCertificates(config, tuple(found), tuple(kept))
 
 
-def _shown_again(
+def _with_current_authorities(
     old: ServedCertificate, config: ListenerTlsConfig, where: str, alpn: Sequence[str]
 ) -> ServedCertificate:
     """The old pair with the current client authorities; unchanged if those cannot be used."""
@@ -104,7 +110,7 @@ def _shown_again(
     return replace(old, context=context)
 
 
-def _is_alike(old: ListenerTlsConfig, new: ListenerTlsConfig) -> bool:
+def _is_same_but_certificates(old: ListenerTlsConfig, new: ListenerTlsConfig) -> bool:
     """Whether two configurations are equal apart from their certificates."""
     return old.model_copy(update={"certificates": new.certificates}) == new
 

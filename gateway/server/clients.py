@@ -114,11 +114,11 @@ class Clients:
         traced one by one."""
         self.proxies: Proxies | None = None
         """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
-        self.is_leaving = False
-        self._coming = 0
+        self.is_draining = False
+        self._unadmitted = 0
         """Connections that have been accepted and not admitted yet."""
         self._open: set[ClientConnection] = set()
-        self.counted: Callable[[], int] = self.__len__
+        self.count_connections: Callable[[], int] = self.__len__
         """Counts the open connections that share the bound `max_connections`, those of other listeners included."""
         self.refused: Counter[ConnectionRefusal] = Counter()
         """Refused connections by reason."""
@@ -137,14 +137,14 @@ class Clients:
 
     def expect(self) -> None:
         """A connection has been accepted; a call to `admit` follows."""
-        self._coming += 1
+        self._unadmitted += 1
 
     def admit(self, client: ClientConnection) -> bool:
         """Register a new connection; False if there are too many or the gateway is draining."""
-        self._coming -= 1
-        is_full = self.counted() >= self.limits.max_connections
-        if self.is_leaving or is_full:
-            self.refused[ConnectionRefusal.LEAVING if self.is_leaving else ConnectionRefusal.LIMIT] += 1
+        self._unadmitted -= 1
+        is_full = self.count_connections() >= self.limits.max_connections
+        if self.is_draining or is_full:
+            self.refused[ConnectionRefusal.LEAVING if self.is_draining else ConnectionRefusal.LIMIT] += 1
             self._emptied.fire()
             return False
         self._open.add(client)
@@ -167,7 +167,7 @@ class Clients:
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._open or self._coming:
+                while self._open or self._unadmitted:
                     await self._emptied.wait()
 
     def parser(self) -> RequestParser:
@@ -193,9 +193,9 @@ class Clients:
         if self.remembered is not None:
             self.remembered.count()
 
-    def leave_in_order(self) -> None:
+    def begin_drain(self) -> None:
         """Begin the drain: close idle connections now, and the others as they become idle."""
-        self.is_leaving = True
+        self.is_draining = True
         for client in list(self._open):
             client.close_if_idle()
 

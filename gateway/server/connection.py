@@ -19,12 +19,12 @@ from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.deadlines import NOT_SEEN, Phase
+from gateway.server.deadlines import UNMEASURED, Phase
 from gateway.server.handling import Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
-from gateway.server.reading import NOTHING, ReadingConnection
+from gateway.server.reading import NO_EVENTS, ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, Request
 
@@ -49,8 +49,8 @@ class Connection(ReadingConnection, Handling):
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
-    def __init__(self, clients: Clients, told: str | None = None, *, is_local: bool = False) -> None:
-        """`told` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
+    def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
+        """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
         itself even if its address is a trusted proxy's."""
         super().__init__(clients)
         clients.expect()
@@ -58,7 +58,7 @@ class Connection(ReadingConnection, Handling):
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         """The request that is being answered."""
-        self._client = told
+        self._client = client
         self._is_local = is_local
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Connection(ReadingConnection, Handling):
             return
         # Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer.
         transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
-        self._watch(clients.limits.client_header_timeout_s)
+        self._set_deadline(clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         # The hottest path, where every attribute lookup counts: a hit on an idle connection.
@@ -143,22 +143,22 @@ class Connection(ReadingConnection, Handling):
             return
         if is_first:
             self._candidate = None
-        self._rest += data
-        if not self._is_active and self._quiet_looks < 0 and self._rest[:1] == _PREFACE[:1] and self._is_http2():
+        self._unparsed += data
+        if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
         self._read(is_first)
 
     def _is_http2(self) -> bool:
         """Whether the connection's first bytes are those of HTTP/2 so far (RFC 9113 section 3.3)."""
-        data, transport = self._rest, self.transport
+        data, transport = self._unparsed, self.transport
         assert transport is not None
         if len(data) < len(_PREFACE) and _PREFACE.startswith(data):
             self._is_busy = True
-            self._watch_head()
+            self._set_head_deadline()
             return True
         if self.scheme != "http" or not data.startswith(_PREFACE):
             return False
-        self._unwatch()
+        self._clear_deadline()
         self.transport = None
         Http2Connection(self._clients, self._client, is_expected=False, is_local=self._is_local).take_over(
             self, transport, data
@@ -175,7 +175,7 @@ class Connection(ReadingConnection, Handling):
             self._clients.metrics.slow_consumer(is_closed=False)
         if self.phase is not Phase.ANSWERING:
             # No handler awaits this answer, so its write deadline is kept here.
-            self._unsent = NOT_SEEN
+            self._unsent = UNMEASURED
             self._expect_progress()
 
     def resume_writing(self) -> None:
@@ -184,19 +184,19 @@ class Connection(ReadingConnection, Handling):
         if self.phase is Phase.ANSWERING:
             return
         if self._live is not None:
-            self._watch_idle()
+            self._set_idle_deadline()
             self._live.pump()
         elif self.phase is Phase.IDLE:
-            self._watch_idle()
+            self._set_idle_deadline()
             self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
+        self._clear_deadline()
         self.transport = None
         # No call of resume_writing follows: let the rest of an answer be written, and dropped.
         self.is_full = False
-        self._pending = NOTHING
-        self._rest = b""
+        self._pending = NO_EVENTS
+        self._unparsed = b""
         parser, self._parser = self._parser, None
         if parser is not None:
             parser.close()
@@ -215,10 +215,10 @@ class Connection(ReadingConnection, Handling):
 
     # -- requests in order
 
-    def _go_on(self) -> None:
+    def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
         pending = self._pending
-        self._is_going_on = True
+        self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
             if self._body is not None:
                 self._take_body(self._body, pending)
@@ -235,10 +235,10 @@ class Connection(ReadingConnection, Handling):
             else:
                 self._refuse()
                 break
-        self._is_going_on = False
-        self._regard()
+        self._is_taking = False
+        self._update_deadline()
 
-    def _regard(self) -> None:
+    def _update_deadline(self) -> None:
         """Set `_is_busy` and the deadline for what the connection waits for next."""
         transport, parser = self.transport, self._parser
         if transport is None or transport.is_closing():
@@ -247,14 +247,14 @@ class Connection(ReadingConnection, Handling):
             self.phase is not Phase.IDLE
             or parser is not None
             or bool(self._pending)
-            or bool(self._rest)
+            or bool(self._unparsed)
             or self.is_full
         )
         if self.phase is Phase.IDLE and parser is not None and parser.state is State.HEAD:
-            self._watch_head()
-        elif self.has_part:
-            self.has_part = False
-            self._watch_idle()
+            self._set_head_deadline()
+        elif self.has_partial_head:
+            self.has_partial_head = False
+            self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
         pending = self._pending
@@ -281,10 +281,10 @@ class Connection(ReadingConnection, Handling):
         if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
             self._clients.leave(self)
 
-    def _has_joined(self, join: Callable[[Channel, Join], bool], asked: Join) -> bool:
+    def _has_joined(self, begin: Callable[[Channel, Join], bool], join: Join) -> bool:
         """Begin a live answer to a request known by its bytes; False if it has to be parsed."""
         try:
-            return join(self, asked)
+            return begin(self, join)
         except Exception:
             _log.exception("unhandled error")
             self.abort()
@@ -299,11 +299,11 @@ class Connection(ReadingConnection, Handling):
             return
         is_whole = request.body is None or request.body.is_whole
         self._body = None
-        if self._is_held:
-            self._read_on()
+        if self._is_body_full:
+            self._resume_reading()
         if not is_whole:
             self._linger()
-        elif not request.keeps_alive or self._clients.is_leaving:
+        elif not request.keeps_alive or self._clients.is_draining:
             self._close()
         else:
             self._resume()
@@ -316,18 +316,18 @@ class Connection(ReadingConnection, Handling):
             return
         self._is_active = True
         if self.is_full:
-            self._unsent = NOT_SEEN
+            self._unsent = UNMEASURED
             self._expect_progress()
         elif self._tick < 0:
-            self._watch_idle()
-        if self._is_going_on:
-            # `_go_on` is on the stack and takes what was parsed behind this request.
+            self._set_idle_deadline()
+        if self._is_taking:
+            # `_take_pending` is on the stack and takes what was parsed behind this request.
             return
-        if not self._pending and self._parser is None and not self._rest:
+        if not self._pending and self._parser is None and not self._unparsed:
             # The usual case: the client has sent nothing since.
             self._is_busy = self.is_full
             return
-        self._go_on()
+        self._take_pending()
         self._read()
 
     def _refuse(self) -> None:
@@ -342,8 +342,8 @@ class Connection(ReadingConnection, Handling):
     def _linger(self) -> None:
         """Half-close and wait for the client to read the answer: closing with unread bytes would reset it away."""
         transport = self.transport
-        self._pending = NOTHING
-        self._rest = b""
+        self._pending = NO_EVENTS
+        self._unparsed = b""
         if transport is None or transport.is_closing():
             return
         self.phase = Phase.LINGERING
@@ -351,7 +351,7 @@ class Connection(ReadingConnection, Handling):
         if transport.can_write_eof():
             transport.write_eof()
         transport.resume_reading()
-        self._watch(_LINGER_S)
+        self._set_deadline(_LINGER_S)
 
     # -- remembered answers
 

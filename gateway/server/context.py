@@ -47,7 +47,7 @@ class RequestContext:
     request: Request
     delivery: Delivery
     began: float
-    over: asyncio.Future[Answered | None] | None = None
+    relay_done: asyncio.Future[Answered | None] | None = None
     """Resolves when a relayed answer is out, to None if it broke off.  None if no task waits; the channel is then told
     by `answered`."""
     mode: Mode = Mode.OTHER
@@ -76,7 +76,7 @@ class ResponseRecorder:
         self.metrics = metrics
         self.now = now
 
-    def tell(self, context: RequestContext) -> None:
+    def record(self, context: RequestContext) -> None:
         """Record the end of the request in the metrics, the span and the access log."""
         mode, outcome, delivery, span = context.mode, context.outcome, context.delivery, current()
         route = context.route.config.name if context.route is not None else None

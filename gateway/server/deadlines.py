@@ -15,10 +15,10 @@ from gateway.aio.wheel import NEVER
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
-_LOOKS: Final = 4
+_IDLE_CHECKS: Final = 4
 """Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 
-NOT_SEEN: Final = -1
+UNMEASURED: Final = -1
 """In place of a count of unsent bytes: the next check is the first."""
 
 
@@ -29,7 +29,7 @@ class Phase(Enum):
     """No request is being answered; a part of the next head may have arrived."""
     ANSWERING = "answering"
     """A handler is running."""
-    GIVEN = "given"
+    RELAYED = "relayed"
     """An answer is written without a handler that waits for room; a `LiveAnswer` is called when there is room, and when
     the client leaves."""
     LIVE = "live"
@@ -38,7 +38,7 @@ class Phase(Enum):
     """The last answer is written; further input is read and dropped, so that the client can read the answer."""
 
 
-_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.GIVEN, Phase.LIVE})
+_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.RELAYED, Phase.LIVE})
 """The phases in which no handler waits for the client to take what is written."""
 
 
@@ -48,53 +48,53 @@ class TimedConnection(asyncio.Protocol):
     __slots__ = (
         "_clients",
         "_is_active",
-        "_quiet_looks",
+        "_quiet_checks",
         "_tick",
         "_unsent",
-        "has_part",
+        "cut_reason",
+        "has_partial_head",
         "is_full",
         "phase",
         "transport",
-        "why_cut",
     )
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.transport: asyncio.Transport | None = None
         self.phase = Phase.IDLE
-        self.has_part = False
+        self.has_partial_head = False
         """Whether a part of the next head has arrived; the deadline is then that of the rest."""
         self.is_full = False
         """Whether the client has left so much unread that nothing more may be written."""
         self._is_active = False
         """Whether the client has sent anything since the last check."""
-        self._quiet_looks = NEVER
+        self._quiet_checks = NEVER
         """Checks since then; negative until the client has sent anything at all."""
-        self._unsent = NOT_SEEN
+        self._unsent = UNMEASURED
         """The number of unsent bytes at the last check."""
-        self.why_cut: CloseReason | None = None
+        self.cut_reason: CloseReason | None = None
         """Why this side cuts the connection, if it does."""
         self._tick = NEVER
 
-    def _unwatch(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._tick != NEVER:
             self._clients.wheel.drop(self, self._tick)
             self._tick = NEVER
 
-    def _watch(self, delay_s: float) -> None:
-        self._unwatch()
+    def _set_deadline(self, delay_s: float) -> None:
+        self._clear_deadline()
         self._tick = self._clients.wheel.add(self, delay_s)
 
-    def _watch_idle(self) -> None:
+    def _set_idle_deadline(self) -> None:
         """Check again after a fraction of the keep-alive timeout."""
-        self._unsent = NOT_SEEN
-        self._watch(self._clients.limits.keepalive_timeout_s / _LOOKS)
+        self._unsent = UNMEASURED
+        self._set_deadline(self._clients.limits.keepalive_timeout_s / _IDLE_CHECKS)
 
-    def _watch_head(self) -> None:
+    def _set_head_deadline(self) -> None:
         """Set the deadline for the rest of a head, counted from its first byte."""
-        if not self.has_part:
-            self.has_part = True
-            self._watch(self._clients.limits.client_header_timeout_s)
+        if not self.has_partial_head:
+            self.has_partial_head = True
+            self._set_deadline(self._clients.limits.client_header_timeout_s)
 
     def due(self) -> None:
         """The deadline has passed: act by phase."""
@@ -110,20 +110,20 @@ class TimedConnection(asyncio.Protocol):
             # The handler or the live answer has deadlines of its own; idle time counts from the next check on.
             self._is_active = True
             limits = self._clients.limits
-            self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
-        elif self.has_part:
+            self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
+        elif self.has_partial_head:
             transport.abort()
         elif self._is_active:
             self._is_active = False
-            self._quiet_looks = 0
-            self._watch_idle()
-        elif self._quiet_looks < 0:
+            self._quiet_checks = 0
+            self._set_idle_deadline()
+        elif self._quiet_checks < 0:
             transport.abort()
         else:
             # A remembered answer stores no time, only that there was activity: close after four quiet checks.
-            self._quiet_looks += 1
-            if self._quiet_looks < _LOOKS:
-                self._watch_idle()
+            self._quiet_checks += 1
+            if self._quiet_checks < _IDLE_CHECKS:
+                self._set_idle_deadline()
             else:
                 self._close()
 
@@ -133,17 +133,17 @@ class TimedConnection(asyncio.Protocol):
             return
         unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         if unsent < 0 or self._unsent < unsent:
-            self._watch(self._clients.limits.client_write_timeout_s)
+            self._set_deadline(self._clients.limits.client_write_timeout_s)
         else:
             self._clients.metrics.slow_consumer()
-            self.why_cut = CloseReason.SLOW
+            self.cut_reason = CloseReason.SLOW
             self.transport.abort()
 
     def _close(self) -> None:
         """Close once the client has taken what is written; that is bounded by the write timeout as well."""
         if self.transport is not None:
             self.transport.close()
-            self._unsent = NOT_SEEN
+            self._unsent = UNMEASURED
             self._expect_progress()
 
     def close_if_idle(self) -> None:
@@ -153,7 +153,7 @@ class TimedConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Close the connection at the end of a drain."""
-        self.why_cut = CloseReason.DRAINED
+        self.cut_reason = CloseReason.DRAINED
         self.abort()
 
     def abort(self) -> None:

@@ -78,15 +78,15 @@ class Delivery:
         headers: CIMultiDict[str],
         length: int | None,
         body: AsyncIterator[bytes],
-        shown: BodyRun | None = None,
+        run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available; `shown` names the stream that it belongs to, if any."""
+        """Send a body as it becomes available; `run` names the stream that it belongs to, if any."""
         channel = self._request.channel
         self.begin(status, reason, headers, length)
         try:
             async for chunk in body:
-                if shown is not None:
-                    shown.stream.count_sent(len(chunk))
+                if run is not None:
+                    run.stream.count_sent(len(chunk))
                 # In parts, because the write timeout bounds progress, whatever the size of a chunk.
                 for begin in range(0, len(chunk), PART_BYTES):
                     self.part(chunk[begin : begin + PART_BYTES])

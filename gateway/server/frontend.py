@@ -51,7 +51,7 @@ class Frontend:
         metrics: MetricsRecorder,
         tracer: Tracer,
         access_log: AccessLog,
-        told: ListenerRecorder,
+        listener_metrics: ListenerRecorder,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -60,14 +60,14 @@ class Frontend:
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._joins = Joins()
-        self._handler = self._make_front()
-        remembered = self._make_ready()
+        self._handler = self._make_handler()
+        remembered = self._make_remembered()
         self.clients = Clients(
-            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad, self._joins
+            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins
         )
         self.every_clients = [self.clients]
         """The main clients, and those of listeners that only redirect."""
-        self.clients.counted = self.connections
+        self.clients.count_connections = self.connections
         if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
@@ -76,7 +76,7 @@ class Frontend:
         self.clients.proxies = proxies = _proxies(config)
         # By name in ALPN, in the order in which they are offered: the preferred one first.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
-        self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
+        self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
     def connections(self) -> int:
         """Client connections that are open now, at all listeners."""
@@ -91,53 +91,53 @@ class Frontend:
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
         return sum(sums), max(most)
 
-    def _connect(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+    def _connect(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
         """Make the protocol of an accepted connection that speaks HTTP/1.1."""
         kind = SecureConnection if is_secure else Connection
-        return kind(self.clients, told, is_local=is_local)
+        return kind(self.clients, client, is_local=is_local)
 
-    def _connect_http2(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
+    def _connect_http2(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
         """Make the protocol of an accepted connection that speaks HTTP/2."""
-        return Http2Connection(self.clients, told, is_secure=is_secure, is_local=is_local)
+        return Http2Connection(self.clients, client, is_secure=is_secure, is_local=is_local)
 
-    def _redirecting(self, port: int) -> Connect:
+    def _redirect_factory(self, port: int) -> Connect:
         """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad)
-        clients.counted = self.connections
+        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad_request)
+        clients.count_connections = self.connections
         self.every_clients.append(clients)
 
-        def connect(told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
-            return Connection(clients, told, is_local=is_local)
+        def connect(client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+            return Connection(clients, client, is_local=is_local)
 
         return connect
 
-    def show(self, certificates: Certificates) -> None:
+    def use_certificates(self, certificates: Certificates) -> None:
         """Put new certificates into effect at the listeners."""
         for loaded in certificates.values():
             for line in loaded.kept:
                 _log.warning("a certificate stays as it was: %s", line)
-        self.listeners.take(certificates)
+        self.listeners.use_certificates(certificates)
 
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
 
     def _join(self, channel: Channel, join: Join) -> bool:
-        return self._plain_front.join(channel, join)
+        return self._request_handler.join(channel, join)
 
-    def _make_front(self) -> Handler:
-        plain = self._plain_front = RequestHandler(
+    def _make_handler(self) -> Handler:
+        request_handler = self._request_handler = RequestHandler(
             self._config, self._engine, self.routes.routes, self._metrics, self._access_log, self._joins
         )
         handler: AsyncHandler | None = None
         if self._access_log.is_kept:
-            handler = AccessLogHandler(plain, self._access_log, self._engine.clock)
+            handler = AccessLogHandler(request_handler, self._access_log, self._engine.clock)
         if self._tracer is not NO_TRACER:
             # Outside the access log, whose lines name the trace.
-            handler = TracingHandler(handler or plain, self._tracer)
-        return handler or plain.begin
+            handler = TracingHandler(handler or request_handler, self._tracer)
+        return handler or request_handler.begin
 
-    def _make_ready(self) -> RememberedAnswers | None:
+    def _make_remembered(self) -> RememberedAnswers | None:
         if not self._config.server.fast_path:
             return None
         engine = self._engine
@@ -158,14 +158,14 @@ class Frontend:
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
-    def _note_bad(self, status: int, sent_bytes: int, client: str | None) -> None:
+    def _note_bad_request(self, status: int, sent_bytes: int, client: str | None) -> None:
         """Count and log a request that could not be parsed; nothing else is known about it."""
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
-    def take(self, config: GatewayConfig) -> None:
+    def reconfigure(self, config: GatewayConfig) -> None:
         """Put every later request under `config`."""
         self._config = config
         for clients in self.every_clients:
@@ -173,7 +173,7 @@ class Frontend:
         self.clients.known.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
-                self.clients.remembered.take(self._credentials())
+                self.clients.remembered.reset(self._credentials())
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.public_partitions)
-        self._handler = self._make_front()
+        self._handler = self._make_handler()

@@ -74,12 +74,12 @@ class RequestHandler:
     async def __call__(self, request: Request) -> Answered | None:
         """Answer a request; None if the answer is live and ends by itself."""
         context = self._context(request)
-        over = context.over = asyncio.get_running_loop().create_future()
+        relay_done = context.relay_done = asyncio.get_running_loop().create_future()
         try:
             found = self._begin(context)
             if found is not None and not isinstance(found, Answered):
                 found = await self._finish(context, found)
-            if context.is_relayed and (found := await over) is None:
+            if context.is_relayed and (found := await relay_done) is None:
                 raise Aborted("connection dropped")
             return found
         except (asyncio.CancelledError, ConnectionError):
@@ -90,7 +90,7 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live:
-                self._recorder.tell(context)
+                self._recorder.record(context)
 
     def begin(self, request: Request) -> Work | None:
         """Answer a request as far as possible without waiting.
@@ -103,12 +103,12 @@ class RequestHandler:
             found = self._begin(context)
         except Exception:
             context.outcome = Outcome.FAILED
-            self._recorder.tell(context)
+            self._recorder.record(context)
             raise
         if found is None:
             return None
         if isinstance(found, Answered):
-            self._recorder.tell(context)
+            self._recorder.record(context)
             request.channel.answered(request)
             return None
         return self._rest(context, found)
@@ -124,7 +124,7 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live and not context.is_relayed:
-                self._recorder.tell(context)
+                self._recorder.record(context)
 
     async def _finish(self, context: RequestContext, rest: Work) -> Answered | None:
         try:
@@ -139,30 +139,30 @@ class RequestHandler:
     def _begin(self, context: RequestContext) -> Answered | Work | None:
         """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
         try:
-            asked = self._understand(context)
-            if (preflight := self._preflight(context, asked.route)) is not None:
+            parsed = self._parse(context)
+            if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             note_request(
                 context.mode,
-                RecordedStream.of(asked.route.config.name, asked.target, asked.key.partition),
-                asked.target.offset,
+                RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
+                parsed.target.offset,
             )
-            read = asked.read
+            read = parsed.read
             if read is not None:
-                if context.mode in _LIVE and self._lives_at_once(context, read):
+                if context.mode in _LIVE and self._begins_live_at_once(context, read):
                     return None
                 if context.mode is not Mode.HEAD or self._engine.knows(read):
-                    return self._shared(context, asked, read)
+                    return self._answer_shared(context, parsed, read)
             if not self._relays.is_ready(context.request):
-                return self._relays.until_begun(context, asked)
-            self._relays.begin(context, asked)
+                return self._relays.until_begun(context, parsed)
+            self._relays.begin(context, parsed)
             return None
         except BadTarget as error:
             return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
             return self._recorder.refuse(context, error)
 
-    def _understand(self, context: RequestContext) -> ParsedRequest:
+    def _parse(self, context: RequestContext) -> ParsedRequest:
         """Parse what the request asks for and choose its route.  Raises BadTarget and GatewayError."""
         request = context.request
         if request.version not in request.channel.versions:
@@ -177,22 +177,22 @@ class RequestHandler:
             raise NoRoute
         if facts.is_looping:
             raise LoopDetected
-        shown = facts.shown(route)
-        key = route.key(target, shown.partition)
+        sharing = facts.for_route(route)
+        key = route.key(target, sharing.partition)
         config = route.config
-        shares = config.cache and not (shown.has_credentials and config.credentials == "bypass")
+        shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
-                route.source(target, shown.headers),
+                route.source(target, sharing.headers),
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
-                is_private=shown.has_credentials and config.credentials != "shared",
-                accepted=shown.accepted,
+                is_private=sharing.has_credentials and config.credentials != "shared",
+                accepted=sharing.accepted,
                 is_live=mode in _LIVE,
             )
         return ParsedRequest(route, target, key, shares, facts, read)
@@ -221,7 +221,7 @@ class RequestHandler:
 
     # -- reads
 
-    async def _shared(self, context: RequestContext, asked: ParsedRequest, read: Read) -> Answered | None:
+    async def _answer_shared(self, context: RequestContext, parsed: ParsedRequest, read: Read) -> Answered | None:
         """Answer a read that may be shared; relay it if it has to go to the origin alone."""
         if context.mode is Mode.HEAD:
             answer = await self._engine.head(read)
@@ -232,7 +232,7 @@ class RequestHandler:
                 return await self._read(context, read)
             except Uncacheable as error:
                 context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
-        await self._relays.until_begun(context, asked)
+        await self._relays.until_begun(context, parsed)
         return None
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
@@ -252,22 +252,22 @@ class RequestHandler:
             answer = await self._engine.catch_up(read)
         return await self._deliver(context, read, answer)
 
-    def _subscribe(self, context: RequestContext, place: Subscription) -> None:
+    def _subscribe(self, context: RequestContext, subscription: Subscription) -> None:
         request = context.request
         origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
-        join = Join(place.read, Mode.SSE, origin)
+        join = Join(subscription.read, Mode.SSE, origin)
         self._live.subscribe(
-            request.channel, join, place, context.began, keeps=request.keeps_alive, is_chunked=is_chunked
+            request.channel, join, subscription, context.began, keeps=request.keeps_alive, is_chunked=is_chunked
         )
         context.is_live = True
         self._remember(request.channel, join)
 
-    def _wait(self, context: RequestContext, place: Waiting) -> None:
+    def _wait(self, context: RequestContext, waiting: Waiting) -> None:
         request = context.request
         origin = request.headers.get("Origin")
-        group = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
+        group = self._live.wait(request.channel, origin, waiting, context.began, keeps=request.keeps_alive)
         context.is_live = True
-        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, group))
+        self._remember(request.channel, Join(waiting.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
         if (alias := channel.alias) is not None:
@@ -281,9 +281,9 @@ class RequestHandler:
         began = self._engine.clock.now()
         return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
-    def _lives_at_once(self, context: RequestContext, read: Read) -> bool:
+    def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
         """Begin a live answer if that needs no request to the origin; returns whether it began."""
-        if context.over is not None:
+        if context.relay_done is not None:
             # A task waits for the result, to log or trace the request by itself.
             return False
         request = context.request
@@ -314,7 +314,7 @@ class RequestHandler:
         context.outcome = answer.outcome
         self._recorder.finish(context, answer.headers)
         if answer.stream is not None and answer.run is not None:
-            self._teach(context, read, answer, answer.run)
+            self._remember_hit(context, read, answer, answer.run)
         try:
             answered = await context.delivery.answer(answer)
         finally:
@@ -322,7 +322,7 @@ class RequestHandler:
         context.saved_bytes = answer.saved_bytes
         return answered
 
-    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: BodyRun) -> None:
+    def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
         """Have a plain hit remembered, so that the next request with the same bytes skips this handler."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:
@@ -331,10 +331,10 @@ class RequestHandler:
         if answer.status == 200:
             headers["Content-Length"] = str(sum(map(len, body)))
         age = headers.get("Age")
-        laid_at = self._engine.clock.now() - int(age) if age is not None else None
+        stored_at = self._engine.clock.now() - int(age) if age is not None else None
         context.request.channel.learn(
             RememberedAnswer(
-                shown,
+                run,
                 read.route.config.trust_s,
                 answer.tail,
                 context.mode,
@@ -344,7 +344,7 @@ class RequestHandler:
                 body,
                 answer.saved_bytes,
                 answer.parts.copied if answer.parts is not None else 0,
-                laid_at,
+                stored_at,
                 read.route.config.name,
                 note_repeated(
                     answer.outcome,

@@ -79,8 +79,8 @@ def failure_of(error: ssl.SSLError) -> HandshakeFailure:
 class Connect(Protocol):
     """Makes the protocol of a connection whose handshake is complete."""
 
-    def __call__(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
-        """`told` is the client's address if a PROXY header gave one.  `is_secure` says that the connection is under
+    def __call__(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
+        """`client` is the client's address if a PROXY header gave one.  `is_secure` says that the connection is under
         TLS.  `is_local` says that a PROXY header gave no address: the peer is then the client itself, and its
         forwarding headers are not believed."""
 
@@ -108,15 +108,15 @@ class Handshake(asyncio.Protocol):
 
     __slots__ = (
         "_acceptor",
-        "_came_bytes",
+        "_client",
         "_data",
         "_expects_proxy",
         "_hello_bytes",
         "_incoming",
         "_outgoing",
+        "_received_bytes",
         "_ssl",
         "_tick",
-        "_told",
         "_transport",
     )
 
@@ -126,13 +126,13 @@ class Handshake(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy
         """Whether the PROXY header is still to come."""
-        self._told: str | None = None
+        self._client: str | None = None
         self._data = b""
         """An incomplete PROXY header, or an incomplete ClientHello."""
         self._hello_bytes = 1
         """The size that the ClientHello has at least, as far as is known; 0 once it has been read."""
         self._ssl: ssl.SSLObject | None = None
-        self._came_bytes = 0
+        self._received_bytes = 0
         self._tick = NEVER
 
     # -- as a `ClientConnection`
@@ -172,11 +172,11 @@ class Handshake(asyncio.Protocol):
                 acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
                 transport.abort()
                 return
-            self._watch(acceptor.clients.limits.client_header_timeout_s)
+            self._set_deadline(acceptor.clients.limits.client_header_timeout_s)
         else:
             self._begin_handshake()
 
-    def _watch(self, delay_s: float) -> None:
+    def _set_deadline(self, delay_s: float) -> None:
         wheel = self._acceptor.clients.wheel
         if self._tick != NEVER:
             wheel.drop(self, self._tick)
@@ -198,7 +198,7 @@ class Handshake(asyncio.Protocol):
             self._begin_handshake()
             if not data:
                 return
-        self._shake(transport, data)
+        self._advance(transport, data)
 
     def eof_received(self) -> None:
         """The client has half-closed: return None, so that the transport closes."""
@@ -233,7 +233,7 @@ class Handshake(asyncio.Protocol):
         if header is None:
             return None
         rest = self._data[header.size :]
-        self._told, self._data = header.client, b""
+        self._client, self._data = header.client, b""
         return rest
 
     # -- TLS
@@ -243,9 +243,9 @@ class Handshake(asyncio.Protocol):
         # A placeholder context: the one for the client's server name replaces it once the ClientHello is read.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = self._acceptor.context(None).wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._watch(self._acceptor.clients.limits.tls_handshake_timeout_s)
+        self._set_deadline(self._acceptor.clients.limits.tls_handshake_timeout_s)
 
-    def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
+    def _advance(self, transport: asyncio.Transport, data: bytes) -> None:
         tls = self._ssl
         if tls is None:
             return
@@ -257,13 +257,13 @@ class Handshake(asyncio.Protocol):
         view = memoryview(data)
         while True:
             piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
-            self._came_bytes += len(piece)
+            self._received_bytes += len(piece)
             self._incoming.write(piece)
             try:
                 tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush(transport)
-                if self._came_bytes > _MOST_HANDSHAKE_BYTES:
+                if self._received_bytes > _MOST_HANDSHAKE_BYTES:
                     self._fail(transport, HandshakeFailure.MALFORMED)
                     return
                 if not view:
@@ -318,8 +318,8 @@ class Handshake(asyncio.Protocol):
         """Make the negotiated protocol and give it the connection."""
         acceptor, tls, self._ssl, self._transport = self._acceptor, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
-        is_local = acceptor.expects_proxy and self._told is None
-        protocol = acceptor.protocols[agreed](self._told, is_secure=tls is not None, is_local=is_local)
+        is_local = acceptor.expects_proxy and self._client is None
+        protocol = acceptor.protocols[agreed](self._client, is_secure=tls is not None, is_local=is_local)
         self._leave()
         if tls is None:
             transport.set_protocol(protocol)

@@ -36,10 +36,10 @@ class HeaderFacts:
     """What one header section means to one request handler."""
 
     __slots__ = (
+        "_by_route",
         "_forwarded",
         "_headers",
         "_node",
-        "_shown",
         "host",
         "host_count",
         "if_none_match",
@@ -50,7 +50,7 @@ class HeaderFacts:
     def __init__(self, headers: CIMultiDict[str], node: str) -> None:
         self._headers = headers
         self._node = node
-        self._shown: dict[Route, SharingFacts] = {}
+        self._by_route: dict[Route, SharingFacts] = {}
         self._forwarded: dict[tuple[str | None, bool, str, str, bool], FixedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
@@ -64,19 +64,19 @@ class HeaderFacts:
             self.is_looping = True
         self.if_none_match = _joined(headers, "If-None-Match")
 
-    def shown(self, route: Route) -> SharingFacts:
+    def for_route(self, route: Route) -> SharingFacts:
         """What the section means to a route."""
-        shown = self._shown.get(route)
-        if shown is None:
+        sharing = self._by_route.get(route)
+        if sharing is None:
             headers = self._headers
             credentials = route.credentials(headers)
-            shown = self._shown[route] = SharingFacts(
+            sharing = self._by_route[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),
                 negotiate(_joined(headers, "Accept-Encoding"), _joined(headers, "Cache-Control"), route.codings),
             )
-        return shown
+        return sharing
 
     def forwarded(self, request: Request, *, is_plain: bool) -> FixedHeaders:
         """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""

@@ -1,8 +1,8 @@
 """The listeners of the configuration, which are opened together and closed together.
 
 A plain listener has the loop make HTTP connections directly; one with TLS or the PROXY protocol has it make
-`Handshake`s.  The certificates in effect can be replaced at any time (`take`), for later handshakes; their caller reads
-them from the files (`load_certificates`).
+`Handshake`s.  The certificates in effect can be replaced at any time, for later handshakes: `load_certificates` reads
+the files, `use_certificates` puts the result into effect.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdPlace, UnixPlace
 from gateway.config.values import Address
 from gateway.protocol.proxies import Proxies
-from gateway.server.certificates import Loaded, load
+from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, adopt, chosen, handed_over
+from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets
 
-Certificates = Mapping[int, Loaded]
+Certificates = Mapping[int, LoadedCertificates]
 """The certificates by the index of their listener in the configuration."""
 
 
@@ -57,10 +57,10 @@ def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
 
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
-) -> dict[int, Loaded]:
+) -> dict[int, LoadedCertificates]:
     """Read the certificates of all listeners.  Blocks.  Raises ConfigError if a file cannot be used and `old` has no
     version of it."""
-    found: dict[int, Loaded] = {}
+    found: dict[int, LoadedCertificates] = {}
     mistakes = Mistakes()
     for index, listener in enumerate(listeners):
         with mistakes.collected():
@@ -71,7 +71,7 @@ def load_certificates(
     return found
 
 
-class _Listening:
+class _OpenListener:
     """One open listener."""
 
     def __init__(self, config: ListenerConfig) -> None:
@@ -82,11 +82,13 @@ class _Listening:
         """The port that it is bound to; 0 if it has none."""
 
     @property
-    def is_for_anybody(self) -> bool:
+    def is_unrestricted(self) -> bool:
         """Whether a client needs only its address: no client certificate, no PROXY header, no redirect."""
         tls = self.config.tls
-        has_means = self.config.proxy_protocol == "on" or (tls is not None and tls.client_certificates == "required")
-        return not has_means and self.config.https_port is None
+        is_restricted = self.config.proxy_protocol == "on" or (
+            tls is not None and tls.client_certificates == "required"
+        )
+        return not is_restricted and self.config.https_port is None
 
     @property
     def url(self) -> str:
@@ -102,7 +104,7 @@ class _Listening:
 class Listeners:
     """All listeners.  Owner of their sockets, and of the certificates in effect.
 
-    `protocols` has a factory of connections for each ALPN name; `redirecting` makes a factory of connections that
+    `protocols` has a factory of connections for each ALPN name; `redirect_factory` makes a factory of connections that
     redirect to https at a port.
     """
 
@@ -111,7 +113,7 @@ class Listeners:
         config: GatewayConfig,
         clients: Clients,
         protocols: Mapping[str, Connect],
-        redirecting: Callable[[int], Connect],
+        redirect_factory: Callable[[int], Connect],
         metrics: ListenerRecorder,
         proxies: Proxies | None,
     ) -> None:
@@ -119,12 +121,12 @@ class Listeners:
         self._configs = config.every_listener
         self._clients = clients
         self._protocols = protocols
-        self._redirecting = redirecting
+        self._redirect_factory = redirect_factory
         self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
         """The certificates in effect."""
-        self._open: list[_Listening] = []
+        self._open: list[_OpenListener] = []
 
     def __len__(self) -> int:
         return len(self._open)
@@ -137,15 +139,15 @@ class Listeners:
     @property
     def inside_url(self) -> str:
         """A URL at which this process can send itself requests, plain HTTP if possible; empty if there is none."""
-        asked = [one for one in self._open if one.port and one.is_for_anybody]
-        return min(asked, key=lambda one: one.config.tls is not None).url if asked else ""
+        candidates = [one for one in self._open if one.port and one.is_unrestricted]
+        return min(candidates, key=lambda one: one.config.tls is not None).url if candidates else ""
 
     @property
     def alpn(self) -> tuple[str, ...]:
         """The ALPN names on offer, the preferred one first."""
         return tuple(self._protocols)
 
-    def take(self, certificates: Certificates) -> None:
+    def use_certificates(self, certificates: Certificates) -> None:
         """Put certificates into effect for later handshakes."""
         self.certificates = certificates
         for index, loaded in certificates.items():
@@ -157,7 +159,7 @@ class Listeners:
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()
-            for one in loaded.shown
+            for one in loaded.served
         ]
 
     async def open(self, environ: Mapping[str, str]) -> None:
@@ -167,12 +169,12 @@ class Listeners:
         stays open then.
         """
         try:
-            fds = handed_over(environ, os.getpid())
+            fds = passed_sockets(environ, os.getpid())
         except ValueError as error:
             raise ConfigError(f"the sockets of systemd: {error}") from None
         try:
             for index, config in enumerate(self._configs):
-                listening = _Listening(config)
+                listening = _OpenListener(config)
                 self._open.append(listening)
                 if config.tls is not None:
                     self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
@@ -182,7 +184,7 @@ class Listeners:
             raise
 
     async def _open_one(
-        self, listening: _Listening, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
+        self, listening: _OpenListener, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
     ) -> None:
         config, loop = listening.config, asyncio.get_running_loop()
         match config.place:
@@ -205,7 +207,7 @@ class Listeners:
                 listening.servers.append(await loop.create_unix_server(factory, sock=sock, backlog=config.backlog))
             case SystemdPlace(name):
                 others = [one.place.name for one in self._configs if isinstance(one.place, SystemdPlace)]
-                wanted = chosen(fds, name, filter(None, others))
+                wanted = choose_fds(fds, name, filter(None, others))
                 if not wanted:
                     raise ConfigError(f"{config.address}: systemd has handed over no such socket")
                 for fd in wanted:
@@ -223,7 +225,7 @@ class Listeners:
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols
         if config.https_port is not None:
-            protocols = {HTTP_1: self._redirecting(config.https_port)}
+            protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
             return partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(

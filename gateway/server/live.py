@@ -66,14 +66,14 @@ class LiveAnswers:
             join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
-        def look(into: Record) -> None:
+        def fill(into: Record) -> None:
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
             into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
 
         name = route.config.name
-        note = self._note(Mode.SSE, name, began, look)
+        note = self._note(Mode.SSE, name, began, fill)
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
@@ -100,7 +100,7 @@ class LiveAnswers:
         waiter = waiting.start(group)
         topic = waiting.topic
 
-        def look(into: Record) -> None:
+        def fill(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
             into.subscribers = len(topic.readers_now) + topic.extra_clients + (waiter not in topic.readers_now)
             if (answer := group.answer) is not None:
@@ -109,11 +109,11 @@ class LiveAnswers:
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
+        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, fill))
         _start(waiter)
         return group
 
-    def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
+    def _note(self, mode: Mode, route: str, began: float, fill: Callable[[Record], None]) -> _LiveNote | None:
         """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
         record, span = park_record(), current()
         span.park()
@@ -122,23 +122,23 @@ class LiveAnswers:
         note = None
         if record is not None:
             record.outcome = Outcome.FOLLOWED
-            note = self._access_log.live(record, began, look)
-        return _LiveNote(note, span, mode, route, look)
+            note = self._access_log.live(record, began, fill)
+        return _LiveNote(note, span, mode, route, fill)
 
 
 class _LiveNote:
     """Records the end of a live answer in the access log and in its trace."""
 
-    __slots__ = ("_look", "_mode", "_note", "_route", "_span")
+    __slots__ = ("_fill", "_mode", "_note", "_route", "_span")
 
     def __init__(
-        self, note: LiveNote | None, span: RequestSpan, mode: Mode, route: str, look: Callable[[Record], None]
+        self, note: LiveNote | None, span: RequestSpan, mode: Mode, route: str, fill: Callable[[Record], None]
     ) -> None:
         self._note = note
         self._span = span
         self._mode = mode
         self._route = route
-        self._look = look
+        self._fill = fill
 
     @property
     def trace_id(self) -> str | None:
@@ -147,7 +147,7 @@ class _LiveNote:
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         seen = Record()
-        self._look(seen)
+        self._fill(seen)
         if seen.status:
             self._span.answered(seen.status)
         self._span.describe(self._mode, outcome, self._route)

@@ -105,7 +105,7 @@ class PollGroup:
         else:
             self._waiter.leave_one()
             began = self._channels.pop(channel)
-            self._tell(Outcome.ABORTED, 1, self._rendering.clock.now() - began, 0, 0)
+            self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - began, 0, 0)
 
     # -- called by the waiter
 
@@ -157,13 +157,13 @@ class PollGroup:
         # The clients arrived within one tick, so the mean is close enough for each.
         waited_s = self._rendering.clock.now() - sum(self._channels.values()) / clients
         sent_bytes = rendered.body_bytes if rendered is not None else 0
-        self._tell(outcome, clients, waited_s, sent_bytes, rendered.answer.saved_bytes if rendered is not None else 0)
+        self._count(outcome, clients, waited_s, sent_bytes, rendered.answer.saved_bytes if rendered is not None else 0)
         note, self._note = self._note, None
         if note is not None:
             (channel,) = self._channels
-            note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
+            note.end(outcome, channel.cut_reason or reason if reason is CloseReason.LEFT else reason)
 
-    def _tell(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
+    def _count(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
         metrics, name = self._rendering.metrics, self._route.config.name
         metrics.subscribers(Mode.LONGPOLL, -clients, name)
         metrics.request(

@@ -25,7 +25,7 @@ _MOST_PENDING: Final = 1 << 12
 """Bytes and events that may wait behind the current request before reading pauses."""
 _MOST_UNREAD: Final = 1 << 18
 """Unread bytes of a body at which reading pauses."""
-NOTHING: Final[deque[Event]] = deque()
+NO_EVENTS: Final[deque[Event]] = deque()
 
 
 class ReadingConnection(WritingConnection):
@@ -35,30 +35,30 @@ class ReadingConnection(WritingConnection):
         "_body",
         "_candidate",
         "_candidate_generation",
+        "_is_body_full",
         "_is_busy",
-        "_is_going_on",
-        "_is_held",
-        "_is_unread",
+        "_is_paused",
+        "_is_taking",
         "_parser",
         "_pending",
-        "_rest",
+        "_unparsed",
     )
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
         """The parser while it is within a message, or has read the connection's last one; else None."""
-        self._pending: deque[Event] = NOTHING
+        self._pending: deque[Event] = NO_EVENTS
         """Events that have been parsed and not taken."""
-        self._rest = b""
+        self._unparsed = b""
         """Input that is not parsed yet."""
-        self._is_unread = False
+        self._is_paused = False
         """Whether reading is paused until the pending events have been taken."""
         self._is_busy = False
         """Whether something may stand before the next request here; a remembered answer has to wait for it."""
-        self._is_going_on = False
-        """Whether `_go_on` is taking pending events now."""
-        self._is_held = False
+        self._is_taking = False
+        """Whether `_take_pending` is taking pending events now."""
+        self._is_body_full = False
         """Whether reading is paused because the body being read has enough unread bytes."""
         self._body: RequestBody | None = None
         """The body that is being received."""
@@ -68,7 +68,7 @@ class ReadingConnection(WritingConnection):
         """The generation of `Joins` when the candidate was read."""
 
     @abstractmethod
-    def _go_on(self) -> None:
+    def _take_pending(self) -> None:
         """Take as many parsed events as the connection's phase allows."""
 
     @property
@@ -78,23 +78,23 @@ class ReadingConnection(WritingConnection):
 
     def _read(self, is_first: bool = False) -> None:
         """Parse the input slice by slice, as long as its events are taken."""
-        data = self._rest
+        data = self._unparsed
         while data and not self._pending:
             part, data = (data[:_SLICE_BYTES], data[_SLICE_BYTES:]) if len(data) > _SLICE_BYTES else (data, b"")
             # Set before feeding: taking the events may call this method again.
-            self._rest = data
-            self._feed(part, is_first)
-            is_first, data = False, self._rest
-        if self._pending and self.transport is not None and len(self._rest) + len(self._pending) > _MOST_PENDING:
+            self._unparsed = data
+            self._parse(part, is_first)
+            is_first, data = False, self._unparsed
+        if self._pending and self.transport is not None and len(self._unparsed) + len(self._pending) > _MOST_PENDING:
             # Only above a bound: while reading is paused, the client's end of the connection is not noticed.
-            self._is_unread = True
+            self._is_paused = True
             self.transport.pause_reading()
-        elif self._is_unread and not self._pending:
-            self._is_unread = False
-            if not self._is_held:
-                self._read_on()
+        elif self._is_paused and not self._pending:
+            self._is_paused = False
+            if not self._is_body_full:
+                self._resume_reading()
 
-    def _feed(self, data: bytes, is_first: bool) -> None:
+    def _parse(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
         events = clients.known.read(data) if is_first else None
         if events is None:
@@ -115,7 +115,7 @@ class ReadingConnection(WritingConnection):
             self._candidate = data
             self._candidate_generation = clients.joins.generation
         self._pending = deque(events)
-        self._go_on()
+        self._take_pending()
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
         """Feed a body the pending events that belong to it."""
@@ -135,18 +135,18 @@ class ReadingConnection(WritingConnection):
 
     def unread(self, size: int) -> None:
         if size > _MOST_UNREAD:
-            self._is_held = True
+            self._is_body_full = True
             if self.transport is not None:
                 self.transport.pause_reading()
-        elif self._is_held:
-            self._read_on()
+        elif self._is_body_full:
+            self._resume_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         """Resume reading."""
-        self._is_held = False
-        if self._pending or self._rest:
+        self._is_body_full = False
+        if self._pending or self._unparsed:
             # The pending input has to be taken first.
-            self._is_unread = True
+            self._is_paused = True
         elif self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 

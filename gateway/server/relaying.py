@@ -45,27 +45,27 @@ class Relays:
         """Whether the request can be sent to the origin without waiting for its body."""
         return request.body is None or request.body.is_whole
 
-    def begin(self, context: RequestContext, asked: ParsedRequest) -> None:
+    def begin(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Relay a request that is ready; the relay gives the answer.  Raises a GatewayError if it must not be sent."""
         body = context.request.body
         if body is None:
-            self._relay(context, asked, None)
+            self._relay(context, parsed, None)
             return
         body.check(context.request.head, self._limits)
-        self._relay(context, asked, self._whole(body.take()))
+        self._relay(context, parsed, self._whole(body.take()))
 
-    async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
+    async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
         request, body = context.request, context.request.body
         if body is None or body.is_whole:
-            self.begin(context, asked)
+            self.begin(context, parsed)
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self._limits)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
             request.channel.proceed()
         whole = await body.gather(self._limits)
-        self._relay(context, asked, self._whole(whole) if whole is not None else body.chunks(self._limits))
+        self._relay(context, parsed, self._whole(whole) if whole is not None else body.chunks(self._limits))
 
     def _whole(self, body: bytes) -> bytes:
         if len(body) > self._limits.max_request_bytes:
@@ -73,10 +73,10 @@ class Relays:
         return body
 
     def _relay(
-        self, context: RequestContext, asked: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
+        self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _ = asked
+        route, target, key, shares, facts, _ = parsed
         # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
@@ -94,7 +94,7 @@ class Relays:
             _is_whole if body is None else lambda: body.error is not None,
         )
         context.is_relayed = True
-        Relaying(self, context, asked).begin(passed)
+        Relaying(self, context, parsed).begin(passed)
 
 
 def _is_whole() -> bool:
@@ -107,33 +107,33 @@ class Relaying:
 
     __slots__ = (
         "_answered",
-        "_asked",
         "_channel",
         "_context",
         "_context_vars",
         "_end",
         "_is_over",
+        "_parsed",
         "_relayed",
         "_relays",
         "_reply",
         "_request",
-        "_rest",
+        "_unwritten",
         "_write_epoch",
     )
 
-    def __init__(self, relays: Relays, context: RequestContext, asked: ParsedRequest) -> None:
+    def __init__(self, relays: Relays, context: RequestContext, parsed: ParsedRequest) -> None:
         self._relays = relays
         self._context = context
-        self._asked = asked
+        self._parsed = parsed
         self._request = context.request
         self._channel: Channel = context.request.channel
         # Log and trace belong to the context of the task that waits for this relay, so its steps run in that context.
-        self._context_vars: Context | None = copy_context() if context.over is not None else None
+        self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.absences.write_epoch
         self._reply: Reply | None = None
-        self._rest = b""
+        self._unwritten = b""
         """Body bytes taken from the reply and not written yet."""
         self._end: CatchUpEnd | None = None
         """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
@@ -170,7 +170,7 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            place = RecordedStream.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
+            place = RecordedStream.of(self._parsed.route.config.name, self._parsed.target, self._parsed.key.partition)
             self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
@@ -185,18 +185,18 @@ class Relaying:
         self._run(self._begin, reply)
 
     def _begin(self, reply: Reply) -> None:
-        context, request, asked = self._context, self._request, self._asked
+        context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
+        if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
-                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_epoch
+                parsed.key, status, parsed.read.source.headers, parsed.route, context.began, self._write_epoch
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
         headers["Cache-Status"] = ", ".join([*headers.popall("Cache-Status", []), said])
         if (location := headers.get("Location")) is not None:
-            headers["Location"] = asked.route.public_location(location, f"{request.scheme}://{request.host}")
+            headers["Location"] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.finish(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
@@ -218,9 +218,9 @@ class Relaying:
         reply, channel, delivery = self._reply, self._channel, self._context.delivery
         assert reply is not None
         while not channel.is_full:
-            if self._rest:
+            if self._unwritten:
                 # In parts, because the write timeout bounds progress, whatever the size of a chunk.
-                part, self._rest = self._rest[:PART_BYTES], self._rest[PART_BYTES:]
+                part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
                 delivery.part(part)
                 continue
             if self._end is not None and self._end.is_reached:
@@ -235,7 +235,7 @@ class Relaying:
             self._count(len(chunk))
             if self._end is not None:
                 self._end.see(chunk)
-            self._rest = chunk
+            self._unwritten = chunk
 
     def _count(self, size: int) -> None:
         self._relays.recorder.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)
@@ -276,25 +276,25 @@ class Relaying:
             self._answer_is_out()
 
     def _answer_is_out(self) -> None:
-        context, over = self._context, self._context.over
-        if over is None:
-            self._relays.recorder.tell(context)
+        context, relay_done = self._context, self._context.relay_done
+        if relay_done is None:
+            self._relays.recorder.record(context)
             self._channel.answered(self._request)
-        elif not over.done():
+        elif not relay_done.done():
             assert self._answered is not None
-            over.set_result(self._answered)
+            relay_done.set_result(self._answered)
 
     def _break_off(self) -> None:
         """End an answer that its client does not get in full."""
-        context, over = self._context, self._context.over
+        context, relay_done = self._context, self._context.relay_done
         self._close()
         context.outcome = Outcome.ABORTED
-        if over is None:
-            self._relays.recorder.tell(context)
+        if relay_done is None:
+            self._relays.recorder.record(context)
             # The connection may have closed long ago, and may have been kept only for this answer.
             self._channel.answered(self._request)
-        elif not over.done():
-            over.set_result(None)
+        elif not relay_done.done():
+            relay_done.set_result(None)
 
     def _close(self) -> None:
         self._is_over = True

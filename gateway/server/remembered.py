@@ -77,16 +77,16 @@ _JOINED_BYTES: Final = 1 << 14
 _ENTRY_COST: Final = 1_200
 """Bytes charged for an answer in addition to its key, heads and body: objects and dictionary slots."""
 
-_SPELLING_COST: Final = 150
+_ALIAS_COST: Final = 150
 """Bytes charged for an alias in addition to its own."""
 
-_MOST_SPELLINGS: Final = 4
+_MOST_ALIASES: Final = 4
 """Aliases of one answer: whole requests that find it without their lines being taken out."""
 
 _LARGEST_SHARE: Final = 8
 """Remembered answers take up to 1 / this of the cache's budget."""
 
-_SEEN: Final = 1 << 15
+_MOST_SEEN: Final = 1 << 15
 """Bound on the hashes kept of requests seen once: about 3 MB."""
 
 
@@ -97,7 +97,8 @@ class RememberedAnswer:
         "_block",
         "_body",
         "_head",
-        "_laid_at",
+        "_stored_at",
+        "aliases",
         "body_bytes",
         "copied",
         "cost",
@@ -111,7 +112,6 @@ class RememberedAnswer:
         "repeated",
         "route",
         "saved_bytes",
-        "spellings",
         "stale_marks",
         "stream",
         "tail",
@@ -121,7 +121,7 @@ class RememberedAnswer:
 
     def __init__(
         self,
-        shown: BodyRun,
+        run: BodyRun,
         trust_s: float,
         tail: NamedTail | None,
         mode: Mode,
@@ -131,12 +131,12 @@ class RememberedAnswer:
         body: Sequence[bytes],
         saved_bytes: int,
         copied: int,
-        laid_at: float | None,
+        stored_at: float | None,
         route: str,
         repeated: Repeated | None,
     ) -> None:
-        self.stream = shown.stream
-        self.edition = shown.edition
+        self.stream = run.stream
+        self.edition = run.edition
         """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
@@ -155,7 +155,7 @@ class RememberedAnswer:
         self._body = (b"".join(body),) if self.is_small else tuple(body)
         self.copied = 2 * self.body_bytes if self.is_small else copied
         """Body bytes held beside the tape."""
-        self._laid_at = laid_at
+        self._stored_at = stored_at
         self.joined: bytes | None = None
         """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
@@ -168,7 +168,7 @@ class RememberedAnswer:
         self.hits = 0
         """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bool, bytes] | None = None
-        self.spellings: list[bytes] = []
+        self.aliases: list[bytes] = []
         self.cost = 0
         """Bytes of the cache's budget lent for the answer, aliases included."""
 
@@ -192,7 +192,7 @@ class RememberedAnswer:
             self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])
         return self._block
 
-    def is_good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Whether the answer is valid at `now` as rendered."""
         stream = self.stream
         return (
@@ -211,7 +211,7 @@ class RememberedAnswer:
             named_until = stream.tail_until(self.tail.at) if stream.tail_version == self.tail.version else -math.inf
             if named_until <= now:
                 return False
-        age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
+        age = b"" if self._stored_at is None else b"Age: %d\r\n" % max(0, int(now - self._stored_at))
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         self._block = None
         if self.is_small:
@@ -247,17 +247,17 @@ class RememberedAnswers:
         self._by_tight: dict[bytes, RememberedAnswer] = {}
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: dict[RememberedAnswer, None] = {}
-        self._lively: set[RememberedAnswer] = set()
+        self._uncounted: set[RememberedAnswer] = set()
         """Answers that may have hits since the last count."""
         self._seen: set[int] = set()
         self._served = 0
         self.cost = 0
         self.generation = 0
-        """Counts calls to `take`: a request read in an earlier generation was read under other routes, and its answer
+        """Counts calls to `reset`: a request read in an earlier generation was read under other routes, and its answer
         must not be remembered."""
-        self.take(credential_headers)
+        self.reset(credential_headers)
 
-    def take(self, credential_headers: Iterable[Collection[str]]) -> None:
+    def reset(self, credential_headers: Iterable[Collection[str]]) -> None:
         """Drop everything, and begin with routes that use these headers as credentials."""
         self.generation += 1
         for remembered in list(self._all):
@@ -291,8 +291,8 @@ class RememberedAnswers:
             remembered = self._find_reduced(request)
             if remembered is None:
                 return None
-            self._note(request, remembered)
-        if remembered.is_good(self._clock.now()) or self._renew(remembered):
+            self._note_repeat(request, remembered)
+        if remembered.is_valid(self._clock.now()) or self._renew(remembered):
             return remembered
         return None
 
@@ -305,26 +305,26 @@ class RememberedAnswers:
             return self._by_tight.get(reduced)
         return None
 
-    def _note(self, request: bytes, remembered: RememberedAnswer) -> None:
+    def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make a request that comes a second time an alias; after the first time only its hash is kept."""
         mark = hash(request)
         if mark in self._seen:
-            self._spell(request, remembered)
+            self._add_alias(request, remembered)
         else:
-            if len(self._seen) >= _SEEN:
+            if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(mark)
 
-    def _spell(self, request: bytes, remembered: RememberedAnswer) -> None:
+    def _add_alias(self, request: bytes, remembered: RememberedAnswer) -> None:
         """Make the request an alias of the answer if there is room; no other answer is dropped for it."""
-        if len(remembered.spellings) >= _MOST_SPELLINGS:
-            oldest = remembered.spellings.pop(0)
+        if len(remembered.aliases) >= _MOST_ALIASES:
+            oldest = remembered.aliases.pop(0)
             del self.exact[oldest]
             self._charge(remembered, -_alias_cost(oldest))
         cost = _alias_cost(request)
         if self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream):
             self._charge(remembered, cost)
-            remembered.spellings.append(request)
+            remembered.aliases.append(request)
             self.exact[request] = remembered
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
@@ -340,7 +340,7 @@ class RememberedAnswers:
             return False
         # Touch the stream at most once a second, whatever its number of hits.
         self._touch(remembered.stream)
-        self._lively.add(remembered)
+        self._uncounted.add(remembered)
         return True
 
     # -- counting
@@ -348,10 +348,10 @@ class RememberedAnswers:
     def count(self) -> None:
         """Report to the metrics all hits since the last count."""
         now = self._clock.now()
-        for remembered in list(self._lively):
+        for remembered in list(self._uncounted):
             self._count(remembered)
             if now >= remembered.until:
-                self._lively.discard(remembered)
+                self._uncounted.discard(remembered)
 
     def _count(self, remembered: RememberedAnswer) -> None:
         hits, remembered.hits = remembered.hits, 0
@@ -393,7 +393,7 @@ class RememberedAnswers:
         by_key[key] = remembered
         self._all[remembered] = None
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
-        self._spell(request, remembered)
+        self._add_alias(request, remembered)
 
     def forget(self, stream: Stream) -> None:
         """Drop every answer that contains bytes of `stream`."""
@@ -403,10 +403,10 @@ class RememberedAnswers:
     def _drop(self, remembered: RememberedAnswer) -> None:
         assert remembered.key is not None
         self._count(remembered)
-        self._lively.discard(remembered)
+        self._uncounted.discard(remembered)
         is_loose, key = remembered.key
         del (self._by_loose if is_loose else self._by_tight)[key]
-        for request in remembered.spellings:
+        for request in remembered.aliases:
             del self.exact[request]
         del self._all[remembered]
         self._charge(remembered, -remembered.cost)
@@ -417,7 +417,7 @@ class RememberedAnswers:
 
 
 def _alias_cost(request: bytes) -> int:
-    return _SPELLING_COST + len(request)
+    return _ALIAS_COST + len(request)
 
 
 def _lines(names: Sequence[str]) -> re.Pattern[bytes]:

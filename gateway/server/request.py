@@ -56,7 +56,7 @@ class Channel(Protocol):
     """Body bytes of the live answer."""
     live_first_byte_s: float
     """Seconds from the reading of the request to the writing of the live answer's head."""
-    why_cut: CloseReason | None
+    cut_reason: CloseReason | None
     """Why this side cuts the connection, if it does."""
 
     @property

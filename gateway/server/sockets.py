@@ -44,7 +44,7 @@ class UnixSocket:
         """Listen at `path`, after removing a stale socket there.  Raises OSError if a file that is no socket is there,
         or if another process listens on the socket."""
         # Between bind and listen, another process's socket looks stale: the lock keeps both in one step.
-        async with _alone_in(Path(path).parent):
+        async with _folder_lock(Path(path).parent):
             return cls(path, mode, backlog)
 
     def remove(self) -> None:
@@ -59,7 +59,7 @@ class UnixSocket:
 
 
 @asynccontextmanager
-async def _alone_in(folder: Path) -> AsyncIterator[None]:
+async def _folder_lock(folder: Path) -> AsyncIterator[None]:
     """Lock the folder against other gateways that open a socket in it.  Raises OSError if the lock stays taken."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -101,21 +101,21 @@ def _remove_stale(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
 
 
-def handed_over(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
+def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
     """Names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds); none if they were
     meant for another process.  Raises ValueError for malformed environment variables."""
     if environ.get("LISTEN_PID") != str(pid):
         return []
-    said = environ.get("LISTEN_FDS", "0")
-    if not said.isdecimal() or int(said) > _MOST_FDS:
-        raise ValueError(f"LISTEN_FDS is {said!r}")
+    count = environ.get("LISTEN_FDS", "0")
+    if not count.isdecimal() or int(count) > _MOST_FDS:
+        raise ValueError(f"LISTEN_FDS is {count!r}")
     names = environ["LISTEN_FDNAMES"].split(":") if "LISTEN_FDNAMES" in environ else []
-    if names and len(names) != int(said):
-        raise ValueError(f"LISTEN_FDNAMES has {len(names)} names for {said} sockets")
-    return [(names[index] if names else _UNNAMED, _FIRST_FD + index) for index in range(int(said))]
+    if names and len(names) != int(count):
+        raise ValueError(f"LISTEN_FDNAMES has {len(names)} names for {count} sockets")
+    return [(names[index] if names else _UNNAMED, _FIRST_FD + index) for index in range(int(count))]
 
 
-def chosen(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
+def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
     """The descriptors for one listener: those with its name, or without a name those that no other listener names."""
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]

@@ -24,12 +24,12 @@ SLICE_BYTES: Final = 1 << 14
 """Bytes fed to OpenSSL at a time; also the most plain text that a record can hold (RFC 8446 section 5.1)."""
 _RECORD_BYTES: Final = 1 << 13
 """Plain text per record written."""
-_MOST_SILENT: Final = 1 << 16
+_MOST_SILENT_BYTES: Final = 1 << 16
 """Bytes that may arrive without yielding any plain text; four times what an incomplete record can take."""
-_MOST_ANSWERS: Final = 1 << 16
+_MOST_ANSWER_BYTES: Final = 1 << 16
 """Bytes of TLS's own messages that a client may cause over the life of a connection, such as answers to key updates
 (RFC 8446 section 4.6.3): enough for thousands, while a regular client sends one in many gigabytes."""
-_OF_TLS: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
+_TLS_INFO: Final = frozenset({"cipher", "compression", "peercert", "ssl_object", "sslcontext"})
 
 
 class _State(Enum):
@@ -48,7 +48,7 @@ _OPEN: Final = _State.OPEN
 _PEER_ENDED: Final = _State.PEER_ENDED
 _ENDED: Final = _State.ENDED
 _CLOSED: Final = _State.CLOSED
-_MUTE: Final = (_ENDED, _CLOSED)
+_WRITE_CLOSED: Final = (_ENDED, _CLOSED)
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
@@ -122,7 +122,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 except ssl.SSLWantReadError:
                     continue
                 if not plain:
-                    self._end_of_peer()
+                    self._on_peer_end()
                     break
                 self._silent_bytes = 0
                 self._protocol.data_received(plain)
@@ -135,7 +135,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             answer = self._outgoing.read()
             self._answer_bytes += len(answer)
             self._raw.write(answer)
-        if self._silent_bytes > _MOST_SILENT or self._answer_bytes > _MOST_ANSWERS:
+        if self._silent_bytes > _MOST_SILENT_BYTES or self._answer_bytes > _MOST_ANSWER_BYTES:
             self._fail()
 
     def _feed(self) -> bool:
@@ -161,7 +161,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         else:
             self._raw.abort()
 
-    def _end_of_peer(self) -> None:
+    def _on_peer_end(self) -> None:
         """The peer has sent close_notify, or closed its side (RFC 8446 section 6.1)."""
         self._state = _PEER_ENDED
         if not self._protocol.eof_received():
@@ -170,7 +170,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def eof_received(self) -> bool:
         # Without a close_notify as well: HTTP's own framing shows whether a message is whole.
         if self._state is _OPEN:
-            self._end_of_peer()
+            self._on_peer_end()
         elif self._state is not _PEER_ENDED:
             return False
         return True
@@ -189,7 +189,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # -- as the transport of the protocol above
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not data or self._state in _MUTE:
+        if not data or self._state in _WRITE_CLOSED:
             return
         try:
             if len(data) <= _RECORD_BYTES:
@@ -215,13 +215,13 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def write_eof(self) -> None:
         """Send close_notify and half-close; further input is dropped."""
-        if self._state not in _MUTE:
-            self._say_last()
+        if self._state not in _WRITE_CLOSED:
+            self._send_close_notify()
             self._state = _ENDED
             self._held = None
             self._raw.write_eof()
 
-    def _say_last(self) -> None:
+    def _send_close_notify(self) -> None:
         try:
             self._ssl.unwrap()
         except ssl.SSLError:
@@ -231,8 +231,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.write(self._outgoing.read())
 
     def close(self) -> None:
-        if self._state not in _MUTE:
-            self._say_last()
+        if self._state not in _WRITE_CLOSED:
+            self._send_close_notify()
         if self._state is not _CLOSED:
             self._state = _CLOSED
             self._raw.close()
@@ -260,9 +260,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.resume_reading()
         else:
             # In the loop's next turn: the caller may be in the middle of handling its last input.
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._state is _CLOSED:
             return
         if not self._is_paused and self._state is not _ENDED:
@@ -287,7 +287,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._protocol = protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name not in _OF_TLS:
+        if name not in _TLS_INFO:
             return self._raw.get_extra_info(name, default)
         if name == "ssl_object":
             return self._ssl

@@ -10,9 +10,9 @@ from multidict import CIMultiDict
 
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
-from gateway.server.followed import Followed
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import LiveAnswer, Note, Request
+from gateway.server.sse_accounting import SseAccounting
 from gateway.telemetry.access_record import CloseReason
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -23,13 +23,13 @@ class WritingConnection(TimedConnection, ABC):
     """The writing half of a client's connection; a `gateway.server.request.Channel`."""
 
     __slots__ = (
-        "_followed",
         "_is_bodiless",
         "_is_chunked",
         "_keeps",
         "_live",
         "_now",
         "_room",
+        "_sse",
         "live_bytes",
         "live_first_byte_s",
     )
@@ -46,7 +46,7 @@ class WritingConnection(TimedConnection, ABC):
         """Whether the connection stays open after the live answer."""
         self._live: LiveAnswer | None = None
         """The answer in progress, if it is given without a task."""
-        self._followed: Followed | None = None
+        self._sse: SseAccounting | None = None
         """The accounting of the live answer, if it is SSE."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
@@ -108,7 +108,7 @@ class WritingConnection(TimedConnection, ABC):
     def _decide_keep_alive(self, request: Request) -> None:
         """Decide whether the connection is kept, before the head says so."""
         is_read = request.body is None or request.body.is_whole
-        if not is_read or self._clients.is_leaving:
+        if not is_read or self._clients.is_draining:
             # Reading the rest of the body is not worth it: close after this answer.
             request.keeps_alive = False
 
@@ -153,7 +153,7 @@ class WritingConnection(TimedConnection, ABC):
     def hand_over(self, answering: LiveAnswer) -> None:
         """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
         the client leaves."""
-        self.phase = Phase.GIVEN
+        self.phase = Phase.RELAYED
         self._live = answering
 
     # -- live answers
@@ -170,7 +170,7 @@ class WritingConnection(TimedConnection, ABC):
         """End a live answer: take the next request, or close the connection."""
         self._live = None
         self.phase = Phase.IDLE
-        if not self._keeps or self._clients.is_leaving:
+        if not self._keeps or self._clients.is_draining:
             self._close()
         else:
             self._resume()
@@ -180,12 +180,12 @@ class WritingConnection(TimedConnection, ABC):
     ) -> None:
         """Have `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._followed = Followed(self._clients, route, began, note)
+        self._sse = SseAccounting(self._clients, route, began, note)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
-        assert self._followed is not None
-        self.live_first_byte_s = self._now() - self._followed.began
+        assert self._sse is not None
+        self.live_first_byte_s = self._now() - self._sse.began
         if self.transport is not None:
             self.transport.write(head)
 
@@ -208,9 +208,9 @@ class WritingConnection(TimedConnection, ABC):
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.close(self, reason, in_order=in_order)
+        sse, self._sse = self._sse, None
+        if sse is not None:
+            sse.close(self, reason, in_order=in_order)
         self.release()
 
     def write_response(self, response: bytes, body_bytes: int) -> None:

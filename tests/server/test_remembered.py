@@ -79,7 +79,7 @@ def held_beside(remembered: RememberedAnswer) -> int:
     own = {id(piece) for block in remembered.stream.tape.blocks() for piece in block.pieces}
     pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
     assert remembered.key is not None
-    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.spellings))
+    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.aliases))
 
 
 class WhatIsLent(RuleBasedStateMachine):
@@ -146,8 +146,8 @@ class WhatIsLent(RuleBasedStateMachine):
 
     @rule()
     def begin_anew(self) -> None:
-        self.kept.answers.take([("cookie",)])
-        self.kept.answers.take([()])
+        self.kept.answers.reset([("cookie",)])
+        self.kept.answers.reset([()])
 
     @invariant()
     def what_is_lent_is_what_is_held(self) -> None:

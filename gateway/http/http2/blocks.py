@@ -24,11 +24,11 @@ _MOST_REMEMBERED: Final = 64
 """Bound on the remembered blocks of one connection."""
 _LONGEST_REMEMBERED: Final = 512
 """Bytes of the longest block that is remembered."""
-_MOST_SAID: Final = 1 << 15
+_MOST_DECODED: Final = 1 << 15
 """Bound on the decoded bytes of one connection's remembered blocks: a short block of indexes may decode to many."""
 _SIZE_UPDATE: Final = 0x20
 """The first three bits of a dynamic table size update."""
-SHRUNK_TABLE: Final = b"\x20"
+EMPTY_TABLE_UPDATE: Final = b"\x20"
 """A dynamic table size update to zero (RFC 7541 section 6.3)."""
 
 _HOP_BY_HOP: Final = frozenset(
@@ -48,22 +48,22 @@ class TooLarge(Undecodable):
 class _Table(HeaderTable):
     """A header table that counts its changes."""
 
-    turns = 0
+    version = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        self.turns += 1
+        self.version += 1
         super().add(name, value)
 
 
 class BlockReader(Generic[T]):
-    """Decodes the blocks of one connection.  `understand` turns the fields of a request into the value to return."""
+    """Decodes the blocks of one connection.  `understand` version the fields of a request into the value to return."""
 
     def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
         self._table = self._decoder.header_table = _Table()
         self._understand = understand
         self._known: dict[bytes, T] = {}
-        self._said_bytes = 0
+        self._decoded_bytes = 0
         """Decoded bytes of the remembered blocks."""
 
     def read(self, block: bytes) -> T:
@@ -71,28 +71,28 @@ class BlockReader(Generic[T]):
         known = self._known.get(block)
         if known is not None:
             return known
-        turns = self._table.turns
+        version = self._table.version
         fields = self.decode(block)
         understood = self._understand(fields)
-        is_lasting = self._table.turns == turns and not _changes_size(block)
+        is_lasting = self._table.version == version and not _changes_size(block)
         if is_lasting and len(block) <= _LONGEST_REMEMBERED:
             self._remember(block, understood, sum(len(name) + len(value) for name, value in fields))
         return understood
 
     def _remember(self, block: bytes, understood: T, size: int) -> None:
-        if len(self._known) >= _MOST_REMEMBERED or self._said_bytes + size > _MOST_SAID:
+        if len(self._known) >= _MOST_REMEMBERED or self._decoded_bytes + size > _MOST_DECODED:
             self._forget()
-        if size <= _MOST_SAID:
+        if size <= _MOST_DECODED:
             self._known[block] = understood
-            self._said_bytes += size
+            self._decoded_bytes += size
 
     def _forget(self) -> None:
         self._known.clear()
-        self._said_bytes = 0
+        self._decoded_bytes = 0
 
     def decode(self, block: bytes) -> FieldList:
         """The fields of any block, trailers included.  Raises Undecodable."""
-        turns = self._table.turns
+        version = self._table.version
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError as error:
@@ -100,7 +100,7 @@ class BlockReader(Generic[T]):
         except (HPACKError, IndexError) as error:
             raise Undecodable from error
         finally:
-            if self._table.turns != turns or _changes_size(block):
+            if self._table.version != version or _changes_size(block):
                 # The same bytes may decode to something else now.
                 self._forget()
 

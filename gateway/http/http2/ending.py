@@ -16,7 +16,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.receiving import Receiving
 from gateway.http.http2.streams import Stream
 
-_MOST_FORGOTTEN: Final = 256
+_MOST_RESET_IDS: Final = 256
 """Bound on the streams reset by this side for which frames of the client may still arrive (RFC 9113 section 5.1)."""
 
 
@@ -28,10 +28,10 @@ class Ending(Receiving):
         self._counts = counts
         self._last_id = 0
         """The last stream that the client has begun."""
-        self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
-        self._last_taken: int | None = None
+        self._reset_ids: deque[int] = deque(maxlen=_MOST_RESET_IDS)
+        self._last_answered_id: int | None = None
         """The last stream that is answered, once this side has named it."""
-        self._has_warned = False
+        self._has_sent_goaway = False
         """Whether this side has sent the first GOAWAY of an orderly end."""
 
     @property
@@ -42,11 +42,11 @@ class Ending(Receiving):
     @property
     def is_leaving(self) -> bool:
         """Whether this side has named the last request that is answered."""
-        return self._last_taken is not None
+        return self._last_answered_id is not None
 
-    def _settle(self, stream: Stream) -> None:
+    def _close_if_ended(self, stream: Stream) -> None:
         """Close the stream if its answer has ended."""
-        if not stream.is_ended or stream.gone is not None:
+        if not stream.is_ended or stream.reset_code is not None:
             return
         if stream.is_receiving:
             # The rest of the body has no use any more (RFC 9113 section 8.1).
@@ -58,17 +58,17 @@ class Ending(Receiving):
         """Reset a stream, unless it is over."""
         if stream.id in self.streams:
             self._drop(stream, code)
-            self._forget(stream.id, code)
+            self._send_reset(stream.id, code)
 
     def _drop(self, stream: Stream, code: ErrorCode) -> None:
-        stream.gone = code
+        stream.reset_code = code
         self._remove(stream)
         self._turns.pop(stream, None)
         stream.queue.clear()
         stream.queued_bytes = 0
 
-    def _forget(self, stream_id: int, code: ErrorCode) -> None:
-        self._forgotten.append(stream_id)
+    def _send_reset(self, stream_id: int, code: ErrorCode) -> None:
+        self._reset_ids.append(stream_id)
         if self.failed is None:
             self._counts.resets[code] += 1
             self._write(frames.rst_stream(stream_id, code))
@@ -91,13 +91,13 @@ class Ending(Receiving):
         First with `is_final` False: a GOAWAY without a last stream, and a PING, whose answer shows that the client has
         read it.  Then with `is_final` True: a GOAWAY that names the last request that is answered.
         """
-        if self.failed is not None or self._last_taken is not None:
+        if self.failed is not None or self._last_answered_id is not None:
             return
-        if not self._has_warned:
+        if not self._has_sent_goaway:
             self._counts.goaways[ErrorCode.NO_ERROR] += 1
-            self._has_warned = True
+            self._has_sent_goaway = True
         if is_final:
-            self._last_taken = self._last_id
+            self._last_answered_id = self._last_id
             self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
         else:
             self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))

@@ -9,15 +9,15 @@ from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
 
 
-class Begun(NamedTuple):
+class RequestReceived(NamedTuple):
     """A request has arrived; `is_whole` if it has no body."""
 
     stream: Stream
-    asked: Http2Request
+    request: Http2Request
     is_whole: bool
 
 
-class Part(NamedTuple):
+class DataReceived(NamedTuple):
     """A piece of a request's body.  The receiver owes a call to `acknowledge` for `size` bytes."""
 
     stream: Stream
@@ -25,30 +25,30 @@ class Part(NamedTuple):
     size: int
 
 
-class Ended(NamedTuple):
+class BodyEnded(NamedTuple):
     """A request's body is whole."""
 
     stream: Stream
 
 
-class Gone(NamedTuple):
+class StreamReset(NamedTuple):
     """A stream was reset, by the client or for an error of the client's."""
 
     stream: Stream
     is_by_client: bool
 
 
-class Drained(NamedTuple):
+class StreamDrained(NamedTuple):
     """All data queued for a stream has been written to the output."""
 
     stream: Stream
 
 
-class Sign(Enum):
+class ConnectionEvent(Enum):
     """An event of the connection as a whole."""
 
-    PONG = "pong"
+    PING_ACK = "ping ack"
     """The client has answered a PING."""
 
 
-Event = Begun | Part | Ended | Gone | Drained | Sign
+Event = RequestReceived | DataReceived | BodyEnded | StreamReset | StreamDrained | ConnectionEvent

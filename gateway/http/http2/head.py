@@ -18,7 +18,7 @@ from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
 """Decoded bytes of a field list beyond which its sender counts as an attacker (sizes as in RFC 9113 section 6.5.2)."""
-_LONGEST_SPELLING: Final = 4_096
+_LONGEST_ALIAS: Final = 4_096
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
@@ -126,7 +126,7 @@ class Http2Request:
         self.method, self.target = method.decode(), path.decode("utf-8", "surrogateescape")
         self._headers = CIMultiDict([("Host", authority.decode())])
         self._headers.extend([(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular])
-        if method == b"GET" and size < _LONGEST_SPELLING and not any(name in _UNPLAIN for name, _ in regular):
+        if method == b"GET" and size < _LONGEST_ALIAS and not any(name in _UNPLAIN for name, _ in regular):
             lines = [b"%b: %b\r\n" % (name.title(), value) for name, value in regular]
             self.alias = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path, authority, b"".join(lines))
 

@@ -59,7 +59,7 @@ class Receiving(Sending):
 
     def _open_stream(self, stream: Stream) -> None:
         size = stream.unacknowledged_bytes
-        if not size or not stream.is_receiving or stream.gone is not None or self._is_shut(stream):
+        if not size or not stream.is_receiving or stream.reset_code is not None or self._is_shut(stream):
             return
         if (size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size) and self.failed is None:
             stream.unacknowledged_bytes = 0

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import SHRUNK_TABLE
+from gateway.http.http2.blocks import EMPTY_TABLE_UPDATE
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 
@@ -29,8 +29,8 @@ class Sending(ABC):
         """The initial window of a stream, as the client's settings say."""
         self._frame_bytes = frames.DEFAULT_FRAME_BYTES
         """The largest frame that is sent."""
-        self._owes_table = False
-        self._granted = 0
+        self._owes_size_update = False
+        self._free_updates = 0
         """Window updates that sent data accounts for; further ones count against the budget."""
         self._turns: dict[Stream, None] = {}
         """Streams with queued data, in the order of their turns."""
@@ -41,7 +41,7 @@ class Sending(ABC):
         self.out_bytes = 0
 
     @abstractmethod
-    def _settle(self, stream: Stream) -> None:
+    def _close_if_ended(self, stream: Stream) -> None:
         """Close the stream if its answer has ended."""
 
     def _write(self, frame: bytes) -> None:
@@ -56,20 +56,20 @@ class Sending(ABC):
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False) -> None:
         """Begin the answer; `ends` if it has no body."""
-        if stream.gone is not None or self.failed is not None:
+        if stream.reset_code is not None or self.failed is not None:
             return
-        if self._owes_table:
-            self._owes_table = False
-            block = SHRUNK_TABLE + block
+        if self._owes_size_update:
+            self._owes_size_update = False
+            block = EMPTY_TABLE_UPDATE + block
         self._write(frames.header_frames(stream.id, block, self._frame_bytes, ends=ends))
         if ends:
             stream.is_ended = True
-            self._settle(stream)
+            self._close_if_ended(stream)
 
     def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
         """Send a part of the answer's body, now or when the windows allow."""
         size = len(data)
-        if stream.gone is not None or self.failed is not None or not (size or ends):
+        if stream.reset_code is not None or self.failed is not None or not (size or ends):
             return
         if (
             not stream.queue
@@ -80,12 +80,12 @@ class Sending(ABC):
         ):
             stream.send_window -= size
             self._send_window -= size
-            self._granted += 2
+            self._free_updates += 2
             self.out += (frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id), data)
             self.out_bytes += size + frames.HEAD_BYTES
             if ends:
                 stream.is_ended = True
-                self._settle(stream)
+                self._close_if_ended(stream)
             return
         stream.is_ending = ends
         if size:
@@ -149,11 +149,11 @@ class Sending(ABC):
         stream.queued_bytes -= size
         stream.send_window -= size
         self._send_window -= size
-        self._granted += 2
+        self._free_updates += 2
         ends = stream.is_ending and not queue
         self.out.append(frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id))
         self.out += pieces
         self.out_bytes += size + frames.HEAD_BYTES
         if ends:
             stream.is_ended = True
-            self._settle(stream)
+            self._close_if_ended(stream)

@@ -12,7 +12,6 @@ class Stream:
 
     __slots__ = (
         "announced_bytes",
-        "gone",
         "id",
         "is_ended",
         "is_ending",
@@ -20,6 +19,7 @@ class Stream:
         "queue",
         "queued_bytes",
         "receive_window",
+        "reset_code",
         "send_window",
         "unacknowledged_bytes",
         "unread_bytes",
@@ -45,7 +45,7 @@ class Stream:
         """Whether the answer ends with the queued data."""
         self.is_ended = False
         """Whether this side has ended the stream."""
-        self.gone: ErrorCode | None = None
+        self.reset_code: ErrorCode | None = None
         """The error code with which either side has reset the stream; None if neither has."""
 
     def __repr__(self) -> str:

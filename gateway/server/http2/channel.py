@@ -21,13 +21,13 @@ from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.protocol.proxies import Proxies
-from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.followed import Followed
 from gateway.server.handling import Handling
 from gateway.server.head import response_head
 from gateway.server.request import LiveAnswer, Note, Request
+from gateway.server.sse_accounting import SseAccounting
+from gateway.server.timer import Timer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
@@ -37,19 +37,19 @@ _CONTINUE: Final = status_block(b"100")
 
 
 @lru_cache(maxsize=2)
-def _payload(chunk: bytes) -> bytes:
+def _chunk_data(chunk: bytes) -> bytes:
     """The data of a chunk; cached because all readers of a stream are sent the same chunk."""
     return chunk[chunk.index(b"\r\n") + 2 : -2]
 
 
 @lru_cache(maxsize=2)
-def _taken_apart(response: bytes, body_bytes: int) -> tuple[bytes, bytes]:
+def _split_response(response: bytes, body_bytes: int) -> tuple[bytes, bytes]:
     """Field block and body of a response; cached because a group of clients is sent the same response."""
     size = len(response) - body_bytes
     return block_of(response[:size]), response[size:]
 
 
-class Home(Protocol):
+class StreamConnection(Protocol):
     """What a stream uses of its connection."""
 
     clients: Clients
@@ -78,32 +78,32 @@ class StreamChannel(Handling):
     """A `gateway.server.request.Channel`, and the `Flow` of its request's body."""
 
     __slots__ = (
-        "_asked",
         "_body",
         "_clients",
         "_connection",
-        "_followed",
         "_generation",
+        "_http2_request",
         "_is_bodiless",
         "_live",
         "_request",
         "_room",
-        "_stuck",
+        "_sse",
         "_task",
         "_unsent",
+        "_write_timer",
+        "cut_reason",
         "live_bytes",
         "live_first_byte_s",
         "stream",
-        "why_cut",
     )
 
     versions = frozenset({VERSION})
 
-    def __init__(self, connection: Home, stream: Stream, asked: Http2Request) -> None:
+    def __init__(self, connection: StreamConnection, stream: Stream, http2_request: Http2Request) -> None:
         self._connection = connection
         self._clients = connection.clients
         self.stream = stream
-        self._asked = asked
+        self._http2_request = http2_request
         self._generation = connection.clients.joins.generation
         """The generation of `Joins` when the request was read."""
         self._body: RequestBody | None = None
@@ -112,20 +112,20 @@ class StreamChannel(Handling):
         """The request that is being answered."""
         self._room: asyncio.Future[None] | None = None
         """What the handler awaits while the client has too much unread."""
-        self._stuck: Alarm | None = None
+        self._write_timer: Timer | None = None
         self._unsent = 0
         """The stream's queued bytes at the last check for progress."""
         self._is_bodiless = False
         """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
         """The answer in progress, if it is given without a task."""
-        self._followed: Followed | None = None
+        self._sse: SseAccounting | None = None
         """The accounting of the live answer, if it is SSE."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
         """Seconds from the reading of the request to the writing of the live answer's head."""
-        self.why_cut: CloseReason | None = None
+        self.cut_reason: CloseReason | None = None
         """Why this side cuts the stream, if it does."""
 
     @property
@@ -133,14 +133,14 @@ class StreamChannel(Handling):
         """Whether the client has left so much unread that nothing more may be written."""
         stream = self.stream
         # Writes to a stream that was reset are dropped, and no event would ever report room there.
-        return stream.gone is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
+        return stream.reset_code is None and (stream.queued_bytes > 0 or self._connection.session.is_blocked)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen on the channel."""
         stream = self.stream
-        is_left = self._task is None and self._live is None and not self._is_detached
-        return is_left and (stream.is_ended or stream.gone is not None)
+        is_released = self._task is None and self._live is None and not self._is_detached
+        return is_released and (stream.is_ended or stream.reset_code is not None)
 
     @property
     def _is_detached(self) -> bool:
@@ -165,18 +165,18 @@ class StreamChannel(Handling):
     @property
     def alias(self) -> bytes | None:
         """The request's bytes in HTTP/1.1, if it may be remembered."""
-        return self._asked.alias if self._generation == self._clients.joins.generation else None
+        return self._http2_request.alias if self._generation == self._clients.joins.generation else None
 
     # -- the request
 
     def read_body(self) -> None:
         """Keep the request's body for the handler to read."""
-        self._body = RequestBody(self, self._asked.head(has_body=True))
+        self._body = RequestBody(self, self._http2_request.head(has_body=True))
 
     def answer(self) -> None:
         """Answer the request as far as possible without waiting."""
         body = self._body
-        request = self._request = Request(self, self._asked.head(has_body=body is not None), body)
+        request = self._request = Request(self, self._http2_request.head(has_body=body is not None), body)
         if (task := self._handle(request)) is not None:
             self._task = task
 
@@ -240,9 +240,9 @@ class StreamChannel(Handling):
             headers["Content-Length"] = str(len(body))
         head = response_head(status, headers, self._clients.wall(), keeps=True)
         request.has_begun = True
-        self.give(block_of(head), (body,) if body and request.method != "HEAD" else ())
+        self.send_answer(block_of(head), (body,) if body and request.method != "HEAD" else ())
 
-    def give(self, block: bytes, body: Collection[bytes]) -> None:
+    def send_answer(self, block: bytes, body: Collection[bytes]) -> None:
         """Write a whole answer: its field block and its body."""
         session, stream = self._connection.session, self.stream
         session.send_head(stream, block, ends=not body)
@@ -286,11 +286,11 @@ class StreamChannel(Handling):
     async def drained(self) -> None:
         """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
         or takes nothing within the write timeout."""
-        while self.is_full and self.stream.gone is None:
-            # `_look` keeps the deadline of the stream, and the connection its own.
+        while self.is_full and self.stream.reset_code is None:
+            # `_check_progress` keeps the deadline of the stream, and the connection its own.
             self._room = self._clients.loop.create_future()
             await self._room
-        if self.stream.gone is not None:
+        if self.stream.reset_code is not None:
             raise ConnectionResetError("the client has gone")
 
     def drain(self) -> None:
@@ -311,37 +311,37 @@ class StreamChannel(Handling):
 
     def watch(self) -> None:
         """Set the deadline if bytes wait for the client."""
-        if self.stream.queued_bytes and (self._stuck is None or not self._stuck.is_set):
-            self._watch()
+        if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
+            self._set_deadline()
 
     def close(self) -> None:
         """Stop the deadline: the channel is over."""
-        if self._stuck is not None:
-            self._stuck.clear()
+        if self._write_timer is not None:
+            self._write_timer.clear()
 
-    def _watch(self) -> None:
-        if self._stuck is None:
-            self._stuck = Alarm(self._clients.wheel, self._look)
+    def _set_deadline(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = Timer(self._clients.wheel, self._check_progress)
         self._unsent = self.stream.queued_bytes
-        self._stuck.set(self._clients.limits.client_write_timeout_s)
+        self._write_timer.set(self._clients.limits.client_write_timeout_s)
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         """Check whether the client has taken any bytes of the stream since the last check; if not, abort."""
         stream = self.stream
         if not stream.queued_bytes:
             return
         if stream.queued_bytes < self._unsent or self._connection.session.is_blocked:
             # If the connection is blocked, its own deadline applies.
-            self._watch()
+            self._set_deadline()
             return
         self._clients.metrics.slow_consumer()
-        self.why_cut = CloseReason.SLOW
+        self.cut_reason = CloseReason.SLOW
         self.abort()
 
     def abort(self) -> None:
         """Reset the stream: after an orderly end a truncated body would look complete."""
-        if self.stream.gone is None:
-            self._connection.reset(self, ErrorCode.CANCEL if self.why_cut else ErrorCode.INTERNAL_ERROR)
+        if self.stream.reset_code is None:
+            self._connection.reset(self, ErrorCode.CANCEL if self.cut_reason else ErrorCode.INTERNAL_ERROR)
 
     def hand_over(self, answering: LiveAnswer) -> None:
         """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
@@ -365,25 +365,25 @@ class StreamChannel(Handling):
     ) -> None:
         """Have `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._followed = Followed(self._clients, route, began, note)
+        self._sse = SseAccounting(self._clients, route, began, note)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
-        assert self._followed is not None
-        self.live_first_byte_s = self._clients.now() - self._followed.began
+        assert self._sse is not None
+        self.live_first_byte_s = self._clients.now() - self._sse.began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
 
     def send(self, chunk: bytes, size: int) -> None:
         """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
         connection = self._connection
-        if self.stream.gone is not None:
+        if self.stream.reset_code is not None:
             return
-        connection.session.send(self.stream, _payload(chunk))
-        if self.stream.queued_bytes and (self._stuck is None or not self._stuck.is_set):
+        connection.session.send(self.stream, _chunk_data(chunk))
+        if self.stream.queued_bytes and (self._write_timer is None or not self._write_timer.is_set):
             # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             connection.clients.metrics.slow_consumer(is_closed=False)
-            self._watch()
+            self._set_deadline()
         self.live_bytes += size
         connection.clients.sent_bytes += size
         connection.wake()
@@ -395,15 +395,15 @@ class StreamChannel(Handling):
         else:
             # Only an error shows that the body is truncated.
             self.abort()
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.close(self, reason, in_order=in_order)
+        sse, self._sse = self._sse, None
+        if sse is not None:
+            sse.close(self, reason, in_order=in_order)
         self.release()
 
     def write_response(self, response: bytes, body_bytes: int) -> None:
         """Write a whole live answer if the stream is still open; a call to `release` follows."""
-        if self.stream.gone is None:
-            block, body = _taken_apart(response, body_bytes)
-            self.give(block, (body,) if body else ())
+        if self.stream.reset_code is None:
+            block, body = _split_response(response, body_bytes)
+            self.send_answer(block, (body,) if body else ())
             self.live_bytes += body_bytes
             self._clients.sent_bytes += body_bytes

@@ -6,7 +6,7 @@ from hpack import Encoder
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import Begun, Event
+from gateway.http.http2.events import Event, RequestReceived
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
@@ -71,7 +71,7 @@ class Server:
     def take(self, *pieces: bytes) -> list[Event]:
         events = self.session.receive(b"".join(pieces), self.now)
         self.events += events
-        self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, Begun))
+        self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, RequestReceived))
         return events
 
     def said(self) -> list[tuple[int, int, int, bytes]]:

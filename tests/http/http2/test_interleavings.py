@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import Begun, Ended, Part
+from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from tests.http.http2.peer import (
@@ -88,14 +88,14 @@ class Exchange:
         piece, self.up = self.up[:size], self.up[size:]
         for event in self.session.receive(piece, 0.0):
             match event:
-                case Begun(stream):
+                case RequestReceived(stream):
                     self.streams[stream.id] = stream
                     self.uploads[stream.id] = b""
                     self.session.send_head(stream, block([(":status", "200")]))
-                case Part(stream, part, flow):
+                case DataReceived(stream, part, flow):
                     self.uploads[stream.id] += part
                     self.held.append((stream, flow))
-                case Ended(stream):
+                case BodyEnded(stream):
                     self.whole.add(stream.id)
         assert self.session.failed is None
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.events import Begun, Drained, Ended, Gone, Part, Sign
+from gateway.http.http2.events import (
+    BodyEnded,
+    ConnectionEvent,
+    DataReceived,
+    RequestReceived,
+    StreamDrained,
+    StreamReset,
+)
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.receiving import MOST_UNREAD_BYTES, STREAM_UNREAD_BYTES
 from tests.http.http2.peer import (
@@ -33,18 +40,18 @@ def test_a_request_and_its_body_come_as_events() -> None:
     server = Server()
     events = server.take(OPEN, data(1, b"abc"), frame(frames.DATA, frames.PADDED, 1, b"\x02de\0\0"), data(1, ends=True))
     begun, first, second, ended = events
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, RequestReceived)
     assert not begun.is_whole
-    assert isinstance(first, Part)
-    assert isinstance(second, Part)
+    assert isinstance(first, DataReceived)
+    assert isinstance(second, DataReceived)
     assert (first.data, first.size, second.data, second.size) == (b"abc", 3, b"de", 5)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, BodyEnded)
 
 
 def test_trailers_are_dropped() -> None:
     server = Server()
     events = server.take(OPEN, data(1, b"abc"), request(1, [("x", "y")]))
-    assert [type(event) for event in events] == [Begun, Part, Ended]
+    assert [type(event) for event in events] == [RequestReceived, DataReceived, BodyEnded]
 
 
 def test_a_block_comes_in_pieces_of_any_size() -> None:
@@ -55,7 +62,7 @@ def test_a_block_comes_in_pieces_of_any_size() -> None:
     for byte in whole[:-1]:
         assert server.take(bytes((byte,))) == []
         assert server.session.is_mid_head
-    assert [type(event) for event in server.take(whole[-1:])] == [Begun]
+    assert [type(event) for event in server.take(whole[-1:])] == [RequestReceived]
     assert not server.session.is_mid_head
 
 
@@ -105,7 +112,7 @@ def test_what_the_client_takes_back_is_gone() -> None:
     server = Server()
     server.take(OPEN)
     (gone,) = server.take(reset(1))
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, StreamReset)
     assert gone.is_by_client
     server.session.send(server.streams[1], b"late", ends=True)
     assert server.said() == []
@@ -143,7 +150,7 @@ def test_an_answer_waits_for_the_window_of_its_stream() -> None:
     assert sent(server) == {3: b"xyz"}
     assert server.take(window(1, 1)) == []
     (drained,) = server.take(window(1, 100))
-    assert drained == Drained(first)
+    assert drained == StreamDrained(first)
     assert sent(server) == {1: b"fgh"}
     assert not server.session.streams
 
@@ -228,7 +235,7 @@ def test_what_was_sent_of_a_stream_that_waited_is_told() -> None:
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
     first, second = server.streams[1], server.streams[3]
     server.session.send(first, bytes(150_000))
-    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, Drained)]
+    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, StreamDrained)]
     server.said()
     assert first.queued_bytes
     # An answer on another stream, between two looks at the transport.
@@ -257,7 +264,7 @@ def test_the_window_of_a_body_opens_as_it_is_taken() -> None:
     stream = server.streams[1]
     for _ in range(20):
         for part in server.take(data(1, bytes(1 << 14))):
-            assert isinstance(part, Part)
+            assert isinstance(part, DataReceived)
             server.session.acknowledge(stream, part.size)
     updates = [(stream_id, int.from_bytes(payload, "big")) for kind, _, stream_id, payload in server.said()]
     assert sum(size for stream_id, size in updates if stream_id == 1) > 18 << 14
@@ -270,7 +277,7 @@ def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
     stream = server.streams[1]
     server.session.unread(stream, STREAM_UNREAD_BYTES + 1)
     for part in server.take(data(1, bytes(1 << 14)), data(1, bytes(1 << 14)), data(1, bytes(1 << 14))):
-        assert isinstance(part, Part)
+        assert isinstance(part, DataReceived)
         server.session.acknowledge(stream, part.size)
     assert server.said() == []
     server.take(data(3, b"abc"))
@@ -282,7 +289,7 @@ def upload(server: Server, stream_id: int, *, unread: int) -> None:
     """Half a window of a body, of which so much is left unread."""
     stream = server.streams[stream_id]
     for part in server.take(data(stream_id, bytes(1 << 14)), data(stream_id, bytes(1 << 14))):
-        assert isinstance(part, Part)
+        assert isinstance(part, DataReceived)
         server.session.unread(stream, unread)
         server.session.acknowledge(stream, part.size)
 
@@ -331,7 +338,7 @@ def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connectio
         server.take(request(stream_id, POST, ends=False))
         # All of it is taken apart before any of it is looked at.
         events = server.take(data(stream_id, bytes(1 << 14)), reset(stream_id))
-        (part,) = (event for event in events if isinstance(event, Part))
+        (part,) = (event for event in events if isinstance(event, DataReceived))
         server.session.acknowledge(part.stream, part.size)
         server.now += 1
     assert server.session.failed is None
@@ -342,7 +349,7 @@ def test_many_bodies_that_are_begun_leave_the_window_of_the_connection_open() ->
     # What is taken of each is less than its own window is opened for.
     for stream_id in range(1, 256, 2):
         for event in server.take(request(stream_id, POST, ends=False), data(stream_id, bytes(1 << 14))):
-            if isinstance(event, Part):
+            if isinstance(event, DataReceived):
                 server.session.acknowledge(event.stream, event.size)
     assert server.session.failed is None
     grown = [int.from_bytes(payload, "big") for kind, _, to, payload in server.said() if kind == frames.WINDOW_UPDATE]
@@ -380,7 +387,7 @@ def test_a_client_is_told_of_the_end_before_it_is_the_end() -> None:
     assert goaway == (frames.GOAWAY, 0, 0, u32((1 << 31) - 1) + u32(0))
     # What is on its way is answered still.
     assert len(server.take(request(3))) == 1
-    assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [Sign.PONG]
+    assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [ConnectionEvent.PING_ACK]
     server.session.leave(is_final=True)
     assert server.said() == [(frames.GOAWAY, 0, 0, u32(3) + u32(0))]
     assert server.take(request(5), request(7)) == []
@@ -392,6 +399,6 @@ def test_a_client_is_told_of_the_end_before_it_is_the_end() -> None:
 def test_a_client_may_leave_first() -> None:
     server = Server()
     server.take(request(1), frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"))
-    assert server.session.is_left
+    assert server.session.has_goaway
     server.session.send_head(server.streams[1], b"\x88", ends=True)
     assert len(server.said()) == 1

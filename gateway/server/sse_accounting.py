@@ -12,15 +12,15 @@ from gateway.server.request import Note
 from gateway.telemetry.access_record import CloseReason
 
 
-class Sent(Protocol):
+class SseChannel(Protocol):
     """What a channel knows of the SSE answer that it carried."""
 
     live_bytes: int
     live_first_byte_s: float
-    why_cut: CloseReason | None
+    cut_reason: CloseReason | None
 
 
-class Followed:
+class SseAccounting:
     """The accounting of one SSE answer, from its begin to `close`.  `began` is when its request was read, by the
     streams' clock."""
 
@@ -33,7 +33,7 @@ class Followed:
         self.began = began
         clients.metrics.subscribers(Mode.SSE, 1, route)
 
-    def close(self, channel: Sent, reason: CloseReason, *, in_order: bool) -> None:
+    def close(self, channel: SseChannel, reason: CloseReason, *, in_order: bool) -> None:
         """The answer has ended; `in_order` if it is whole."""
         outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
         metrics, route, note = self._clients.metrics, self._route, self._note
@@ -49,4 +49,4 @@ class Followed:
             trace_id=(note.trace_id if note is not None else None) or "",
         )
         if note is not None:
-            note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
+            note.end(outcome, channel.cut_reason or reason if reason is CloseReason.LEFT else reason)
