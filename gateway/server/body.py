@@ -42,6 +42,10 @@ class RequestBody:
         self.is_whole = False
         """Whether the last byte has arrived."""
 
+    def __repr__(self) -> str:
+        state = "failed" if self.error is not None else "whole" if self.is_whole else "incomplete"
+        return f"<RequestBody {self._size} unread, {state}>"
+
     # -- the connection's side
 
     def feed(self, piece: bytes) -> None:

@@ -129,6 +129,9 @@ class Clients:
         """Parsers that are between two messages, kept for reuse."""
         self._emptied = Signal()
 
+    def __repr__(self) -> str:
+        return f"<Clients {len(self._open)} open, {self.refused.total()} refused{', draining' * self.is_draining}>"
+
     def __len__(self) -> int:
         return len(self._open)
 

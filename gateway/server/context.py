@@ -48,8 +48,8 @@ class RequestContext:
     delivery: Delivery
     began: float
     relay_done: asyncio.Future[Answered | None] | None = None
-    """Resolves when a relayed answer is out, to None if it broke off.  None if no task waits; the channel is then told
-    by `answered`."""
+    """Resolves when a relayed answer is out, to None if it broke off.  None if no task waits: the relay then
+    calls the channel's `answered`."""
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None

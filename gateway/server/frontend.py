@@ -78,6 +78,9 @@ class Frontend:
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
         self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
 
+    def __repr__(self) -> str:
+        return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
+
     def connections(self) -> int:
         """Client connections that are open now, at all listeners."""
         return sum(map(len, self.every_clients))

@@ -135,6 +135,10 @@ class Handshake(asyncio.Protocol):
         self._received_bytes = 0
         self._tick = NEVER
 
+    def __repr__(self) -> str:
+        step = "PROXY header" if self._expects_proxy else "TLS" if self._ssl is not None else "over"
+        return f"<Handshake {step}, {self._received_bytes} bytes of TLS>"
+
     # -- as a `ClientConnection`
 
     @property

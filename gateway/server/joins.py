@@ -59,6 +59,9 @@ class Joins:
         self.get = self._joins.get
         """What exactly this request asks for; None if it is not remembered."""
 
+    def __repr__(self) -> str:
+        return f"<Joins {len(self._joins)} requests, {self._size} bytes>"
+
     def __len__(self) -> int:
         return len(self._joins)
 

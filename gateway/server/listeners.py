@@ -128,6 +128,9 @@ class Listeners:
         """The certificates in effect."""
         self._open: list[_OpenListener] = []
 
+    def __repr__(self) -> str:
+        return f"<Listeners {len(self._open)} open, {len(self.certificates)} with certificates>"
+
     def __len__(self) -> int:
         return len(self._open)
 

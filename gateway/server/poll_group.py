@@ -61,6 +61,9 @@ class PollGroup:
         self.answer: Answer | None = None
         """The answer that was sent, if it is logged or traced."""
 
+    def __repr__(self) -> str:
+        return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
+
     def begin(self, waiter: Waiter, channel: Channel, began: float, note: Note | None) -> None:
         """Add the first client."""
         self._waiter = waiter

@@ -244,7 +244,9 @@ class RememberedAnswers:
         self.exact: dict[bytes, RememberedAnswer] = {}
         """Answers by whole requests (aliases); connections look here first."""
         self._by_loose: dict[bytes, RememberedAnswer] = {}
+        """Answers by reduced request, for routes whose credentials are not among the loose lines."""
         self._by_tight: dict[bytes, RememberedAnswer] = {}
+        """Answers by reduced request, for the other routes; only lines that are meaningless to every route are removed."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: dict[RememberedAnswer, None] = {}
         self._uncounted: set[RememberedAnswer] = set()
@@ -267,6 +269,9 @@ class RememberedAnswers:
         tight_names = [name for name in _MEANINGLESS if not any(name in names for names in by_route)]
         self._loose = _lines(self._loose_names)
         self._tight = _lines(tight_names) if tight_names != self._loose_names else None
+
+    def __repr__(self) -> str:
+        return f"<RememberedAnswers {len(self._all)} answers, {len(self.exact)} aliases, {self.cost} bytes>"
 
     def __len__(self) -> int:
         return len(self._all)

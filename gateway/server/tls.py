@@ -91,6 +91,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._answer_bytes = 0
         """Bytes that OpenSSL has sent on its own account."""
 
+    def __repr__(self) -> str:
+        return f"<TlsTransport {self._state.value}{', paused' * self._is_paused}>"
+
     def connect(self) -> None:
         """Join transport and protocol, and pass on what arrived behind the handshake."""
         self._raw.set_protocol(self)

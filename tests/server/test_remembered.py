@@ -1,4 +1,4 @@
-"""Ready answers: what they hold is what they pay for, and what they show is what the stream holds now."""
+"""Remembered answers: they are charged for exactly the memory they hold, and match what the stream holds now."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def request(name: str, start: str, cookie: int = 0, visit: int = 0) -> bytes:
 
 
 def held_beside(remembered: RememberedAnswer) -> int:
-    """Bytes that are there because the answer is: what it holds and the tape does not."""
+    """Bytes that exist only because of the answer: those it holds beside the tape."""
     own = {id(piece) for block in remembered.stream.tape.blocks() for piece in block.pieces}
     pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
     assert remembered.key is not None
@@ -169,12 +169,12 @@ class WhatIsLent(RuleBasedStateMachine):
         assert len(self.kept.answers) == 0
 
 
-def test_what_is_lent_is_what_is_held_in_every_order_of_events() -> None:
+def test_the_budget_lent_equals_the_memory_held_in_every_order_of_events() -> None:
     run_state_machine_as_test(WhatIsLent, settings=settings(max_examples=60, stateful_step_count=30))
 
 
 def cost_of(store: Callable[[Kept, Stream], str]) -> tuple[int, int]:
-    """What an answer from the offset that `store` names costs, and what it holds beside the tape."""
+    """The cost of an answer from the offset that `store` returns, and the bytes that it holds beside the tape."""
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     start = store(kept, stream)
@@ -185,7 +185,7 @@ def cost_of(store: Callable[[Kept, Stream], str]) -> tuple[int, int]:
     return remembered.cost, held_beside(remembered)
 
 
-def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
+def test_a_large_body_costs_only_bytes_not_shared_with_the_tape() -> None:
     def whole(kept: Kept, stream: Stream) -> str:
         kept.append(stream, *[b"w" * 100_000] * 5)
         return "-1"
@@ -194,7 +194,7 @@ def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
         kept.append(stream, *[b"w" * 100_000] * 5)
         tail = stream.tape.tail
         assert tail is not None
-        # Another fetch that ends at the same place tells where in the piece its beginning lies.
+        # Another fetch with the same end shows where in the piece its beginning lies.
         kept.store.store(stream, "00000000", tail, [b"w" * 480_000], 0.0)
         return "00000000"
 
@@ -205,7 +205,7 @@ def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
     assert 80_000 < held <= cost < 84_000
 
 
-def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
+def test_an_alias_is_charged_while_it_is_kept() -> None:
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     kept.append(stream, b"body")
@@ -215,11 +215,11 @@ def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
     for visit in range(9):
         for _ in range(2):
             assert kept.answers.find(request("s", "-1", 3_900, visit)) is not None
-    # The four that came last.
+    # The latest four.
     assert 4 * 3_900 < kept.store.lent - before < 5 * 3_900
 
 
-def test_what_was_read_before_bytes_were_forgotten_is_not_remembered_after_it() -> None:
+def test_an_answer_read_before_a_forget_is_not_remembered_after_it() -> None:
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     kept.append(stream, b"old")

@@ -57,6 +57,10 @@ class Budget:
         self._levels: dict[Kind, tuple[float, float]] = {}
         """The level of each bucket, and the time of that level."""
 
+    def __repr__(self) -> str:
+        levels = ", ".join(f"{kind.value} {level:g}" for kind, (level, _) in self._levels.items())
+        return f"<Budget {levels or 'unused'}>"
+
     def spend(self, kind: Kind, now: float) -> bool:
         """Count one frame; False if it exceeds the limit.  `now` is in monotonic seconds."""
         holds, per_s = ALLOWANCES[kind]
