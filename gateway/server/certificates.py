@@ -106,7 +106,9 @@ def _with_current_authorities(
         old.pem.load_into(context)
     except OSError:
         # Usually an SSLError: the files changed between OpenSSL's read and this program's.
-        raise ConfigError(f"{where}: {old.config.certificate}: cannot be shown with other authorities") from None
+        raise ConfigError(
+            f"{where}: {old.config.certificate}: cannot be combined with the new client authorities"
+        ) from None
     return replace(old, context=context)
 
 

@@ -203,7 +203,7 @@ class Connection(ReadingConnection, Handling):
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
-        self._has_room(ConnectionResetError("the client has gone"))
+        self._has_room(ConnectionResetError("the client has left"))
         live, self._live = self._live, None
         if live is not None:
             live.left(self)

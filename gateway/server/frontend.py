@@ -119,7 +119,7 @@ class Frontend:
         """Put new certificates into effect at the listeners."""
         for loaded in certificates.values():
             for line in loaded.kept:
-                _log.warning("a certificate stays as it was: %s", line)
+                _log.warning("keeping the previous version of a certificate: %s", line)
         self.listeners.use_certificates(certificates)
 
     def _answer(self, request: Request) -> Work | None:

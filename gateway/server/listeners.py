@@ -174,7 +174,7 @@ class Listeners:
         try:
             fds = passed_sockets(environ, os.getpid())
         except ValueError as error:
-            raise ConfigError(f"the sockets of systemd: {error}") from None
+            raise ConfigError(f"sockets passed by systemd: {error}") from None
         try:
             for index, config in enumerate(self._configs):
                 listening = _OpenListener(config)
@@ -212,7 +212,7 @@ class Listeners:
                 others = [one.place.name for one in self._configs if isinstance(one.place, SystemdPlace)]
                 wanted = choose_fds(fds, name, filter(None, others))
                 if not wanted:
-                    raise ConfigError(f"{config.address}: systemd has handed over no such socket")
+                    raise ConfigError(f"{config.address}: systemd has passed no such socket")
                 for fd in wanted:
                     sock = adopt(fd)
                     make = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server

@@ -170,8 +170,8 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            place = RecordedStream.of(self._parsed.route.config.name, self._parsed.target, self._parsed.key.partition)
-            self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
+            stream = RecordedStream.of(self._parsed.route.config.name, self._parsed.target, self._parsed.key.partition)
+            self._relays.access_log.unclaimed(stream, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
         """The request has failed without an answer."""

@@ -246,7 +246,7 @@ class RememberedAnswers:
         self._by_loose: dict[bytes, RememberedAnswer] = {}
         """Answers by reduced request, for routes whose credentials are not among the loose lines."""
         self._by_tight: dict[bytes, RememberedAnswer] = {}
-        """Answers by reduced request, for the other routes; only lines that are meaningless to every route are removed."""
+        """The same for the other routes; only lines that are meaningless to every route are taken out."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: dict[RememberedAnswer, None] = {}
         self._uncounted: set[RememberedAnswer] = set()

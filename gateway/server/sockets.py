@@ -87,7 +87,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is a file that is no socket", str(path))
+        raise FileExistsError(errno.EEXIST, "a file that is not a socket is there", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         # With a full backlog, connect() has to fail at once instead of blocking.
         probe.setblocking(False)
@@ -127,6 +127,6 @@ def adopt(fd: int) -> socket.socket:
     is_listening = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not is_listening:
         sock.close()
-        raise OSError(errno.EINVAL, f"descriptor {fd} is no socket that listens for streams")
+        raise OSError(errno.EINVAL, f"descriptor {fd} is not a listening stream socket")
     os.set_inheritable(sock.fileno(), False)
     return sock

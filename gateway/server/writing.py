@@ -137,9 +137,9 @@ class WritingConnection(TimedConnection, ABC):
             except TimeoutError:
                 self._clients.metrics.slow_consumer()
                 self.abort()
-                raise ConnectionResetError("the client does not read") from None
+                raise ConnectionResetError("the client takes nothing") from None
         if self.transport is None or self.transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has left")
 
     def _has_room(self, error: ConnectionError | None = None) -> None:
         """Wake the handler that waits for room; with `error` if there will be none."""

@@ -24,7 +24,7 @@ BOUND_S = 20.0
 ROUNDS = 5
 
 
-async def told(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
+async def exchange(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
     """Everything answered on one connection, up to `until` or to its end; the last request has to close it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     async with asyncio.timeout(BOUND_S):
@@ -68,7 +68,7 @@ async def test_no_request_leaves_a_reference_cycle(transport: str, tmp_path: Pat
     tls = None if transport == HTTP_1 else trust.client
     config = GatewayConfig.for_origin(origin.url, admin="127.0.0.1:0", **listening(transport, trust))
     gateway = await start_gateway(config)
-    ask = partial(told, tls=tls)
+    ask = partial(exchange, tls=tls)
     port = int(gateway.gateway_url.rpartition(":")[2])
 
     async def use(name: str) -> None:
@@ -166,7 +166,7 @@ async def test_a_failed_request_leaves_no_reference_cycle(
     port = int(gateway.gateway_url.rpartition(":")[2])
 
     async def use(number: int) -> None:
-        await told(port, request_line.replace("%d", str(number)))
+        await exchange(port, request_line.replace("%d", str(number)))
         async with asyncio.timeout(BOUND_S):
             while gateway.connections or gateway.engine.client.open_connections:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

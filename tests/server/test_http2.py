@@ -346,11 +346,11 @@ async def test_a_write_that_its_client_resets_happens_whole_or_not_at_all(pair: 
 
 
 async def test_a_write_is_recorded_even_if_its_stalled_client_has_left() -> None:
-    held, asked = asyncio.Event(), asyncio.Event()
+    held, arrived = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
-            asked.set()
+            arrived.set()
             await held.wait()
             writer.write(b"HTTP/1.1 200 OK\r\nStream-Next-Offset: 0005\r\nContent-Length: 5\r\n\r\nhello")
         else:
@@ -363,7 +363,7 @@ async def test_a_write_is_recorded_even_if_its_stalled_client_has_left() -> None
         async with wire_to(gateway, receive_bytes=4_096) as wire:
             await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
             await wire.ask("/s", TEXT, "POST", b"abc")
-            await asked.wait()
+            await arrived.wait()
             await wire.ask("/big", method="PATCH")
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await eventually(lambda: gateway.clients.unsent()[1] > 100_000)

@@ -122,7 +122,7 @@ async def raw(gateway: RunningGateway, *sent: bytes, index: int = 0) -> bytes:
         await close(writer)
 
 
-def shown(writer: asyncio.StreamWriter) -> str:
+def first_name(writer: asyncio.StreamWriter) -> str:
     """The first name of the server's certificate."""
     certificate = writer.get_extra_info("peercert")
     return str(certificate["subjectAltName"][0][1])
@@ -182,7 +182,7 @@ async def test_all_listeners_answer_alike(bench: Bench, authority: Authority) ->
 
 
 @pytest.mark.parametrize(
-    ("asked", "certificate"),
+    ("server_name", "certificate"),
     [
         ("one.test", "one.test"),
         ("ONE.test", "one.test"),
@@ -192,27 +192,27 @@ async def test_all_listeners_answer_alike(bench: Bench, authority: Authority) ->
     ],
 )
 async def test_a_certificate_is_chosen_by_server_name(
-    bench: Bench, authority: Authority, asked: str, certificate: str
+    bench: Bench, authority: Authority, server_name: str, certificate: str
 ) -> None:
     pairs = [
         authority.issue("first.test"), authority.issue("one.test", "also.test"), authority.issue("*.many.test"),
         authority.issue("own.many.test"),
     ]  # fmt: skip
     gateway = await bench.start(tls(*pairs))
-    reader, writer = await open_to(gateway, authority.client(), asked)
-    assert shown(writer) == certificate
+    reader, writer = await open_to(gateway, authority.client(), server_name)
+    assert first_name(writer) == certificate
     assert (await answered(reader, writer)).status == 200
 
 
-@pytest.mark.parametrize("asked", ["stranger.test", "a.b.many.test", "many.test", None])
+@pytest.mark.parametrize("server_name", ["stranger.test", "a.b.many.test", "many.test", None])
 async def test_an_unknown_server_name_gets_the_first_certificate(
-    bench: Bench, authority: Authority, asked: str | None
+    bench: Bench, authority: Authority, server_name: str | None
 ) -> None:
     gateway = await bench.start(tls(authority.issue("first.test"), authority.issue("*.many.test")))
     context = authority.client()
     context.check_hostname = False
-    _, writer = await open_to(gateway, context, asked or "")
-    assert shown(writer) == "first.test"
+    _, writer = await open_to(gateway, context, server_name or "")
+    assert first_name(writer) == "first.test"
     await close(writer)
 
 
@@ -724,10 +724,10 @@ async def test_only_the_forwarding_header_that_the_proxy_writes_reaches_the_orig
     bench: Bench, forwarded_by: str, passed: list[bytes]
 ) -> None:
     """The proxy passes on the other header as its client has forged it."""
-    told: list[bytes] = []
+    heads: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.append(await reader.readuntil(b"\r\n\r\n"))
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await close(writer)
 
@@ -743,7 +743,7 @@ async def test_only_the_forwarding_header_that_the_proxy_writes_reaches_the_orig
         bench.running.append(gateway)
         said = b"X-Forwarded-For: 203.0.113.7\r\nForwarded: for=203.0.113.9\r\n\r\n"
         await answered(*await open_to(gateway), b"DELETE /s HTTP/1.1\r\nHost: e\r\n" + said)
-    assert [line for line in told[0].split(b"\r\n") if b"orwarded" in line] == passed
+    assert [line for line in heads[0].split(b"\r\n") if b"orwarded" in line] == passed
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------

@@ -58,10 +58,10 @@ async def tail_of(gateway: RunningGateway, path: str) -> str:
     return (await ask(gateway, get(f"{path}?offset=-1")))[0].headers["stream-next-offset"][0]
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
+@pytest.mark.parametrize("kind", ["fast", "strict"])
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, way: str, live: str) -> None:
-    gateway: RunningGateway = getattr(pair, way)
+async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, kind: str, live: str) -> None:
+    gateway: RunningGateway = getattr(pair, kind)
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(gateway, "/s")
     reader, writer = await connect(gateway)
@@ -73,9 +73,9 @@ async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, way:
     await close(writer)
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
-async def test_half_a_request_behind_a_live_one_is_not_lost(pair: Pair, way: str) -> None:
-    gateway: RunningGateway = getattr(pair, way)
+@pytest.mark.parametrize("kind", ["fast", "strict"])
+async def test_half_a_request_behind_a_live_one_is_not_lost(pair: Pair, kind: str) -> None:
+    gateway: RunningGateway = getattr(pair, kind)
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(gateway, "/s")
     reader, writer = await connect(gateway)
@@ -207,14 +207,14 @@ async def test_a_client_that_does_not_read_the_rest_is_closed(how: str) -> None:
         await stop_pair(pair)
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
-async def test_a_slow_client_that_keeps_reading_is_not_cut_off(way: str) -> None:
+@pytest.mark.parametrize("kind", ["fast", "strict"])
+async def test_a_slow_client_that_keeps_reading_is_not_cut_off(kind: str) -> None:
     pair = await start_pair(
         max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", client_write_timeout_s=0.5, compression=()
     )
     try:
         await create_closed(pair, body=b"z" * 1_000_000)
-        gateway: RunningGateway = getattr(pair, way)
+        gateway: RunningGateway = getattr(pair, kind)
         await ask(gateway, get("/s?offset=-1"), get("/s?offset=-1"))
         reader, writer = await connect(gateway, receive_bytes=32_768)
         writer.write(get("/s?offset=-1"))
@@ -261,7 +261,7 @@ async def test_a_large_write_behind_a_long_poll_arrives_whole(pair: Pair) -> Non
         assert response.headers["Stream-Next-Offset"].endswith("900005")
 
 
-async def test_a_crowd_of_live_requests_behind_a_long_poll_is_answered_in_order(pair: Pair) -> None:
+async def test_many_live_requests_behind_a_long_poll_are_answered_in_order(pair: Pair) -> None:
     """Far more requests than the stack could nest, and more than is read while the first one waits."""
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(pair.fast, "/s")

@@ -212,7 +212,7 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
                 seen = len(wired.up.pieces)
                 assert seen % every == 0
                 wired.transport.resume_reading()
-                assert len(wired.up.pieces) == seen, "not in the middle of whoever resumes"
+                assert len(wired.up.pieces) == seen, "not while the caller of resume_reading is on the stack"
                 await pass_turns(1)
             else:
                 wired.transport.data_received(stream[:cut])
@@ -405,4 +405,4 @@ def test_extra_info_reaches_the_transport_below(contexts: Contexts) -> None:
     assert transport.get_extra_info("ssl_object") is not None
     assert transport.get_extra_info("cipher")
     assert transport.get_extra_info("peercert") is None or transport.get_extra_info("peercert") == {}
-    assert transport.get_extra_info("peername", "nobody") == "nobody"
+    assert transport.get_extra_info("peername", "none") == "none"

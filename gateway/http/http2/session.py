@@ -204,7 +204,7 @@ class Session(Ending):
     def _begin(self, stream_id: int, request: Http2Request, ends: bool) -> None:
         self._last_id = stream_id
         if self._last_answered_id is not None and stream_id > self._last_answered_id:
-            # Such a stream is ignored, as GOAWAY told the client, which may retry elsewhere (RFC 9113 section 6.8).
+            # Such a stream is ignored, as GOAWAY has announced; the client may retry elsewhere (RFC 9113 section 6.8).
             self._spend(Kind.IDLE)
             self._reset_ids.append(stream_id)
             return

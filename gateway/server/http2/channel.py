@@ -210,7 +210,7 @@ class StreamChannel(Handling):
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early" if is_by_client else "Malformed request body"))
-        self._has_room(ConnectionResetError("the client has gone"))
+        self._has_room(ConnectionResetError("the client has left"))
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
@@ -291,7 +291,7 @@ class StreamChannel(Handling):
             self._room = self._clients.loop.create_future()
             await self._room
         if self.stream.reset_code is not None:
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has left")
 
     def drain(self) -> None:
         """Go on writing: there is room again."""

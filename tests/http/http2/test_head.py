@@ -89,10 +89,10 @@ def having(name: bytes, value: bytes) -> FieldList:
     ],
 )
 def test_an_ambiguous_request_is_malformed(fields: FieldList) -> None:
-    asked = Http2Request(fields)
-    assert asked.is_malformed
-    assert not asked.is_answered
-    assert asked.alias is None
+    request = Http2Request(fields)
+    assert request.is_malformed
+    assert not request.is_answered
+    assert request.alias is None
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,16 @@ def test_an_ambiguous_request_is_malformed(fields: FieldList) -> None:
     ],
 )
 def test_an_unsupported_request_is_refused(fields: FieldList) -> None:
-    asked = Http2Request(fields)
-    assert not asked.is_malformed
-    assert not asked.is_answered
+    request = Http2Request(fields)
+    assert not request.is_malformed
+    assert not request.is_answered
 
 
 def test_a_request_has_the_form_of_http_1_1() -> None:
-    asked = Http2Request([*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")])
-    head = asked.head(has_body=False)
+    request = Http2Request(
+        [*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")]
+    )
+    head = request.head(has_body=False)
     assert (head.method, head.target, head.version, head.length) == ("GET", "/s?offset=-1", "2.0", 0)
     assert list(head.headers.items()) == [
         ("Host", "edge"), ("user-agent", "x"), ("te", "trailers"), ("cookie", "a=1; b=2")
@@ -140,13 +142,13 @@ def test_a_body_has_the_announced_length(fields: FieldList, length: int | None) 
 
 
 def test_a_repeated_equal_length_counts_once() -> None:
-    asked = Http2Request([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
-    assert asked.head(has_body=True).headers.getall("Content-Length") == ["3"]
+    request = Http2Request([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
+    assert request.head(has_body=True).headers.getall("Content-Length") == ["3"]
 
 
 def test_a_plain_get_has_an_alias() -> None:
-    asked = Http2Request([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
-    assert asked.alias == (
+    request = Http2Request([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
+    assert request.alias == (
         b'GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nAccept-Encoding: br\r\nIf-None-Match: "a"\r\n\r\n'
     )
 
@@ -166,13 +168,13 @@ _NAMES = st.one_of(
 def test_every_valid_request_is_one_request_to_the_http_1_1_parser(
     more: FieldList, path: bytes, authority: bytes
 ) -> None:
-    asked = Http2Request([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
-    if asked.alias is None:
+    request = Http2Request([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
+    if request.alias is None:
         return
-    head, end = RequestParser().feed(asked.alias)
+    head, end = RequestParser().feed(request.alias)
     assert end is Mark.END
     assert isinstance(head, RequestHead)
-    mine = asked.head(has_body=False)
+    mine = request.head(has_body=False)
     assert (head.method, head.target) == (mine.method, mine.target)
     assert [(name.lower(), value) for name, value in head.headers.items()] == [
         (name.lower(), value) for name, value in mine.headers.items()
