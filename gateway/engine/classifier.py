@@ -184,7 +184,9 @@ class ReplyClassifier:
                 stream.mark_stale()
             case NotShareable() if flight.start == METADATA:
                 stream.record_lifetime({})
-            case OriginError(status=status, asker=None) if flight.start == METADATA and status < 500 and status != 429:
+            case OriginError(status=status, request_headers=None) if (
+                flight.start == METADATA and status < 500 and status != 429
+            ):
                 # An origin that permanently refuses HEAD must not be asked before every read.
                 stream.record_lifetime({})
             case _:

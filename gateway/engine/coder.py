@@ -34,7 +34,7 @@ from gateway.aio.clock import Clock, wait_until
 from gateway.engine.answer import Answer, BodyRun, Parts
 from gateway.engine.read import Read
 from gateway.protocol.coding import Coding, is_compressible
-from gateway.protocol.etag import coding_named, of_coding
+from gateway.protocol.etag import matched_coding, of_coding
 from gateway.protocol.freshness import parse_cache_control
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import Stream
@@ -176,7 +176,7 @@ class Coder:
             return None
         if answer.status == 304:
             _vary(answer)
-            named = coding_named(read.if_none_match, answer.headers["ETag"], read.accepted)
+            named = matched_coding(read.if_none_match, answer.headers["ETag"], read.accepted)
             if named is not None:
                 answer.headers["ETag"] = of_coding(answer.headers["ETag"], named)
             return None
@@ -193,7 +193,7 @@ class Coder:
         if pieces is None:
             return None
         size = sum(map(len, pieces))
-        if size < self._min_bytes and read.accepted.takes_identity:
+        if size < self._min_bytes and read.accepted.accepts_identity:
             return None
         wanted = _Wanted(_Job(run, coding), pieces, size)
         kept = self._find(wanted.job)

@@ -42,7 +42,7 @@ from gateway.upstream.client import OriginClient
 from gateway.upstream.flight import METADATA
 from gateway.upstream.health import Health
 from gateway.upstream.pool import Credentials, Origins
-from gateway.upstream.renewal import Renewal
+from gateway.upstream.renewal import TlsReloader
 from gateway.upstream.upstream import Upstream
 
 _log = logging.getLogger("gateway.origins")
@@ -76,7 +76,7 @@ class Engine:
         upstream = self.client if upstream is None else upstream
         self.health = Health(self.client.exchanges, self.origins, clock, rng)
         self.take(config, credentials or {}, tls)
-        self.renewal = Renewal(lambda: self._config, self.client.exchanges.trust, clock, _log.warning)
+        self.tls_reloader = TlsReloader(lambda: self._config, self.client.exchanges.configure_tls, clock, _log.warning)
         """Started by the application if files of the configuration are to be watched."""
         eviction = POLICIES[limits.eviction]()
         self.store = TapeStore(limits.cache_bytes, eviction, lambda: f"{rng.getrandbits(48):012x}", metrics)
@@ -92,7 +92,15 @@ class Engine:
         self.on_forget: Callable[[Stream], None] = lambda stream: None
         """Called when bytes of a stream are dropped, so that remembered answers made of them are dropped too."""
         self.live = LiveTopics(
-            upstream, self.store, clock, self.tasks, metrics, rng, limits.followed_streams, access_log
+            upstream,
+            self.store,
+            clock,
+            self.tasks,
+            metrics,
+            rng,
+            limits.followed_streams,
+            limits.max_flight_bytes,
+            access_log,
         )
         self.absences = Absences(clock.now)
         self.fetches = FetchTable(
@@ -234,10 +242,10 @@ class Engine:
         """Use the origins of this configuration, with its routes' secrets, from now on; return the names of the routes
         whose secret has changed."""
         self._config = config
-        changed = self.origins.take(config.routes, config.origins, credentials)
-        self.health.take(config.routes)
-        self.client.exchanges.trust(tls or {})
-        self.client.exchanges.leave_room(len(self.origins))
+        changed = self.origins.configure(config.routes, config.origins, credentials)
+        self.health.configure(config.routes)
+        self.client.exchanges.configure_tls(tls or {})
+        self.client.exchanges.limit_per_host(len(self.origins))
         return changed
 
     def begin_drain(self, spread_s: float, within_s: float = math.inf) -> None:
@@ -247,7 +255,7 @@ class Engine:
 
     async def close(self) -> None:
         self.live.close()
-        await self.renewal.close()
+        await self.tls_reloader.close()
         await self.health.close()
         await self.tasks.close()
         await self.client.close()

@@ -30,7 +30,7 @@ from gateway.protocol.surrogate import surrogate_keys
 from gateway.tape.store import TapeStore
 from gateway.tape.stream import End, Stream
 from gateway.telemetry.metrics import MetricsRecorder
-from gateway.upstream.asking import Asker, Asking
+from gateway.upstream.asking import PendingRequest, Requester
 from gateway.upstream.reply import Bounds, Reply
 from gateway.upstream.upstream import Upstream
 
@@ -60,7 +60,7 @@ class RelayedRequest:
 
 
 class RelayExchange:
-    """One relayed request under way; the `Asker` of its upstream request."""
+    """One relayed request under way; the `Requester` of its upstream request."""
 
     __slots__ = (
         "_asker",
@@ -76,13 +76,13 @@ class RelayExchange:
     )
 
     def __init__(
-        self, relay: Relay, request: RelayedRequest, asker: Asker, stream: Stream | None, asked_at: float
+        self, relay: Relay, request: RelayedRequest, asker: Requester, stream: Stream | None, asked_at: float
     ) -> None:
         self._relay = relay
         self._asker = asker
         self._sent_at = asked_at
         self._is_write = request.mode in WRITES
-        self._asking: Asking | None = None
+        self._asking: PendingRequest | None = None
         self._has_left = False
         self.request = request
         self.stream = stream
@@ -155,7 +155,7 @@ class Relay:
     def __repr__(self) -> str:
         return f"<Relay {sum(map(len, self._writes.values()))} writes under way>"
 
-    def ask(self, request: RelayedRequest, asker: Asker) -> RelayExchange:
+    def ask(self, request: RelayedRequest, asker: Requester) -> RelayExchange:
         """Relay a request.  Its effects are recorded before `asker` is called, possibly before this returns."""
         route = request.route
         url = route.upstream_base(request.path)

@@ -14,7 +14,7 @@ from gateway.aio.clock import Clock
 from gateway.config.routes import RouteConfig
 from gateway.engine.hit_for_miss import Unshared
 from gateway.engine.retries import RetryBudget, RouteRetries
-from gateway.http.outgoing import FixedHeaders
+from gateway.http.outgoing import RenderedHeaders
 from gateway.protocol.coding import Coding
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.protocol.target import Target
@@ -164,7 +164,7 @@ class Route:
         headers["Accept-Encoding"] = "identity"
         headers["Via"] = f"1.1 {self.node}"
         headers["CDN-Loop"] = ", ".join([*passed_nodes, self.node])
-        return FixedHeaders.of(headers)
+        return RenderedHeaders.of(headers)
 
     def source(self, target: Target, headers: CIMultiDict[str]) -> Source:
         """Where the target's bytes come from, for readers whose fetches carry these headers."""

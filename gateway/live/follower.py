@@ -70,6 +70,7 @@ _SHORT_LIFE_S = 1.0
 _LIFETIME_JITTER = (0.8, 1.0)
 _BULK_BYTES = 1 << 13
 """Above this size a binary event is long-polled: a third of it is several times the size of two HTTP heads."""
+_LEAST_HELD = 1 << 20
 _NO_SSE = frozenset({400, 405, 406, 415, 501})
 
 
@@ -92,8 +93,10 @@ class Follower:
         clock: Clock,
         metrics: MetricsRecorder,
         rng: random.Random,
+        max_bytes: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
+        self._max_bytes = max_bytes
         self._topic = topic
         self._stream = topic.stream
         self._route = topic.stream.key.route
@@ -141,7 +144,7 @@ class Follower:
                 failure = bare(error)
                 if error is not self._counted_failure and not isinstance(error, UpstreamUnavailable):
                     self._metrics.upstream_failure(self._mode, type(error).__name__, self._route)
-                self._counted = None
+                self._counted_failure = None
                 self._is_bulk = False
                 self._may_poll = self._may_poll and not (was_bulk and isinstance(error, UpstreamBroken))
             finally:
@@ -163,6 +166,11 @@ class Follower:
             if isinstance(failure, UpstreamBroken) and failures > 1 and self._speaks_sse:
                 # Perhaps only its connections were cut, so SSE is retried after a while.
                 self._speaks_sse, self._tries_sse_again = False, True
+
+    @property
+    def _most_held(self) -> int:
+        """Most bytes held of one answer, or of data events whose control event has not arrived."""
+        return min(self._max_bytes, max(_LEAST_HELD, self._store.budget_bytes))
 
     @property
     def _next_offset(self) -> str:
@@ -214,8 +222,12 @@ class Follower:
         body = b""
         if reply.status == 200:
             chunks: list[bytes] = []
+            size = 0
             async for chunk in reply.chunks():
                 self._received(len(chunk), Mode.LONGPOLL)
+                size += len(chunk)
+                if size > self._most_held:
+                    raise UpstreamBroken
                 chunks.append(chunk)
             body = b"".join(chunks)
             if self._stream.tape.is_json:
@@ -276,18 +288,24 @@ class Follower:
             raise self._counted_failure
 
     async def _take_events(self, at: str, reply: Reply, is_base64: bool) -> None:
-        parser = SseParser()
+        parser = SseParser(2 * self._most_held)
         waiting: list[bytes] = []
+        held = 0
         async for chunk in reply.chunks():
             self._received(len(chunk), Mode.SSE)
             try:
                 events = parser.feed(chunk)
             except SseTooLarge as error:
+                self._stop_sse()
                 raise UpstreamBroken from error
             for event in events:
                 if event.name == EVENT_DATA:
                     self._is_bulk |= is_base64 and self._may_poll and len(event.data) >= _BULK_BYTES
                     waiting.append(self._decode(event.data, is_base64))
+                    held += len(waiting[-1])
+                    if held > self._most_held:
+                        self._stop_sse()
+                        raise UpstreamBroken
                 elif event.name == EVENT_CONTROL:
                     try:
                         control = parse_control(event.data)
@@ -295,7 +313,7 @@ class Follower:
                         raise UpstreamBroken from error
                     self._cursor = control.cursor
                     at = self._take(at, control, [data for data in waiting if data])
-                    waiting = []
+                    waiting, held = [], 0
                     if control.is_closed:
                         return
             if not waiting and parser.is_between_events:
@@ -303,6 +321,10 @@ class Follower:
                 self._topic.heard(self._clock.now())
             if self._is_bulk and not waiting:
                 return
+
+    def _stop_sse(self) -> None:
+        """Use long-poll for a while: it begins with a fetch, which shows the tail without holding a large body."""
+        self._speaks_sse, self._tries_sse_again = False, True
 
     def _decode(self, data: bytes, is_base64: bool) -> bytes:
         if is_base64:

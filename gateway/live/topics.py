@@ -48,9 +48,11 @@ class LiveTopics:
         metrics: MetricsRecorder,
         rng: random.Random,
         max_followed: int,
+        max_flight_bytes: int,
         access_log: AccessLog = NO_ACCESS_LOG,
     ) -> None:
         self._max_followed = max_followed
+        self._max_flight_bytes = max_flight_bytes
         self._access_log = access_log
         self._upstream = upstream
         self._store = store
@@ -242,7 +244,16 @@ class LiveTopics:
         if topic in self._runs or topic.stream.ended is not None or topic.stream.tape.closed_at is not None:
             return
         topic.connects_until = self._clock.now() + _CONNECTING_S
-        follower = Follower(topic, self._upstream, self._store, self._clock, self._metrics, self._rng, self._access_log)
+        follower = Follower(
+            topic,
+            self._upstream,
+            self._store,
+            self._clock,
+            self._metrics,
+            self._rng,
+            self._max_flight_bytes,
+            self._access_log,
+        )
         self._runs[topic] = self._tasks.start(self._run(topic, follower), f"follow {topic.stream.key.group.path}")
 
     async def _run(self, topic: Topic, follower: Follower) -> None:

@@ -18,7 +18,7 @@ from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
@@ -124,7 +124,7 @@ class Clients:
         """Refused connections by reason."""
         self.http2 = SessionCounts()
         """Counters of the HTTP/2 sessions among them."""
-        self.known = KnownFields()
+        self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Parsers that are between two messages, kept for reuse."""
         self._emptied = Signal()

@@ -26,7 +26,7 @@ from gateway.server.delivery import PART_BYTES
 from gateway.server.replay import CatchUpEnd
 from gateway.server.request import Answered, Channel, Request
 from gateway.telemetry.access_record import AccessLog, RecordedStream, note_fetched, note_origin_request
-from gateway.upstream.connection import nothing
+from gateway.upstream.connection import no_op
 from gateway.upstream.reply import Reply
 
 _log = logging.getLogger("gateway.front")
@@ -57,7 +57,7 @@ class Relays:
     async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
         """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
         request, body = context.request, context.request.body
-        if body is None or body.is_whole:
+        if body is None:
             self.begin(context, parsed)
             return
         # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
@@ -102,8 +102,8 @@ def _is_whole() -> bool:
 
 
 class Relaying:
-    """One relay, from sending the request to the last byte of its answer.  It is the `Asker` of the origin, and the
-    `LiveAnswer` of the client's channel."""
+    """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
+    the `LiveAnswer` of the client's channel."""
 
     __slots__ = (
         "_answered",
@@ -302,5 +302,5 @@ class Relaying:
         self._relayed = None
         reply, self._reply = self._reply, None
         if reply is not None:
-            reply.notify(nothing)
+            reply.notify(no_op)
             reply.close()

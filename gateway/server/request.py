@@ -171,7 +171,7 @@ class Request:
     def is_from_proxy(self) -> bool:
         """Whether its `X-Forwarded-*` headers come from a trusted proxy."""
         proxies = self.channel.proxies
-        return proxies is not None and proxies.writes_customary(self.channel.client)
+        return proxies is not None and proxies.writes_x_forwarded(self.channel.client)
 
     @property
     def client(self) -> str | None:

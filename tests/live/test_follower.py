@@ -15,7 +15,7 @@ from gateway.protocol.names import SSE_DATA_ENCODING
 from gateway.protocol.sse import Control, encode_control, encode_data
 from tests.engine.bench import EngineBench, part_of_stream
 from tests.memory_upstream import Asked
-from tests.waiting import eventually
+from tests.waiting import eventually, pass_turns
 
 
 class Followed:
@@ -156,3 +156,38 @@ async def test_an_origin_without_sse_is_long_polled(followed: Followed) -> None:
     )
     await eventually(lambda: followed.position == "0004")
     assert (await followed.asked(3)).query["offset"] == "0004"
+
+
+MOST_HELD = 1 << 16
+
+
+@pytest.fixture
+async def bounded() -> AsyncIterator[Followed]:
+    made = Followed(max_flight_bytes=MOST_HELD)
+    yield made
+    await made.close()
+
+
+async def test_events_without_a_control_event_are_held_up_to_a_bound_and_then_fetched(bounded: Followed) -> None:
+    """An origin that sends data and never says where it ends must not fill the memory."""
+    followed = bounded
+    followed.join()
+    asked = await followed.asked(1)
+    begin(asked, "0002")
+    await eventually(lambda: followed.position == "0002")
+    sent = 0
+    while not asked.inflow.is_over and sent < 4 * MOST_HELD:
+        asked.inflow.say(encode_data(b"x" * (MOST_HELD // 16), base64=True))
+        sent += MOST_HELD // 16
+        await pass_turns()
+    assert sent <= 2 * MOST_HELD
+    again = await followed.asked(2)
+    assert again.query["live"] == "long-poll"
+    again.begin(200, {"Content-Type": "application/octet-stream", "Stream-Next-Offset": "0009"})
+    sent = 0
+    while not again.inflow.is_over and sent < 4 * MOST_HELD:
+        again.inflow.say(b"x" * (MOST_HELD // 16))
+        sent += MOST_HELD // 16
+        await pass_turns()
+    assert sent <= 2 * MOST_HELD
+    assert followed.bench.stream.tape.tail == "0002"

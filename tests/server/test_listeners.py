@@ -22,9 +22,9 @@ import pytest
 
 from gateway.aio.clock import ManualClock
 from gateway.app import RunningGateway, start_gateway
-from gateway.config.file import ConfigError
+from gateway.config.errors import ConfigError
 from gateway.config.gateway import GatewayConfig
-from gateway.config.watched_files import LOOK_S
+from gateway.config.watched_files import POLL_S
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority, Pair
 from tests.debian import program
@@ -433,7 +433,7 @@ async def test_new_certificates_take_effect_without_closing_connections(
     else:
 
         async def is_new() -> bool:
-            bench.clock.advance(LOOK_S)
+            bench.clock.advance(POLL_S)
             return await serial(gateway, context) != before
 
         await eventually(is_new)
@@ -527,12 +527,12 @@ async def test_half_a_pair_is_not_loaded(bench: Bench, authority: Authority, tmp
     new = authority.issue("edge.test", file="new")
     new.certificate.replace(pair.certificate)
     for _ in range(3):
-        bench.clock.advance(LOOK_S / 4)
+        bench.clock.advance(POLL_S / 4)
         assert await serial(gateway, context) == before
     new.key.replace(pair.key)
 
     async def is_new() -> bool:
-        bench.clock.advance(LOOK_S)
+        bench.clock.advance(POLL_S)
         return await serial(gateway, context) != before
 
     await eventually(is_new)
@@ -564,7 +564,7 @@ async def test_a_reload_takes_other_certificates_and_refuses_missing_ones(bench:
 
 async def test_the_start_fails_and_names_the_unusable_file(bench: Bench, authority: Authority) -> None:
     pair, other = authority.issue("edge.test"), authority.issue("other.test")
-    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*not that of its key"):
+    with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*its key does not match"):
         await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
     with pytest.raises(ConfigError, match=r"listener\[0\]\.tls\.client_ca: .*holds no certificates"):
         await bench.start(tls(pair, client_ca=str(pair.key), client_certificates="required"))
