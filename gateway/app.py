@@ -182,13 +182,13 @@ class RunningGateway:
         async with self._reloading:
             wanted, plan, credentials, tls, certificates = await self._reader.read()
             change = config_change(self.config, wanted)
-            self._frontend.show(certificates)
+            self._frontend.use_certificates(certificates)
             self.config = change.config
             if anew := self.engine.take(change.config, credentials, tls):
                 # A credential may change while the configuration that names its file stays the same.
                 names = (f"route.{route}.origin_credentials" for route in anew)
                 change = replace(change, changed=(*change.changed, *names))
-            self._frontend.take(change.config)
+            self._frontend.reconfigure(change.config)
             if self.take_plan(plan, is_budget_set=_is_budget_set(wanted)):
                 # The file may hold another plan under the same name.
                 change = replace(change, changed=(*change.changed, "cache.plan"))
@@ -209,7 +209,7 @@ class RunningGateway:
         reader = ConfigReader(partial(load_certificates, listeners, now.alpn, now.certificates), self.engine.clock)
         async with self._reloading:
             try:
-                self._frontend.show(await reader.read())
+                self._frontend.use_certificates(await reader.read())
             except ConfigError as error:
                 _log.warning("certificates are not taken: %s", error)
 
@@ -232,7 +232,7 @@ class RunningGateway:
         self.listeners.close()
         self.engine.begin_drain(timeout_s * 0.4, timeout_s * 0.8)
         for clients in self._frontend.every_clients:
-            clients.leave_in_order()
+            clients.begin_drain()
         for clients in self._frontend.every_clients:
             await clients.emptied(gone_at - timeout_s * 0.1 - asyncio.get_running_loop().time())
             await clients.abort()
@@ -284,7 +284,7 @@ async def start_gateway(
     engine = Engine(config, clock, metrics, rng, tracer, log or NO_ACCESS_LOG, credentials, tls=tls)
     frontend = Frontend(config, engine, metrics, tracer, log or NO_ACCESS_LOG, metrics.listeners)
     certificate_stamp = stamp(certificate_files(config.every_listener))
-    frontend.show(load_certificates(config.every_listener, frontend.listeners.alpn))
+    frontend.use_certificates(load_certificates(config.every_listener, frontend.listeners.alpn))
     clients = frontend.clients
     metrics.before_collect = clients.count
     metrics.http2 = clients.http2

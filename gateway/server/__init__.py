@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: clients' connections, the handlers behind them, and what is remembered by a request's bytes."""
+"""The client side: listeners, connections, the request handler, and answers remembered by a request's bytes."""

@@ -1,9 +1,9 @@
-"""The access log around the request handler, put in place only where an access log is kept.
+"""The access log as a handler around the request handler; in place only if an access log is kept.
 
-Each request has a record from its first moment on, which is the running one while the request handler answers, so that
-whoever knows something adds it (`gateway.telemetry.access_record`).  What the request and the response show by
-themselves is filled in here, and the record is handed over when the answer has ended; that of a live answer by whoever
-gives it.
+Each request gets a record when it arrives.  It is the current record (`record_now`) while the request handler runs, so
+any code on the way can add to it (`gateway.telemetry.access_record`).  This handler fills in what the request and the
+response themselves show, and writes the record when the answer has ended.  A live answer outlives the handler: its
+record is parked, and the live answer writes it at its own end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.telemetry.tracing import current
 
 
 class AccessLogHandler:
-    """A handler with a record for every request."""
+    """Wraps a handler and keeps one record for each request."""
 
     def __init__(self, handler: AsyncHandler, access_log: AccessLog, clock: Clock) -> None:
         self._handler = handler
@@ -36,11 +36,11 @@ class AccessLogHandler:
         traces = headers.getall("traceparent", ())
         record = Record(
             method=request.method,
-            # Until it is understood; what cannot be is written as it came.
+            # The target as sent, until the request handler has parsed it; an invalid one is logged as it is.
             stream=without_authority(request.target),
             client=request.client,
             user_agent=headers.get("User-Agent"),
-            # Where spans are made, a line is found by them; else by what the client sent.
+            # The trace id of this gateway's span if there is one, so that log lines match spans; else the client's.
             trace_id=current().trace_id or (trace_id_of(traces[0]) if len(traces) == 1 else None),
         )
         token = record_now.set(record)
@@ -51,7 +51,7 @@ class AccessLogHandler:
             record.outcome = Outcome.ABORTED
             raise
         except BaseException:
-            # The connection makes a 500 of it.
+            # The connection answers with a 500.
             record.outcome, record.status = Outcome.FAILED, 500
             raise
         finally:

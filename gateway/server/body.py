@@ -1,4 +1,8 @@
-"""A client's request body: read as it comes, bounded in size and in silence, and honest about its end."""
+"""A client's request body: read as it arrives, bounded in size and in idle time.
+
+A body ends in one of two ways: `end` makes it whole, `fail` records the error that its reader gets.  A body that broke
+off never looks whole.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,19 @@ from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTr
 from gateway.http.request import RequestHead
 
 _MOST_GATHERED: Final = 1 << 16
-"""A body that is announced as no larger than this is waited for, before the origin hears of the request."""
+"""A body whose announced length is at most this is read whole before the origin is contacted."""
 
 
 class Flow(Protocol):
-    """Where a body comes from."""
+    """The connection that a body is read from."""
 
     def unread(self, size: int) -> None:
-        """So many bytes of it wait to be read: whether more is to come meanwhile is the connection's to say."""
+        """`size` bytes of the body wait to be read.  The connection decides whether to go on reading meanwhile."""
 
 
 class RequestBody:
-    """The body of one request, to be read once.  What goes wrong surfaces in the upstream client as a failed request;
-    `error` tells whose fault it was."""
+    """The body of one request, to be read once.  A failure surfaces in the upstream client as a failed request; `error`
+    tells whether the client caused it."""
 
     __slots__ = ("_flow", "_length", "_pieces", "_size", "_waiter", "error", "is_whole")
 
@@ -36,9 +40,13 @@ class RequestBody:
         self._waiter: asyncio.Future[None] | None = None
         self.error: GatewayError | None = None
         self.is_whole = False
-        """Whether the last byte of it has come."""
+        """Whether the last byte has arrived."""
 
-    # -- how it comes
+    def __repr__(self) -> str:
+        state = "failed" if self.error is not None else "whole" if self.is_whole else "incomplete"
+        return f"<RequestBody {self._size} unread, {state}>"
+
+    # -- the connection's side
 
     def feed(self, piece: bytes) -> None:
         self._pieces.append(piece)
@@ -51,7 +59,7 @@ class RequestBody:
         self._wake()
 
     def fail(self, error: GatewayError) -> None:
-        """It will never be whole."""
+        """The rest will not arrive: give the reader this error, unless the body is whole or has failed already."""
         if not self.is_whole and self.error is None:
             self.error = error
             self._wake()
@@ -61,10 +69,10 @@ class RequestBody:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    # -- how it is read
+    # -- the reader's side
 
     def check(self, head: RequestHead, limits: LimitsConfig) -> None:
-        """Raise BodyTooLarge or UnknownTransferCoding where the head shows that it is not to be read."""
+        """Raise BodyTooLarge or UnknownTransferCoding if the head shows that the body must not be read."""
         if (self._length or 0) > limits.max_request_bytes:
             raise BodyTooLarge
         codings = ",".join(head.headers.getall("Transfer-Encoding", ()))
@@ -72,8 +80,10 @@ class RequestBody:
             raise UnknownTransferCoding
 
     async def gather(self, limits: LimitsConfig) -> bytes | None:
-        """All of it, waited for where it is announced as small: whoever sends it slowly has nobody else wait.  None for
-        a body that is to be passed on as it comes."""
+        """The whole body, if it is announced as small; waits for the rest.  None for a body that is to be streamed.
+
+        Waiting here keeps a client that sends slowly from occupying an upstream connection.
+        """
         if self._length is not None and self._length <= _MOST_GATHERED:
             while not self.is_whole:
                 await self._more(limits)
@@ -82,7 +92,7 @@ class RequestBody:
         return self.take()
 
     def take(self) -> bytes:
-        """What has come and was not taken yet."""
+        """The bytes that have arrived and were not taken yet."""
         return self._take() if self._pieces else b""
 
     async def chunks(self, limits: LimitsConfig) -> AsyncIterator[bytes]:
@@ -101,7 +111,7 @@ class RequestBody:
             await self._more(limits)
 
     async def _more(self, limits: LimitsConfig) -> None:
-        """Wait for the next piece, or the end.  Raises why there is none."""
+        """Wait for the next piece or the end.  Raises the body's error if it has failed."""
         if self.error is not None:
             raise self.error.anew()
         self._waiter = asyncio.get_running_loop().create_future()

@@ -1,4 +1,8 @@
-"""The open connections of the process: what they share, and how they are all sent off."""
+"""The client connections of the process: the registry of open ones, the state they share, and their drain.
+
+`Clients` owns the set of open connections, the wheel that their deadlines are on, the spare parsers, and the count of
+refused connections.  A listener expects a connection, the connection asks to be admitted and leaves when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,21 @@ _ABORT_S: Final = 1.0
 _SPARE_PARSERS: Final = 16
 
 Work = Coroutine[Any, Any, Answered | None]
-"""Answers a request; None where the answer is given by somebody else, and ends by itself.  ConnectionError where the
-connection was dropped in the middle of the answer."""
+"""The rest of answering a request.  None if the answer is given without a task and ends by itself.  ConnectionError if
+the connection was dropped in the middle of the answer."""
 AsyncHandler = Callable[[Request], Work]
-"""Answers a request."""
+"""Answers a request in a coroutine."""
 Handler = Callable[[Request], Work | None]
-"""Answers a request as far as nothing has to be waited for: what is left to be done, if anything is."""
+"""Answers a request as far as possible without waiting; returns the remaining work, or None if there is none."""
 
 
 class ConnectionRefusal(StrEnum):
-    """Why a connection that was accepted is closed before anything is read, or without an answer."""
+    """Why an accepted connection is closed before anything is read, or without an answer."""
 
     LIMIT = "limit"
-    """`max_connections` are open."""
+    """`max_connections` connections are open."""
     LEAVING = "leaving"
-    """The gateway drains."""
+    """The gateway is draining."""
     PROXY = "proxy"
     """Its PROXY header is missing, malformed, or comes from a peer that is not trusted."""
 
@@ -50,30 +54,33 @@ class ClientConnection(Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What its client has left unread, as far as this process holds it."""
+        """Bytes that the client has not read yet, as far as this process holds them."""
 
     def close_if_idle(self) -> None:
-        """End it now where nothing is being answered, else after that."""
+        """Close the connection: now if it is idle, else after the current answer."""
 
     def drop(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
 
 
 class Peer(Protocol):
-    """The other end of a connection."""
+    """The remote end of a connection."""
 
     @property
     def client(self) -> str | None:
-        """Its address, without its port, or that which it was told; None where it has none."""
+        """The client's address without its port, as the socket or the PROXY header gives it; None if there is none."""
 
     @property
     def proxies(self) -> Proxies | None:
-        """Who is believed about whom they pass on; None where nobody is."""
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
 
 
 class Clients:
-    """Knows the connections that are open.  `remembered` is None where nothing is answered from memory as bytes;
-    `on_bad_request` is called with the status, the body's bytes and the client's address of what no handler saw."""
+    """The registry of open connections, and what they share.
+
+    `remembered` is None if the fast path is off.  `on_bad_request` is called for each request that could not be parsed,
+    with the status, the body's size in bytes and the client's address.
+    """
 
     def __init__(
         self,
@@ -93,32 +100,37 @@ class Clients:
         self.exact: Mapping[bytes, RememberedAnswer] = remembered.exact if remembered is not None else {}
         self.joins = Joins() if joins is None else joins
         self.join: Callable[[Channel, Join], bool] | None = None
-        """Begins a live answer to a request that is known by its bytes; None where none is to be known by them."""
+        """Begins a live answer to a request known by its bytes; False if it cannot.  None if the fast path is off, or
+        if each request needs a log line or a span."""
         self.now = clock.now
         self.wall = clock.wall
         self.loop = asyncio.get_running_loop()
-        # Connections go by the machine's time, whatever the clock that streams go by.
+        # Deadlines of connections go by the machine's clock, whatever clock the streams go by.
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
-        """Body bytes of live answers that have not been counted yet."""
+        """Body bytes of live answers that have not been counted in the metrics yet."""
         self.on_hit: Callable[[RememberedAnswer, Peer, bytes], None] | None = None
-        """Called with each ready answer, its connection and its request, where somebody notes them one by one."""
+        """Called with each remembered answer that is sent, its connection and its request, if hits are logged or
+        traced one by one."""
         self.proxies: Proxies | None = None
-        """Who is believed about whom they pass on; None where nobody is."""
-        self.is_leaving = False
-        self._coming = 0
-        """Connections that are accepted and have not been made yet."""
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
+        self.is_draining = False
+        self._unadmitted = 0
+        """Connections that have been accepted and not admitted yet."""
         self._open: set[ClientConnection] = set()
-        self.counted: Callable[[], int] = self.__len__
-        """Open connections that share the bound `max_connections`; those of other listeners are among them."""
+        self.count_connections: Callable[[], int] = self.__len__
+        """Counts the open connections that share the bound `max_connections`, those of other listeners included."""
         self.refused: Counter[ConnectionRefusal] = Counter()
-        """Connections that were refused."""
+        """Refused connections by reason."""
         self.http2 = SessionCounts()
-        """Of those among them that speak HTTP/2."""
+        """Counters of the HTTP/2 sessions among them."""
         self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
-        """Those that are between two messages, for whoever reads next."""
+        """Parsers that are between two messages, kept for reuse."""
         self._emptied = Signal()
+
+    def __repr__(self) -> str:
+        return f"<Clients {len(self._open)} open, {self.refused.total()} refused{', draining' * self.is_draining}>"
 
     def __len__(self) -> int:
         return len(self._open)
@@ -127,71 +139,71 @@ class Clients:
         return iter(self._open)
 
     def expect(self) -> None:
-        """A connection has been accepted; `admit` is owed."""
-        self._coming += 1
+        """A connection has been accepted; a call to `admit` follows."""
+        self._unadmitted += 1
 
     def admit(self, client: ClientConnection) -> bool:
-        """Take note of a new connection; False when there are too many, or the gateway is leaving."""
-        self._coming -= 1
-        is_full = self.counted() >= self.limits.max_connections
-        if self.is_leaving or is_full:
-            self.refused[ConnectionRefusal.LEAVING if self.is_leaving else ConnectionRefusal.LIMIT] += 1
+        """Register a new connection; False if there are too many or the gateway is draining."""
+        self._unadmitted -= 1
+        is_full = self.count_connections() >= self.limits.max_connections
+        if self.is_draining or is_full:
+            self.refused[ConnectionRefusal.LEAVING if self.is_draining else ConnectionRefusal.LIMIT] += 1
             self._emptied.fire()
             return False
         self._open.add(client)
         return True
 
     def replace(self, client: ClientConnection, successor: ClientConnection) -> None:
-        """The connection goes on as another protocol's."""
+        """Put `successor` in the place of `client`: the connection changes its protocol."""
         self._open.discard(client)
         self._open.add(successor)
 
     def leave(self, client: ClientConnection) -> None:
-        """The connection has ended, and so has what was answered on it."""
+        """Unregister a connection that has ended, along with what was being answered on it."""
         self._open.discard(client)
         if not self._open:
             self._emptied.fire()
 
     async def emptied(self, timeout_s: float) -> None:
-        """Wait until no connection is left, for at most `timeout_s`."""
-        # What the loop has accepted already becomes a connection in its next turn.
+        """Wait until no connection is left, for at most `timeout_s` seconds."""
+        # A connection that the loop has accepted gets its protocol in the loop's next turn.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._open or self._coming:
+                while self._open or self._unadmitted:
                     await self._emptied.wait()
 
     def parser(self) -> RequestParser:
-        """A parser that has read nothing yet; `spare` takes it back between two messages."""
+        """A parser that has read nothing yet; return it by `spare` between two messages."""
         return self._parsers.pop() if self._parsers else RequestParser()
 
     def spare(self, parser: RequestParser) -> None:
-        """Most connections wait for a request most of the time, and hold no parser meanwhile."""
+        """Take a parser back.  A connection that waits for a request holds none, which is most connections."""
         if len(self._parsers) < _SPARE_PARSERS:
             self._parsers.append(parser)
         else:
             parser.close()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sizes = [client.unsent_bytes for client in self._open]
         return sum(sizes), max(sizes, default=0)
 
     def count(self) -> None:
-        """Tell the recorder what is not counted one by one."""
+        """Report to the metrics what is counted in batches."""
         sent, self.sent_bytes = self.sent_bytes, 0
         self.metrics.downstream_bytes(sent)
         if self.remembered is not None:
             self.remembered.count()
 
-    def leave_in_order(self) -> None:
-        """Close idle connections now, and the others as they become idle."""
-        self.is_leaving = True
+    def begin_drain(self) -> None:
+        """Begin the drain: close idle connections now, and the others as they become idle."""
+        self.is_draining = True
         for client in list(self._open):
             client.close_if_idle()
 
     async def abort(self) -> None:
-        """Drop every connection that is left, and see it go."""
+        """Drop every remaining connection and wait for it to close."""
         for client in list(self._open):
             client.drop()
         await self.emptied(_ABORT_S)

@@ -1,8 +1,8 @@
-"""One client's connection over HTTP/1.1: each request is answered in its turn.
+"""One client's HTTP/1.1 connection, which answers its requests in order.
 
-A request whose bytes are remembered (`remembered`) is answered at once, without being parsed: those very bytes were
-parsed before.  Any other goes to the handler (`handling`).  Live answers have no task: a reader of the stream writes to
-the connection (`gateway.server.live`).
+A request whose bytes are remembered (`remembered`) is answered at once without being parsed: the same bytes were parsed
+before.  Any other request goes to the handler (`handling`).  A live answer has no task: a reader of the stream writes
+to the connection (`gateway.server.live`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
 from gateway.server.clients import Clients
-from gateway.server.deadlines import NOT_SEEN, Phase
+from gateway.server.deadlines import UNMEASURED, Phase
 from gateway.server.handling import Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
-from gateway.server.reading import NOTHING, ReadingConnection
+from gateway.server.reading import NO_EVENTS, ReadingConnection
 from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, Request
 
@@ -36,7 +36,7 @@ _PREFACE: Final = frames.PREFACE
 
 
 class Connection(ReadingConnection, Handling):
-    """One client's connection.  Owner of its transport."""
+    """One client's HTTP/1.1 connection.  Owner of its transport."""
 
     __slots__ = (
         "_client",
@@ -49,20 +49,20 @@ class Connection(ReadingConnection, Handling):
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
-    def __init__(self, clients: Clients, told: str | None = None, *, is_local: bool = False) -> None:
-        """`told` is the client's address where the connection's own peer is not the client; `is_local` says that the
-        peer is the client although it may be a proxy."""
+    def __init__(self, clients: Clients, client: str | None = None, *, is_local: bool = False) -> None:
+        """`client` is the client's address if a PROXY header gave one.  `is_local` says that the peer is the client
+        itself even if its address is a trusted proxy's."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        """The one that is being answered."""
-        self._client = told
+        """The request that is being answered."""
+        self._client = client
         self._is_local = is_local
 
     def __repr__(self) -> str:
-        """Its phase, and what it holds for a request."""
+        """The phase, and what is held for a request."""
         held = {
             "parser": self._parser is not None,
             "task": self._task is not None,
@@ -76,12 +76,12 @@ class Connection(ReadingConnection, Handling):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a request that has been parsed waits for the one before it."""
+        """Whether a parsed request waits for the one before it."""
         return bool(self._pending)
 
     @property
     def client(self) -> str | None:
-        """The address that the connection has come from, without its port; None where it has none."""
+        """The address that the connection comes from, without its port; None if it has none."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
@@ -91,21 +91,21 @@ class Connection(ReadingConnection, Handling):
     def proxies(self) -> Proxies | None:
         return self._clients.proxies if not self._is_local else None
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports do not inherit from asyncio's.
         self.transport = transport = cast("asyncio.Transport", transport)
         clients = self._clients
         if not clients.admit(self):
             transport.abort()
             return
-        # Half of the bound on unsent bytes; the listener gives the other half to the kernel's buffer.
+        # Half of the bound on unsent bytes; the listener gives the other half to the kernel's send buffer.
         transport.set_write_buffer_limits(high=clients.limits.send_buffer_bytes // 2)
-        self._watch(clients.limits.client_header_timeout_s)
+        self._set_deadline(clients.limits.client_header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
-        # The one place where every attribute counts: a hit that nothing stands before.
+        # The hottest path, where every attribute lookup counts: a hit on an idle connection.
         answer = self._exact.get(data)
         if (
             answer is None
@@ -143,22 +143,22 @@ class Connection(ReadingConnection, Handling):
             return
         if is_first:
             self._candidate = None
-        self._rest += data
-        if not self._is_active and self._quiet_looks < 0 and self._rest[:1] == _PREFACE[:1] and self._is_http2():
+        self._unparsed += data
+        if not self._is_active and self._quiet_checks < 0 and self._unparsed[:1] == _PREFACE[:1] and self._is_http2():
             return
         self._read(is_first)
 
     def _is_http2(self) -> bool:
-        """Whether these first bytes of the connection are HTTP/2's, so far (RFC 9113 section 3.3)."""
-        data, transport = self._rest, self.transport
+        """Whether the connection's first bytes are those of HTTP/2 so far (RFC 9113 section 3.3)."""
+        data, transport = self._unparsed, self.transport
         assert transport is not None
         if len(data) < len(_PREFACE) and _PREFACE.startswith(data):
             self._is_busy = True
-            self._watch_head()
+            self._set_head_deadline()
             return True
         if self.scheme != "http" or not data.startswith(_PREFACE):
             return False
-        self._unwatch()
+        self._clear_deadline()
         self.transport = None
         Http2Connection(self._clients, self._client, is_expected=False, is_local=self._is_local).take_over(
             self, transport, data
@@ -166,16 +166,16 @@ class Connection(ReadingConnection, Handling):
         return True
 
     def eof_received(self) -> None:
-        """The client has said its last word: with None the transport closes."""
+        """The client has half-closed: return None, so that the transport closes."""
 
     def pause_writing(self) -> None:
         self.is_full = self._is_busy = True
         if self.phase is Phase.LIVE:
-            # It is sent no more until it has read: moved back to reading the tape.
+            # A slow reader is not closed here: it goes back to reading the tape once its client has read.
             self._clients.metrics.slow_consumer(is_closed=False)
         if self.phase is not Phase.ANSWERING:
-            # An answer that the client does not take: nobody awaits it, so its deadline is kept here.
-            self._unsent = NOT_SEEN
+            # No handler awaits this answer, so its write deadline is kept here.
+            self._unsent = UNMEASURED
             self._expect_progress()
 
     def resume_writing(self) -> None:
@@ -184,26 +184,26 @@ class Connection(ReadingConnection, Handling):
         if self.phase is Phase.ANSWERING:
             return
         if self._live is not None:
-            self._watch_idle()
+            self._set_idle_deadline()
             self._live.pump()
         elif self.phase is Phase.IDLE:
-            self._watch_idle()
+            self._set_idle_deadline()
             self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
+        self._clear_deadline()
         self.transport = None
-        # Nobody says any more that there is room: what is still to come of an answer is taken, and dropped.
+        # No call of resume_writing follows: let the rest of an answer be written, and dropped.
         self.is_full = False
-        self._pending = NOTHING
-        self._rest = b""
+        self._pending = NO_EVENTS
+        self._unparsed = b""
         parser, self._parser = self._parser, None
         if parser is not None:
             parser.close()
         body, self._body = self._body, None
         if body is not None:
             body.fail(BadRequest("Request body ended early"))
-        self._has_room(ConnectionResetError("the client has gone"))
+        self._has_room(ConnectionResetError("the client has left"))
         live, self._live = self._live, None
         if live is not None:
             live.left(self)
@@ -213,19 +213,19 @@ class Connection(ReadingConnection, Handling):
             self._request = None
         self._leave_if_gone()
 
-    # -- requests, one after the other
+    # -- requests in order
 
-    def _go_on(self) -> None:
-        """Take of what has been parsed as much as can be taken now."""
+    def _take_pending(self) -> None:
+        """Take as many parsed events as the connection's phase allows."""
         pending = self._pending
-        self._is_going_on = True
+        self._is_taking = True
         while pending and self.transport is not None and not self.transport.is_closing():
             if self._body is not None:
                 self._take_body(self._body, pending)
                 continue
             event = pending[0]
             if not isinstance(event, RequestHead) and event is not Mark.BROKEN:
-                # The rest of a body that nobody reads any more.
+                # The rest of a body that is no longer read.
                 pending.popleft()
             elif self.phase is not Phase.IDLE or self.is_full:
                 break
@@ -235,11 +235,11 @@ class Connection(ReadingConnection, Handling):
             else:
                 self._refuse()
                 break
-        self._is_going_on = False
-        self._regard()
+        self._is_taking = False
+        self._update_deadline()
 
-    def _regard(self) -> None:
-        """See what is to be waited for next."""
+    def _update_deadline(self) -> None:
+        """Set `_is_busy` and the deadline for what the connection waits for next."""
         transport, parser = self.transport, self._parser
         if transport is None or transport.is_closing():
             return
@@ -247,14 +247,14 @@ class Connection(ReadingConnection, Handling):
             self.phase is not Phase.IDLE
             or parser is not None
             or bool(self._pending)
-            or bool(self._rest)
+            or bool(self._unparsed)
             or self.is_full
         )
         if self.phase is Phase.IDLE and parser is not None and parser.state is State.HEAD:
-            self._watch_head()
-        elif self.has_part:
-            self.has_part = False
-            self._watch_idle()
+            self._set_head_deadline()
+        elif self.has_partial_head:
+            self.has_partial_head = False
+            self._set_idle_deadline()
 
     def _begin_request(self, head: RequestHead) -> None:
         pending = self._pending
@@ -263,7 +263,7 @@ class Connection(ReadingConnection, Handling):
             body = self._body = None
         else:
             body = self._body = RequestBody(self, head)
-            # All that has come, so that a small body is whole before anybody waits for it.
+            # Feed all that has arrived, so that a small body is whole before the handler waits for it.
             self._take_body(body, pending)
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
@@ -271,8 +271,8 @@ class Connection(ReadingConnection, Handling):
             self._task = task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """What was left to be done has been, or was cancelled before it began."""
-        # Its live answer may be over already, and the next request have begun.
+        """The request's task has ended, or was cancelled before it began."""
+        # Its live answer may have ended already, and the next request may have begun.
         if self._task is task:
             self._task = None
             self._leave_if_gone()
@@ -281,17 +281,17 @@ class Connection(ReadingConnection, Handling):
         if self.transport is None and self._task is None and (self._request is None or not self._request.is_detached):
             self._clients.leave(self)
 
-    def _has_joined(self, join: Callable[[Channel, Join], bool], asked: Join) -> bool:
-        """Whether a live answer to a request that is known by its bytes has begun."""
+    def _has_joined(self, begin: Callable[[Channel, Join], bool], join: Join) -> bool:
+        """Begin a live answer to a request known by its bytes; False if it has to be parsed."""
         try:
-            return join(self, asked)
+            return begin(self, join)
         except Exception:
             _log.exception("unhandled error")
             self.abort()
             return True
 
     def answered(self, request: Request) -> None:
-        """The answer is out: the connection is free for the next request, or goes."""
+        """The answer is written: take the next request, or close the connection."""
         self.phase = Phase.IDLE
         self._live = self._request = None
         if self.transport is None:
@@ -299,39 +299,39 @@ class Connection(ReadingConnection, Handling):
             return
         is_whole = request.body is None or request.body.is_whole
         self._body = None
-        if self._is_held:
-            self._read_on()
+        if self._is_body_full:
+            self._resume_reading()
         if not is_whole:
             self._linger()
-        elif not request.keeps_alive or self._clients.is_leaving:
+        elif not request.keeps_alive or self._clients.is_draining:
             self._close()
         else:
             self._resume()
 
     def _resume(self) -> None:
-        """Take the next request."""
+        """Go on to the next request."""
         self._candidate = None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         self._is_active = True
         if self.is_full:
-            self._unsent = NOT_SEEN
+            self._unsent = UNMEASURED
             self._expect_progress()
         elif self._tick < 0:
-            self._watch_idle()
-        if self._is_going_on:
-            # What was parsed behind this request is taken by whoever has begun it.
+            self._set_idle_deadline()
+        if self._is_taking:
+            # `_take_pending` is on the stack and takes what was parsed behind this request.
             return
-        if not self._pending and self._parser is None and not self._rest:
-            # Most of the time: whoever was answered has sent nothing since.
+        if not self._pending and self._parser is None and not self._unparsed:
+            # The usual case: the client has sent nothing since.
             self._is_busy = self.is_full
             return
-        self._go_on()
+        self._take_pending()
         self._read()
 
     def _refuse(self) -> None:
-        """What came is no request, and the connection goes."""
+        """Answer bytes that are not a request with a 400, and close the connection."""
         self._clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         assert self.transport is not None
         headers = plain_text()
@@ -340,10 +340,10 @@ class Connection(ReadingConnection, Handling):
         self._linger()
 
     def _linger(self) -> None:
-        """Say that this was all, and let the client read it: a close with bytes unread would take it back."""
+        """Half-close and wait for the client to read the answer: closing with unread bytes would reset it away."""
         transport = self.transport
-        self._pending = NOTHING
-        self._rest = b""
+        self._pending = NO_EVENTS
+        self._unparsed = b""
         if transport is None or transport.is_closing():
             return
         self.phase = Phase.LINGERING
@@ -351,9 +351,9 @@ class Connection(ReadingConnection, Handling):
         if transport.can_write_eof():
             transport.write_eof()
         transport.resume_reading()
-        self._watch(_LINGER_S)
+        self._set_deadline(_LINGER_S)
 
-    # -- answers from memory
+    # -- remembered answers
 
     def _serve(self, answer: RememberedAnswer, request: bytes) -> None:
         assert self.transport is not None
@@ -367,7 +367,7 @@ class Connection(ReadingConnection, Handling):
 
 
 class SecureConnection(Connection):
-    """The same under TLS."""
+    """An HTTP/1.1 connection over TLS."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""One request on its way through the request handler, and how those who answer it tell of it."""
+"""The state of one request in the request handler, and how its end is recorded."""
 
 from __future__ import annotations
 
@@ -27,56 +27,57 @@ from gateway.telemetry.tracing import current
 
 
 class ParsedRequest(NamedTuple):
-    """What a request asks for."""
+    """What a request asks for, parsed."""
 
     route: Route
     target: Target
     key: StreamKey
     shares: bool
-    """Whether it may be answered as one of many, and what it changes be recorded of the writer's own tape."""
+    """Whether requests of other clients may share the answer, and whether a change that this request makes is recorded
+    on the shared tape."""
     facts: HeaderFacts
     read: Read | None
-    """As the engine is asked; None for what is no read, or may not be shared."""
+    """The read as the engine takes it; None if the request is not a read or must not be shared."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request on its way: what is known of it for the answer and for the record."""
+    """One request in progress: what is known for its answer and its record."""
 
     request: Request
     delivery: Delivery
     began: float
-    over: asyncio.Future[Answered | None] | None = None
-    """Told when the answer is out, or None when it has broken off, where somebody waits for that; else the channel
-    is."""
+    relay_done: asyncio.Future[Answered | None] | None = None
+    """Resolves when a relayed answer is out, to None if it broke off.  None if no task waits: the relay then
+    calls the channel's `answered`."""
     mode: Mode = Mode.OTHER
     outcome: Outcome = Outcome.REFUSED
     route: Route | None = None
     saved_bytes: int = 0
-    """What coding spared the client of an answer that was sent whole."""
+    """Bytes that content coding saved on an answer sent whole."""
     is_replay: bool = False
-    """Whether a live read is relayed for what comes before the tail, and for no longer."""
+    """Whether a live read is relayed only until the reader has caught up to the tail."""
     is_live: bool = False
-    """Whether the answer is live, and told of when it ends."""
+    """Whether the answer is live; a live answer is recorded when it ends."""
     is_relayed: bool = False
     """Whether a relay gives the answer."""
 
     @property
     def route_name(self) -> str:
-        """The route's name as the metrics have it."""
+        """The route's name in the metrics."""
         return self.route.config.name if self.route is not None else NO_ROUTE
 
 
 class ResponseRecorder:
-    """What all answers have in common, and what is told of them."""
+    """Adds the headers that all responses have in common, and records how each request ended."""
 
     def __init__(self, node: str, metrics: MetricsRecorder, now: Callable[[], float]) -> None:
         self.node = node
         self.metrics = metrics
         self.now = now
 
-    def tell(self, context: RequestContext) -> None:
-        """What became of the request, for those who count, log and trace."""
+    def record(self, context: RequestContext) -> None:
+        """Record the end of the request in the metrics, the span and the access log."""
         mode, outcome, delivery, span = context.mode, context.outcome, context.delivery, current()
         route = context.route.config.name if context.route is not None else None
         sent_bytes = delivery.sent_bytes
@@ -94,18 +95,18 @@ class ResponseRecorder:
         note_response(mode, outcome, first_byte_s, sent_bytes, context.saved_bytes)
 
     def refuse(self, context: RequestContext, error: GatewayError) -> Answered:
-        """The one place where an error becomes a response: a status and one line."""
+        """Turn an error into a response: its status and one line of text."""
         answer = failure_answer(self.node, error)
         context.outcome, headers = answer.outcome, answer.headers
         self.finish(context, headers)
         return context.delivery.text(answer.status, headers, answer.body)
 
     def finish(self, context: RequestContext, headers: CIMultiDict[str]) -> None:
-        """What every response carries."""
+        """Add the headers that every response carries."""
         self.dress(context.route, context.request.headers.get("Origin"), headers)
 
     def dress(self, route: Route | None, origin: str | None, headers: CIMultiDict[str]) -> None:
-        """The same for a reader of this web origin."""
+        """The same, for a route and the request's Origin header."""
         config = route.config.cors if route is not None else None
         if config is not None:
             cors.apply(config, origin, headers)

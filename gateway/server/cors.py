@@ -1,10 +1,10 @@
 """CORS answered at the edge, for routes that configure it (Fetch standard, section 3.2).
 
-Where a route has a `CorsConfig`, the gateway speaks for the origin: preflights are answered here and the origin's own
-Access-Control fields are replaced, because two answers to one question confuse browsers.  The lists are spelled out;
-a `*` in them would not cover Authorization and would mean nothing with credentials.
+If a route has a `CorsConfig`, the gateway answers preflights itself and replaces the origin's own Access-Control
+fields, because two sets of them in one response confuse browsers.  The lists of headers are explicit: a `*` would not
+cover Authorization, and has no meaning with credentials.
 
-A reply that depends on who asks says `Vary: Origin`, also to those who are refused.  A wildcard never goes together
+A reply that depends on the web origin has `Vary: Origin`, even if that origin is refused.  A wildcard is never combined
 with credentials: reflecting any origin would let every site read as the user.
 """
 
@@ -39,7 +39,7 @@ ALLOWED_HEADERS: Final = (
     names.PRODUCER_EPOCH,
     names.PRODUCER_SEQ,
 )
-"""Request headers of the protocol and of its clients."""
+"""Request headers that scripts may send: those of the protocol and of its clients."""
 
 EXPOSED_HEADERS: Final = (
     names.STREAM_NEXT_OFFSET,
@@ -84,10 +84,9 @@ def is_preflight(method: str, origin: str | None, request_method: str | None) ->
 def preflight_headers(
     cors: CorsConfig, origin: str | None, request_method: str | None, request_headers: str | None
 ) -> dict[str, str] | None:
-    """The headers of a preflight's 204, or None when the origin is not allowed or it is no preflight.
+    """The headers of a preflight's 204; None if the origin is not allowed, or the request is not a preflight.
 
-    The lists are the same whatever `request_method` and `request_headers` ask for: the browser compares, and the
-    answer can be kept.
+    The lists do not depend on `request_method` and `request_headers`: the browser compares, and can cache the answer.
     """
     if origin is None or request_method is None:
         return None
@@ -123,7 +122,7 @@ def apply(cors: CorsConfig, origin: str | None, headers: CIMultiDict[str]) -> No
 
 
 def _allowed(cors: CorsConfig, origin: str | None) -> str | None:
-    """The value of Access-Control-Allow-Origin for this request's Origin, if it may read."""
+    """The value of Access-Control-Allow-Origin for the request's Origin; None if it is not allowed."""
     if "*" in cors.allow_origins:
         return "*"
     if origin is not None and origin.lower() in (allowed.lower() for allowed in cors.allow_origins):

@@ -1,9 +1,8 @@
-"""A connection in time: it never spoke, does not finish a head, is idle for too long, or does not take what is written
-to it, and goes.
+"""Connection deadlines: first request, rest of a head, idle, stalled write, linger.
 
-One deadline serves for all, on a wheel.  What handlers answer has bounds of its own; here is what nobody awaits: heads
-that do not come to their end, the pause between two requests, whole answers and live ones that a client leaves unread,
-and the last bytes of a connection that is closed already.
+Each connection has one entry on the wheel, which serves for whichever deadline applies in its phase.  Handlers bound
+their own waits.  This module bounds what no handler waits for: an unfinished head, the pause between two requests, an
+answer without a task that the client leaves unread, and the last bytes of a closing connection.
 """
 
 from __future__ import annotations
@@ -16,88 +15,89 @@ from gateway.aio.wheel import NEVER
 from gateway.server.clients import Clients
 from gateway.telemetry.access_record import CloseReason
 
-_LOOKS: Final = 4
-"""A connection that may be idle for so long is looked at so often within that time."""
+_IDLE_CHECKS: Final = 4
+"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 
-NOT_SEEN: Final = -1
-"""In place of a number of unsent bytes: the next look is the first."""
+UNMEASURED: Final = -1
+"""In place of a count of unsent bytes: the next check is the first."""
 
 
 class Phase(Enum):
-    """What happens on a connection."""
+    """What a connection is doing."""
 
     IDLE = "idle"
-    """Nothing is being answered; a part of the next head may be here."""
+    """No request is being answered; a part of the next head may have arrived."""
     ANSWERING = "answering"
-    """A handler is at work."""
-    GIVEN = "given"
-    """An answer is given by somebody who is told of room, and of the client's end."""
+    """A handler is running."""
+    RELAYED = "relayed"
+    """An answer is written without a handler that waits for room; a `LiveAnswer` is called when there is room, and when
+    the client leaves."""
     LIVE = "live"
-    """A live answer is being given, or waited for."""
+    """A live answer is being written or awaited."""
     LINGERING = "lingering"
-    """The last answer is out; what still comes is read and dropped, so that the client gets to read it."""
+    """The last answer is written; further input is read and dropped, so that the client can read the answer."""
 
 
-_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.GIVEN, Phase.LIVE})
-"""Where no handler waits for the client to take what is written."""
+_UNAWAITED: Final = frozenset({Phase.IDLE, Phase.RELAYED, Phase.LIVE})
+"""The phases in which no handler waits for the client to take what is written."""
 
 
 class TimedConnection(asyncio.Protocol):
-    """One client's connection and its deadline; whoever answers on it says what it is doing."""
+    """One client's connection and its deadline.  Subclasses set `phase`."""
 
     __slots__ = (
         "_clients",
         "_is_active",
-        "_quiet_looks",
+        "_quiet_checks",
         "_tick",
         "_unsent",
-        "has_part",
+        "cut_reason",
+        "has_partial_head",
         "is_full",
         "phase",
         "transport",
-        "why_cut",
     )
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self.transport: asyncio.Transport | None = None
         self.phase = Phase.IDLE
-        self.has_part = False
-        """Whether a part of the next head is here: a deadline is set for the rest of it."""
+        self.has_partial_head = False
+        """Whether a part of the next head has arrived; the deadline is then that of the rest."""
         self.is_full = False
-        """Whether the client has left so much unread that nothing more is to be written."""
+        """Whether the client has left so much unread that nothing more may be written."""
         self._is_active = False
-        """Whether the client has sent anything since the last look at the time."""
-        self._quiet_looks = NEVER
-        """Looks since then; below zero until the client has sent anything at all."""
-        self._unsent = NOT_SEEN
-        """What the client had left unread when that was looked at last."""
-        self.why_cut: CloseReason | None = None
-        """Why the connection is cut from this side, where it is."""
+        """Whether the client has sent anything since the last check."""
+        self._quiet_checks = NEVER
+        """Checks since then; negative until the client has sent anything at all."""
+        self._unsent = UNMEASURED
+        """The number of unsent bytes at the last check."""
+        self.cut_reason: CloseReason | None = None
+        """Why this side cuts the connection, if it does."""
         self._tick = NEVER
 
-    def _unwatch(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._tick != NEVER:
             self._clients.wheel.drop(self, self._tick)
             self._tick = NEVER
 
-    def _watch(self, delay_s: float) -> None:
-        self._unwatch()
+    def _set_deadline(self, delay_s: float) -> None:
+        self._clear_deadline()
         self._tick = self._clients.wheel.add(self, delay_s)
 
-    def _watch_idle(self) -> None:
-        """Look again after a part of the time that a connection may be idle."""
-        self._unsent = NOT_SEEN
-        self._watch(self._clients.limits.keepalive_timeout_s / _LOOKS)
+    def _set_idle_deadline(self) -> None:
+        """Check again after a fraction of the keep-alive timeout."""
+        self._unsent = UNMEASURED
+        self._set_deadline(self._clients.limits.keepalive_timeout_s / _IDLE_CHECKS)
 
-    def _watch_head(self) -> None:
-        """Give the rest of a head its time, from the first of it on."""
-        if not self.has_part:
-            self.has_part = True
-            self._watch(self._clients.limits.client_header_timeout_s)
+    def _set_head_deadline(self) -> None:
+        """Set the deadline for the rest of a head, counted from its first byte."""
+        if not self.has_partial_head:
+            self.has_partial_head = True
+            self._set_deadline(self._clients.limits.client_header_timeout_s)
 
     def due(self) -> None:
-        """The one deadline: see the module."""
+        """The deadline has passed: act by phase."""
         self._tick = NEVER
         transport, phase = self.transport, self.phase
         if transport is None:
@@ -107,56 +107,56 @@ class TimedConnection(asyncio.Protocol):
         elif phase is Phase.LINGERING:
             self._close()
         elif phase is not Phase.IDLE:
-            # Whoever answers keeps the time; idleness begins to count when this looks again.
+            # The handler or the live answer has deadlines of its own; idle time counts from the next check on.
             self._is_active = True
             limits = self._clients.limits
-            self._watch(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
-        elif self.has_part:
+            self._set_deadline(max(1.0, min(limits.keepalive_timeout_s, limits.client_write_timeout_s)))
+        elif self.has_partial_head:
             transport.abort()
         elif self._is_active:
             self._is_active = False
-            self._quiet_looks = 0
-            self._watch_idle()
-        elif self._quiet_looks < 0:
+            self._quiet_checks = 0
+            self._set_idle_deadline()
+        elif self._quiet_checks < 0:
             transport.abort()
         else:
-            # An answer from ready bytes leaves no time behind, only that there was one: four quiet looks are enough.
-            self._quiet_looks += 1
-            if self._quiet_looks < _LOOKS:
-                self._watch_idle()
+            # A remembered answer stores no time, only that there was activity: close after four quiet checks.
+            self._quiet_checks += 1
+            if self._quiet_checks < _IDLE_CHECKS:
+                self._set_idle_deadline()
             else:
                 self._close()
 
     def _expect_progress(self) -> None:
-        """Look after a while whether the client has taken anything; the second time, let it go if it has not."""
+        """Check later whether the client has taken any bytes; on the second check without progress, abort."""
         if self.transport is None:
             return
         unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         if unsent < 0 or self._unsent < unsent:
-            self._watch(self._clients.limits.client_write_timeout_s)
+            self._set_deadline(self._clients.limits.client_write_timeout_s)
         else:
             self._clients.metrics.slow_consumer()
-            self.why_cut = CloseReason.SLOW
+            self.cut_reason = CloseReason.SLOW
             self.transport.abort()
 
     def _close(self) -> None:
-        """End the connection when the client has taken what is written, for which there is a bound as well."""
+        """Close once the client has taken what is written; that is bounded by the write timeout as well."""
         if self.transport is not None:
             self.transport.close()
-            self._unsent = NOT_SEEN
+            self._unsent = UNMEASURED
             self._expect_progress()
 
     def close_if_idle(self) -> None:
-        """Used when the gateway leaves: what is being answered is left to end."""
+        """Close the connection at the start of a drain; an answer in progress is allowed to end."""
         if self.phase is Phase.IDLE:
             self._close()
 
     def drop(self) -> None:
-        """Used when the gateway's time to leave is over."""
-        self.why_cut = CloseReason.DRAINED
+        """Close the connection at the end of a drain."""
+        self.cut_reason = CloseReason.DRAINED
         self.abort()
 
     def abort(self) -> None:
-        """End the connection at once: an orderly end would make a part look like the whole."""
+        """Close the connection at once: after an orderly end a truncated body would look complete."""
         if self.transport is not None:
             self.transport.abort()

@@ -1,4 +1,8 @@
-"""Answers on their way to a client: every wait is bounded, and what cannot be finished is never ended cleanly."""
+"""Sending an answer to its client.
+
+Every wait is bounded.  An answer that cannot be completed is never ended in order: its connection is dropped, so that a
+truncated body does not look whole.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import MetricsRecorder
 
 PART_BYTES: Final = 1 << 16
-"""The most that is written at a time, for which a client has the time of the write bound."""
+"""The most bytes written at a time; a client has the write timeout to take them."""
 _JOINED_BYTES: Final = 1 << 18
 """A body up to this size is joined and sent with its head in one write."""
 
 
 class Aborted(ConnectionError):
-    """The connection was dropped in the middle of a body; there is nobody left to tell."""
+    """The connection was dropped in the middle of a body; no response can be sent any more."""
 
 
 class Delivery:
@@ -32,17 +36,17 @@ class Delivery:
         self._metrics = metrics
         self._now = now
         self.first_byte_at: float | None = None
-        """When the answer began to be written; None where it did not."""
+        """When the head of the answer was written; None if it was not."""
         self.sent_bytes = 0
         """Body bytes handed to the connection."""
 
     async def answer(self, answer: Answer) -> Answered:
-        """Send an answer whole.  Raises Aborted when the client or the origin went away in the middle."""
+        """Send a whole answer.  Raises Aborted if the client or the origin goes away in the middle."""
         if answer.parts is None:
             return self.text(answer.status, answer.headers, answer.body)
         length = answer.parts.length(answer.is_json)
         if length is not None and length <= _JOINED_BYTES and self._request.method == "GET":
-            # Nothing has been written yet, so what fails here can still be told by a status.
+            # Nothing has been written yet, so a failure here can still become an error response.
             held = answer.parts.held(answer.is_json)
             body = b"".join(held if held is not None else [p async for p in answer.parts.stream(answer.is_json)])
             if answer.run is not None:
@@ -52,7 +56,7 @@ class Delivery:
         return await self.stream(answer.status, None, answer.headers, length, body_parts, answer.run)
 
     def text(self, status: int, headers: CIMultiDict[str], body: bytes) -> Answered:
-        """Send a short body that is here."""
+        """Send a short body that is in memory."""
         if status == 204:
             headers.popall("Content-Type", None)
         self._request.channel.respond(self._request, status, headers, body)
@@ -74,16 +78,16 @@ class Delivery:
         headers: CIMultiDict[str],
         length: int | None,
         body: AsyncIterator[bytes],
-        shown: BodyRun | None = None,
+        run: BodyRun | None = None,
     ) -> Answered:
-        """Send a body as it becomes available; `shown` says of which stream it is, if of any."""
+        """Send a body as it becomes available; `run` names the stream that it belongs to, if any."""
         channel = self._request.channel
         self.begin(status, reason, headers, length)
         try:
             async for chunk in body:
-                if shown is not None:
-                    shown.stream.count_sent(len(chunk))
-                # In parts, so that the bound is on progress and not on the size of what came in one piece.
+                if run is not None:
+                    run.stream.count_sent(len(chunk))
+                # In parts, because the write timeout bounds progress, whatever the size of a chunk.
                 for begin in range(0, len(chunk), PART_BYTES):
                     self.part(chunk[begin : begin + PART_BYTES])
                     if channel.is_full:
@@ -94,20 +98,20 @@ class Delivery:
         return Answered(status, headers)
 
     def begin(self, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None) -> None:
-        """Send the head of a body of `length` bytes, None where that is not known yet."""
+        """Send the head of a body of `length` bytes; None if the length is not known yet."""
         self._request.channel.begin(self._request, status, reason, headers, length)
         self._begins()
 
     def part(self, piece: bytes) -> None:
-        """Send a part of the body, of `PART_BYTES` at most."""
+        """Send a part of the body, at most `PART_BYTES` long."""
         self._sent(len(piece))
         self._request.channel.send_part(piece)
 
     def end(self) -> None:
-        """The body is whole."""
+        """End the body in order."""
         self._request.channel.end()
 
     def abort(self) -> Aborted:
-        """Drop the connection at once: an orderly end would make a part look like the whole."""
+        """Drop the connection at once: after an orderly end a truncated body would look complete."""
         self._request.channel.abort()
         return Aborted("connection dropped")

@@ -1,8 +1,9 @@
-"""The frontend: how requests come in, as one piece that a new configuration replaces between two of them.
+"""The frontend: the client side as one piece, and the one place where a new configuration takes effect on it.
 
-It makes the request handler, the connections and the ready answers.  `take` has all later requests go by another
-configuration: what is under way ends as it began, and no connection is touched.  Ready answers are begun anew with the
-routes, because what a request's bytes mean, and which of its lines are credentials, is the routes' to say.
+It makes the request handler, the connections and the store of remembered answers.  `take` puts all later requests under
+another configuration; requests in progress end under the old one, and no connection is closed.  Remembered answers are
+dropped when the routes change, because the routes decide what a request means and which of its header lines are
+credentials.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _log = logging.getLogger("gateway.listeners")
 
 
 def _proxies(config: GatewayConfig) -> Proxies | None:
-    """Those that are trusted; None where there are none."""
+    """The trusted proxies; None if there are none."""
     trusted = config.server.trusted_proxies
     return Proxies(trusted, config.server.forwarded_by) if trusted else None
 
 
 class Frontend:
-    """The way into one engine.  Owner of the route table and of the clients' connections."""
+    """The client side of one engine.  Owner of the route table and of the clients' connections."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Frontend:
         metrics: MetricsRecorder,
         tracer: Tracer,
         access_log: AccessLog,
-        told: ListenerRecorder,
+        listener_metrics: ListenerRecorder,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -59,84 +60,87 @@ class Frontend:
         self._access_log = access_log
         self.routes = RouteTable(config.routes, config.server.node_name, engine.clock)
         self._joins = Joins()
-        self._handler = self._make_front()
-        remembered = self._make_ready()
+        self._handler = self._make_handler()
+        remembered = self._make_remembered()
         self.clients = Clients(
-            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad, self._joins
+            self._answer, config.limits, remembered, engine.clock, metrics, self._note_bad_request, self._joins
         )
         self.every_clients = [self.clients]
-        """Those, and the ones of listeners that only redirect."""
-        self.clients.counted = self.connections
+        """The main clients, and those of listeners that only redirect."""
+        self.clients.count_connections = self.connections
         if access_log.is_kept or tracer is not NO_TRACER:
             self.clients.on_hit = self._note_hit
         else:
-            # What is noted one by one is so by the handlers around the request handler.
+            # With a log or a tracer, every request has to go through their handlers.
             self.clients.join = self._join if config.server.fast_path else None
         self.clients.proxies = proxies = _proxies(config)
-        # By their names in ALPN, the best first: they are offered in this order.
+        # By name in ALPN, in the order in which they are offered: the preferred one first.
         protocols: dict[str, Connect] = {HTTP_2: self._connect_http2, HTTP_1: self._connect}
-        self.listeners = Listeners(config, self.clients, protocols, self._redirecting, told, proxies)
+        self.listeners = Listeners(config, self.clients, protocols, self._redirect_factory, listener_metrics, proxies)
+
+    def __repr__(self) -> str:
+        return f"<Frontend {self.connections()} connections, {len(self.listeners)} listeners>"
 
     def connections(self) -> int:
-        """Client connections that are open now, at whichever listener."""
+        """Client connections that are open now, at all listeners."""
         return sum(map(len, self.every_clients))
 
     def refused(self) -> dict[str, int]:
-        """Connections that were refused, by why."""
+        """Refused connections by reason."""
         return {why.value: sum(clients.refused[why] for clients in self.every_clients) for why in ConnectionRefusal}
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that clients have left in their connections' buffers: of all of them, and the most of one."""
+        """Bytes that clients have not read yet: the sum over all connections, and the largest of one."""
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
         return sum(sums), max(most)
 
-    def _connect(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
-        """A protocol for a connection that has been accepted."""
+    def _connect(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+        """Make the protocol of an accepted connection that speaks HTTP/1.1."""
         kind = SecureConnection if is_secure else Connection
-        return kind(self.clients, told, is_local=is_local)
+        return kind(self.clients, client, is_local=is_local)
 
-    def _connect_http2(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
-        """The same where HTTP/2 was agreed on."""
-        return Http2Connection(self.clients, told, is_secure=is_secure, is_local=is_local)
+    def _connect_http2(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
+        """Make the protocol of an accepted connection that speaks HTTP/2."""
+        return Http2Connection(self.clients, client, is_secure=is_secure, is_local=is_local)
 
-    def _redirecting(self, port: int) -> Connect:
-        """The same where requests are sent to https at a port."""
+    def _redirect_factory(self, port: int) -> Connect:
+        """A factory of connections that redirect every request to https at `port`."""
         limits, clock = self.clients.limits, self._engine.clock
-        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad)
-        clients.counted = self.connections
+        clients = Clients(redirect(port), limits, None, clock, self._metrics, self._note_bad_request)
+        clients.count_connections = self.connections
         self.every_clients.append(clients)
 
-        def connect(told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
-            return Connection(clients, told, is_local=is_local)
+        def connect(client: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+            return Connection(clients, client, is_local=is_local)
 
         return connect
 
-    def show(self, certificates: Certificates) -> None:
-        """Have listeners show these from here on."""
+    def use_certificates(self, certificates: Certificates) -> None:
+        """Put new certificates into effect at the listeners."""
         for loaded in certificates.values():
             for line in loaded.kept:
-                _log.warning("a certificate stays as it was: %s", line)
-        self.listeners.take(certificates)
+                _log.warning("keeping the previous version of a certificate: %s", line)
+        self.listeners.use_certificates(certificates)
 
     def _answer(self, request: Request) -> Work | None:
         return self._handler(request)
 
     def _join(self, channel: Channel, join: Join) -> bool:
-        return self._plain_front.join(channel, join)
+        return self._request_handler.join(channel, join)
 
-    def _make_front(self) -> Handler:
-        plain = self._plain_front = RequestHandler(
+    def _make_handler(self) -> Handler:
+        request_handler = self._request_handler = RequestHandler(
             self._config, self._engine, self.routes.routes, self._metrics, self._access_log, self._joins
         )
         handler: AsyncHandler | None = None
         if self._access_log.is_kept:
-            handler = AccessLogHandler(plain, self._access_log, self._engine.clock)
+            handler = AccessLogHandler(request_handler, self._access_log, self._engine.clock)
         if self._tracer is not NO_TRACER:
-            # Around the log, whose lines name the trace.
-            handler = TracingHandler(handler or plain, self._tracer)
-        return handler or plain.begin
+            # Outside the access log, whose lines name the trace.
+            handler = TracingHandler(handler or request_handler, self._tracer)
+        return handler or request_handler.begin
 
-    def _make_ready(self) -> RememberedAnswers | None:
+    def _make_remembered(self) -> RememberedAnswers | None:
         if not self._config.server.fast_path:
             return None
         engine = self._engine
@@ -148,7 +152,7 @@ class Frontend:
         return [route.config.credential_headers for route in self.routes.routes]
 
     def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
-        """A ready answer was given: to be known one by one, where there is a log or a trace."""
+        """Log and trace a remembered answer that was sent, if there is a log or a tracer."""
         if answer.repeated is not None:
             client, proxies = peer.client, peer.proxies
             if proxies is not None:
@@ -157,22 +161,22 @@ class Frontend:
         if self._tracer is not NO_TRACER:
             self._tracer.hit(request, answer.mode, answer.outcome)
 
-    def _note_bad(self, status: int, sent_bytes: int, client: str | None) -> None:
-        """What could not be parsed was refused: nothing is known of what it asked."""
+    def _note_bad_request(self, status: int, sent_bytes: int, client: str | None) -> None:
+        """Count and log a request that could not be parsed; nothing else is known about it."""
         self._metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0, sent_bytes=sent_bytes)
         if self._access_log.is_kept:
             ended_at = self._engine.clock.wall()
             self._access_log.record(Record(status=status, ended_at=ended_at, sent_bytes=sent_bytes, client=client))
 
-    def take(self, config: GatewayConfig) -> None:
-        """Have every request from here on go by `config`."""
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Put every later request under `config`."""
         self._config = config
         for clients in self.every_clients:
             clients.limits = config.limits
         self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
-                self.clients.remembered.take(self._credentials())
+                self.clients.remembered.reset(self._credentials())
             self._joins.clear()
             self._engine.purge.drop_others(self.routes.public_partitions)
-        self._handler = self._make_front()
+        self._handler = self._make_handler()

@@ -1,5 +1,8 @@
-"""The request handler: one handler for every request.  It reads what is asked, chooses the route, hands over to the
-engine and has the answer delivered; it is the one place where errors become responses."""
+"""The request handler, which answers every request that is not answered from its bytes.
+
+It parses the target, chooses the route, calls the engine and delivers the answer.  Requests that are not reads, or must
+not be shared, go to a relay.  `GatewayError` becomes a response here and in the relays, by `ResponseRecorder.refuse`.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ _log = logging.getLogger("gateway.front")
 
 _METHODS = {"HEAD": Mode.HEAD, "PUT": Mode.CREATE, "POST": Mode.APPEND, "DELETE": Mode.DELETE}
 _RESERVED = "/__ds"
-"""Subscriptions live below this; they are nobody's stream."""
+"""The protocol's subscriptions live below this path; a path under it is never a stream."""
 _LIVE = frozenset({Mode.LONGPOLL, Mode.SSE})
 
 
 class RequestHandler:
-    """Answers clients.  Owns nothing: the engine does."""
+    """Answers requests.  Owns no state: the engine does."""
 
     def __init__(
         self,
@@ -69,14 +72,14 @@ class RequestHandler:
         self._live = LiveAnswers(Rendering(node, recorder.dress, engine.clock, engine.drain, metrics), access_log)
 
     async def __call__(self, request: Request) -> Answered | None:
-        """Answer a request; None where the answer is live, and ends by itself."""
+        """Answer a request; None if the answer is live and ends by itself."""
         context = self._context(request)
-        over = context.over = asyncio.get_running_loop().create_future()
+        relay_done = context.relay_done = asyncio.get_running_loop().create_future()
         try:
             found = self._begin(context)
             if found is not None and not isinstance(found, Answered):
                 found = await self._finish(context, found)
-            if context.is_relayed and (found := await over) is None:
+            if context.is_relayed and (found := await relay_done) is None:
                 raise Aborted("connection dropped")
             return found
         except (asyncio.CancelledError, ConnectionError):
@@ -87,22 +90,25 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live:
-                self._recorder.tell(context)
+                self._recorder.record(context)
 
     def begin(self, request: Request) -> Work | None:
-        """Answer a request, as far as nothing has to be waited for: what is left to be done, which returns as
-        `__call__` does; None where the answer is out, or is given by somebody else."""
+        """Answer a request as far as possible without waiting.
+
+        Returns the remaining work, whose result is that of `__call__`; None if the answer is out, or is given without a
+        task.
+        """
         context = self._context(request)
         try:
             found = self._begin(context)
         except Exception:
             context.outcome = Outcome.FAILED
-            self._recorder.tell(context)
+            self._recorder.record(context)
             raise
         if found is None:
             return None
         if isinstance(found, Answered):
-            self._recorder.tell(context)
+            self._recorder.record(context)
             request.channel.answered(request)
             return None
         return self._rest(context, found)
@@ -118,7 +124,7 @@ class RequestHandler:
             raise
         finally:
             if not context.is_live and not context.is_relayed:
-                self._recorder.tell(context)
+                self._recorder.record(context)
 
     async def _finish(self, context: RequestContext, rest: Work) -> Answered | None:
         try:
@@ -131,33 +137,33 @@ class RequestHandler:
         return RequestContext(request, Delivery(request, self._metrics, now), now())
 
     def _begin(self, context: RequestContext) -> Answered | Work | None:
-        """The answer, where it is out by now; what is left to be done; or None where it is given by somebody else."""
+        """The answer if it is out already, the remaining work, or None if the answer is given without a task."""
         try:
-            asked = self._understand(context)
-            if (preflight := self._preflight(context, asked.route)) is not None:
+            parsed = self._parse(context)
+            if (preflight := self._preflight(context, parsed.route)) is not None:
                 return preflight
             note_request(
                 context.mode,
-                RecordedStream.of(asked.route.config.name, asked.target, asked.key.partition),
-                asked.target.offset,
+                RecordedStream.of(parsed.route.config.name, parsed.target, parsed.key.partition),
+                parsed.target.offset,
             )
-            read = asked.read
+            read = parsed.read
             if read is not None:
-                if context.mode in _LIVE and self._lives_at_once(context, read):
+                if context.mode in _LIVE and self._begins_live_at_once(context, read):
                     return None
                 if context.mode is not Mode.HEAD or self._engine.knows(read):
-                    return self._shared(context, asked, read)
+                    return self._answer_shared(context, parsed, read)
             if not self._relays.is_ready(context.request):
-                return self._relays.until_begun(context, asked)
-            self._relays.begin(context, asked)
+                return self._relays.until_begun(context, parsed)
+            self._relays.begin(context, parsed)
             return None
         except BadTarget as error:
             return self._recorder.refuse(context, BadRequest(str(error)))
         except GatewayError as error:
             return self._recorder.refuse(context, error)
 
-    def _understand(self, context: RequestContext) -> ParsedRequest:
-        """What the request asks for, of which route.  Raises BadTarget and GatewayError."""
+    def _parse(self, context: RequestContext) -> ParsedRequest:
+        """Parse what the request asks for and choose its route.  Raises BadTarget and GatewayError."""
         request = context.request
         if request.version not in request.channel.versions:
             raise VersionNotSupported
@@ -171,28 +177,28 @@ class RequestHandler:
             raise NoRoute
         if facts.is_looping:
             raise LoopDetected
-        shown = facts.shown(route)
-        key = route.key(target, shown.partition)
+        sharing = facts.for_route(route)
+        key = route.key(target, sharing.partition)
         config = route.config
-        shares = config.cache and not (shown.has_credentials and config.credentials == "bypass")
+        shares = config.cache and not (sharing.has_credentials and config.credentials == "bypass")
         is_read = request.method in ("GET", "HEAD") and request.body is None and mode is not Mode.OTHER
         read: Read | None = None
         if shares and is_read and not route.relays(target.offset or ""):
             read = Read(
                 route,
                 key,
-                route.source(target, shown.headers),
+                route.source(target, sharing.headers),
                 _start(target, mode),
                 target.cursor,
                 facts.if_none_match,
-                is_private=shown.has_credentials and config.credentials != "shared",
-                accepted=shown.accepted,
+                is_private=sharing.has_credentials and config.credentials != "shared",
+                accepted=sharing.accepted,
                 is_live=mode in _LIVE,
             )
         return ParsedRequest(route, target, key, shares, facts, read)
 
     def _facts(self, request: Request) -> HeaderFacts:
-        """What the request's header section says."""
+        """What the request's header section means, computed at most once per section."""
         known = request.head.fields.facts
         facts = known.get(self)
         if facts is None:
@@ -215,8 +221,8 @@ class RequestHandler:
 
     # -- reads
 
-    async def _shared(self, context: RequestContext, asked: ParsedRequest, read: Read) -> Answered | None:
-        """Answer as one of many, or relay the request where it has to go to the origin by itself."""
+    async def _answer_shared(self, context: RequestContext, parsed: ParsedRequest, read: Read) -> Answered | None:
+        """Answer a read that may be shared; relay it if it has to go to the origin alone."""
         if context.mode is Mode.HEAD:
             answer = await self._engine.head(read)
             if answer is not None:
@@ -226,7 +232,7 @@ class RequestHandler:
                 return await self._read(context, read)
             except Uncacheable as error:
                 context.is_replay = context.mode is Mode.SSE and error.why is TOO_LARGE
-        await self._relays.until_begun(context, asked)
+        await self._relays.until_begun(context, parsed)
         return None
 
     async def _read(self, context: RequestContext, read: Read) -> Answered | None:
@@ -246,37 +252,39 @@ class RequestHandler:
             answer = await self._engine.catch_up(read)
         return await self._deliver(context, read, answer)
 
-    def _subscribe(self, context: RequestContext, place: Subscription) -> None:
+    def _subscribe(self, context: RequestContext, subscription: Subscription) -> None:
         request = context.request
         origin, is_chunked = request.headers.get("Origin"), request.version != "1.0"
-        join = Join(place.read, Mode.SSE, origin)
+        join = Join(subscription.read, Mode.SSE, origin)
         self._live.subscribe(
-            request.channel, join, place, context.began, keeps=request.keeps_alive, is_chunked=is_chunked
+            request.channel, join, subscription, context.began, keeps=request.keeps_alive, is_chunked=is_chunked
         )
         context.is_live = True
         self._remember(request.channel, join)
 
-    def _wait(self, context: RequestContext, place: Waiting) -> None:
+    def _wait(self, context: RequestContext, waiting: Waiting) -> None:
         request = context.request
         origin = request.headers.get("Origin")
-        group = self._live.wait(request.channel, origin, place, context.began, keeps=request.keeps_alive)
+        group = self._live.wait(request.channel, origin, waiting, context.began, keeps=request.keeps_alive)
         context.is_live = True
-        self._remember(request.channel, Join(place.read, Mode.LONGPOLL, origin, group))
+        self._remember(request.channel, Join(waiting.read, Mode.LONGPOLL, origin, group))
 
     def _remember(self, channel: Channel, join: Join) -> None:
         if (alias := channel.alias) is not None:
             self._joins.remember(alias, join)
 
     def join(self, channel: Channel, join: Join) -> bool:
-        """Begin a live answer to a request that is known by its bytes, which are those of an HTTP/1.1 GET that keeps
-        its connection; False, and nothing has happened, where it has to be answered like any other."""
+        """Begin a live answer to a request known by its bytes, an HTTP/1.1 GET that keeps its connection.
+
+        False, without any effect, if the request has to be answered like any other.
+        """
         began = self._engine.clock.now()
         return (join.group is not None and join.group.join(channel, began)) or self._join(channel, join, began)
 
-    def _lives_at_once(self, context: RequestContext, read: Read) -> bool:
-        """Whether a live answer has begun, because nothing had to be asked for it."""
-        if context.over is not None:
-            # What is noted of it is noted one by one, by whoever waits.
+    def _begins_live_at_once(self, context: RequestContext, read: Read) -> bool:
+        """Begin a live answer if that needs no request to the origin; returns whether it began."""
+        if context.relay_done is not None:
+            # A task waits for the result, to log or trace the request by itself.
             return False
         request = context.request
         join = Join(read, context.mode, request.headers.get("Origin"))
@@ -306,7 +314,7 @@ class RequestHandler:
         context.outcome = answer.outcome
         self._recorder.finish(context, answer.headers)
         if answer.stream is not None and answer.run is not None:
-            self._teach(context, read, answer, answer.run)
+            self._remember_hit(context, read, answer, answer.run)
         try:
             answered = await context.delivery.answer(answer)
         finally:
@@ -314,8 +322,8 @@ class RequestHandler:
         context.saved_bytes = answer.saved_bytes
         return answered
 
-    def _teach(self, context: RequestContext, read: Read, answer: Answer, shown: BodyRun) -> None:
-        """Have a plain hit remembered, so that the next such request need not come here."""
+    def _remember_hit(self, context: RequestContext, read: Read, answer: Answer, run: BodyRun) -> None:
+        """Have a plain hit remembered, so that the next request with the same bytes skips this handler."""
         body = answer.parts.held(answer.is_json) if answer.parts is not None else [answer.body] if answer.body else []
         if body is None:
             return
@@ -323,10 +331,10 @@ class RequestHandler:
         if answer.status == 200:
             headers["Content-Length"] = str(sum(map(len, body)))
         age = headers.get("Age")
-        laid_at = self._engine.clock.now() - int(age) if age is not None else None
+        stored_at = self._engine.clock.now() - int(age) if age is not None else None
         context.request.channel.learn(
             RememberedAnswer(
-                shown,
+                run,
                 read.route.config.trust_s,
                 answer.tail,
                 context.mode,
@@ -336,7 +344,7 @@ class RequestHandler:
                 body,
                 answer.saved_bytes,
                 answer.parts.copied if answer.parts is not None else 0,
-                laid_at,
+                stored_at,
                 read.route.config.name,
                 note_repeated(
                     answer.outcome,
@@ -382,7 +390,7 @@ def _start(target: Target, mode: Mode) -> str:
 
 
 def _host(named: str) -> str:
-    """The host that is asked for, without a port (RFC 9112 §3.2)."""
+    """The host without its port (RFC 9112 §3.2)."""
     if named.startswith("["):
         return named.partition("]")[0] + "]"
     return named.partition(":")[0]

@@ -1,5 +1,8 @@
-"""How a channel has its request answered, over whichever version of HTTP: by the handler, and by a task for what that
-leaves to be waited for.  Whatever goes wrong, the client gets an end."""
+"""Running the request handler for a channel, the same for each version of HTTP.
+
+The handler runs synchronously as far as it can; a task runs the rest if anything has to be waited for.  Every failure
+ends the answer: with a 500 if nothing has been written yet, else by dropping the connection.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,10 @@ class Handling(ABC):
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """What was left to be done has been, or was cancelled before it began."""
+        """The request's task has ended, or was cancelled before it began."""
 
     def _handle(self, request: Request) -> asyncio.Task[None] | None:
-        """Have the request answered as far as nothing has to be waited for; the task for the rest, if any is left."""
+        """Answer the request as far as possible without waiting; returns the task for the rest, if any."""
         try:
             work = self._clients.handler(request)
         except Exception:
@@ -75,7 +78,7 @@ class Handling(ABC):
                 self.answered(request)
 
     def _fail(self, request: Request) -> None:
-        """What went wrong in detail is in the log."""
+        """Answer with a 500 or abort; the error itself is in the log."""
         if request.has_begun:
             self.abort()
             return
@@ -84,12 +87,12 @@ class Handling(ABC):
         self.answered(request)
 
     def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
-        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
+        """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
         alias, remembered = self.alias, self._clients.remembered
         if alias is not None and remembered is not None:
             remembered.remember(alias, answer, credential_headers)
 
 
 def plain_text() -> CIMultiDict[str]:
-    """The header of a short answer of the gateway's own."""
+    """The headers of a short plain-text answer by the gateway itself."""
     return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})

@@ -1,7 +1,7 @@
-"""A connection before it speaks HTTP: who the client is (the PROXY protocol), the handshake of TLS, which protocol.
+"""A connection before HTTP: the PROXY protocol header, the TLS handshake, and the choice of the protocol.
 
-Only listeners that have one of these make an `Handshake`; what it learns it hands to the protocol that it makes, and is
-gone.  Until then it is bounded in bytes and in time, and counts as a client's connection.
+Only listeners with TLS or the PROXY protocol make a `Handshake`.  It passes what it learns to the protocol that it
+makes, and then ends.  Until then it is bounded in bytes and in time, and counts as a client connection.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gateway.server.clients import Clients, ConnectionRefusal
 from gateway.server.tls import SLICE_BYTES, TlsTransport
 
 HTTP_1: Final = "http/1.1"
-"""Name in ALPN (RFC 7301) of what is spoken where nothing else is agreed on."""
+"""ALPN name (RFC 7301) of the protocol that is spoken if none is negotiated."""
 HTTP_2: Final = "h2"
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
-"""Of a client's side: its certificates take some kilobytes."""
+"""Bytes that a client may send in its handshake; client certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16
 _ILLEGAL_PARAMETER: Final = bytes([21, 3, 3, 0, 2, 2, 47])
-"""A fatal alert in a record of its own (RFC 8446 section 6)."""
+"""A fatal alert, illegal_parameter, in a record of its own (RFC 8446 section 6)."""
 _PLAIN_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\nThis port speaks TLS: https\n"
@@ -35,24 +35,24 @@ _PLAIN_HTTP: Final = (
 
 
 class HandshakeFailure(StrEnum):
-    """Why a handshake came to nothing."""
+    """Why a handshake failed."""
 
     TIMEOUT = "timeout"
-    """It was not over in time."""
+    """It did not complete in time."""
     LEFT = "left"
-    """The client went away."""
+    """The client closed the connection."""
     PLAIN_HTTP = "plain_http"
     """The client spoke HTTP without TLS."""
     VERSION = "version"
-    """The client speaks only versions that are too old."""
+    """The client supports only TLS versions that are too old."""
     CIPHER = "cipher"
-    """No cipher is known to both."""
+    """The two sides have no cipher in common."""
     CLIENT_CERTIFICATE = "client_certificate"
-    """The client showed none, or none that is trusted here."""
+    """The client presented no certificate, or none that is trusted here."""
     REFUSED = "refused"
-    """The client did not take what it was shown: it does not trust the certificate, most of the time."""
+    """The client rejected the handshake, usually because it does not trust the certificate."""
     MALFORMED = "malformed"
-    """What came is no TLS, or too much, or names a server that cannot be."""
+    """The input is not TLS, is too long, or has an invalid server name."""
 
 
 _REASONS: Final[Mapping[str, HandshakeFailure]] = {
@@ -69,7 +69,7 @@ _REASONS: Final[Mapping[str, HandshakeFailure]] = {
 
 
 def failure_of(error: ssl.SSLError) -> HandshakeFailure:
-    """What OpenSSL's reason means."""
+    """The failure that OpenSSL's reason stands for."""
     reason = error.reason or ""
     if "_ALERT_" in reason:
         return HandshakeFailure.REFUSED
@@ -77,45 +77,46 @@ def failure_of(error: ssl.SSLError) -> HandshakeFailure:
 
 
 class Connect(Protocol):
-    """Makes the protocol of a connection that is ready for it."""
+    """Makes the protocol of a connection whose handshake is complete."""
 
-    def __call__(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
-        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS,
-        `is_local` whether a PROXY header has named nobody: then the peer is the client, and speaks for nobody else."""
+    def __call__(self, client: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
+        """`client` is the client's address if a PROXY header gave one.  `is_secure` says that the connection is under
+        TLS.  `is_local` says that a PROXY header gave no address: the peer is then the client itself, and its
+        forwarding headers are not believed."""
 
 
 @dataclass(slots=True)
 class Acceptor:
-    """What a listener's openings share."""
+    """What all handshakes of one listener share."""
 
     clients: Clients
     protocols: Mapping[str, Connect]
-    """By their names in ALPN."""
+    """Protocol factories by ALPN name."""
     proxies: Proxies | None
-    """Whose PROXY headers are believed; None is everybody's."""
+    """The peers whose PROXY headers are believed; None believes every peer."""
     expects_proxy: bool
     """Whether every connection begins with a PROXY header."""
     context: Callable[[str | None], ssl.SSLContext] | None
-    """What shows the certificate for a name, of those that are in effect now; None where there is no TLS."""
+    """Chooses the context for a server name among the certificates now in effect; None without TLS."""
     on_handshake: Callable[[], None]
-    """Called when a handshake is completed."""
+    """Called when a handshake has completed."""
     on_failure: Callable[[HandshakeFailure], None]
 
 
 class Handshake(asyncio.Protocol):
-    """One connection that is not open yet.  Owner of its transport until then."""
+    """One connection before HTTP.  Owner of its transport until the protocol takes over."""
 
     __slots__ = (
         "_acceptor",
-        "_came_bytes",
+        "_client",
         "_data",
         "_expects_proxy",
         "_hello_bytes",
         "_incoming",
         "_outgoing",
+        "_received_bytes",
         "_ssl",
         "_tick",
-        "_told",
         "_transport",
     )
 
@@ -124,17 +125,21 @@ class Handshake(asyncio.Protocol):
         acceptor.clients.expect()
         self._transport: asyncio.Transport | None = None
         self._expects_proxy = acceptor.expects_proxy
-        """Whether a PROXY header is still to come."""
-        self._told: str | None = None
+        """Whether the PROXY header is still to come."""
+        self._client: str | None = None
         self._data = b""
-        """Of a PROXY header, or of the client's first message of TLS, that is not whole."""
+        """An incomplete PROXY header, or an incomplete ClientHello."""
         self._hello_bytes = 1
-        """The least that the first message takes, as far as it is known; 0 once it has been read."""
+        """The size that the ClientHello has at least, as far as is known; 0 once it has been read."""
         self._ssl: ssl.SSLObject | None = None
-        self._came_bytes = 0
+        self._received_bytes = 0
         self._tick = NEVER
 
-    # -- as one of the clients
+    def __repr__(self) -> str:
+        step = "PROXY header" if self._expects_proxy else "TLS" if self._ssl is not None else "over"
+        return f"<Handshake {step}, {self._received_bytes} bytes of TLS>"
+
+    # -- as a `ClientConnection`
 
     @property
     def unsent_bytes(self) -> int:
@@ -148,17 +153,17 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
 
     def due(self) -> None:
-        """The time for opening is over."""
+        """The handshake has run out of time."""
         self._tick = NEVER
         if self._ssl is not None:
             self._acceptor.on_failure(HandshakeFailure.TIMEOUT)
-            # It has been counted.
+            # Counted: connection_lost must not count it again.
             self._ssl = None
         elif self._expects_proxy:
             self._acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
         self.drop()
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)
@@ -171,11 +176,11 @@ class Handshake(asyncio.Protocol):
                 acceptor.clients.refused[ConnectionRefusal.PROXY] += 1
                 transport.abort()
                 return
-            self._watch(acceptor.clients.limits.client_header_timeout_s)
+            self._set_deadline(acceptor.clients.limits.client_header_timeout_s)
         else:
             self._begin_handshake()
 
-    def _watch(self, delay_s: float) -> None:
+    def _set_deadline(self, delay_s: float) -> None:
         wheel = self._acceptor.clients.wheel
         if self._tick != NEVER:
             wheel.drop(self, self._tick)
@@ -197,10 +202,10 @@ class Handshake(asyncio.Protocol):
             self._begin_handshake()
             if not data:
                 return
-        self._shake(transport, data)
+        self._advance(transport, data)
 
     def eof_received(self) -> None:
-        """The client has gone: with None the transport closes."""
+        """The client has half-closed: return None, so that the transport closes."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is None:
@@ -220,7 +225,7 @@ class Handshake(asyncio.Protocol):
     # -- the PROXY protocol
 
     def _read_proxy(self, data: bytes) -> bytes | None:
-        """What came behind the header; None while it is not whole, and where it is none."""
+        """The bytes behind the header; None while it is incomplete, and if it is malformed."""
         assert self._transport is not None
         self._data += data
         try:
@@ -232,19 +237,19 @@ class Handshake(asyncio.Protocol):
         if header is None:
             return None
         rest = self._data[header.size :]
-        self._told, self._data = header.client, b""
+        self._client, self._data = header.client, b""
         return rest
 
     # -- TLS
 
     def _begin_handshake(self) -> None:
         assert self._acceptor.context is not None
-        # The context that shows the right certificate takes its place once the name has been read.
+        # A placeholder context: the one for the client's server name replaces it once the ClientHello is read.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = self._acceptor.context(None).wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._watch(self._acceptor.clients.limits.tls_handshake_timeout_s)
+        self._set_deadline(self._acceptor.clients.limits.tls_handshake_timeout_s)
 
-    def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
+    def _advance(self, transport: asyncio.Transport, data: bytes) -> None:
         tls = self._ssl
         if tls is None:
             return
@@ -256,13 +261,13 @@ class Handshake(asyncio.Protocol):
         view = memoryview(data)
         while True:
             piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
-            self._came_bytes += len(piece)
+            self._received_bytes += len(piece)
             self._incoming.write(piece)
             try:
                 tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush(transport)
-                if self._came_bytes > _MOST_HANDSHAKE_BYTES:
+                if self._received_bytes > _MOST_HANDSHAKE_BYTES:
                     self._fail(transport, HandshakeFailure.MALFORMED)
                     return
                 if not view:
@@ -277,7 +282,7 @@ class Handshake(asyncio.Protocol):
         self._hand_over(transport, bytes(view))
 
     def _read_hello(self, transport: asyncio.Transport, tls: ssl.SSLObject, data: bytes) -> bytes | None:
-        """All that has come, once the client's first message is whole and the certificate chosen by it; else None."""
+        """All bytes so far, once the ClientHello is whole and has chosen the certificate; else None."""
         data = self._data + data
         if data[0] != _HANDSHAKE_RECORD:
             is_text = chr(data[0]).isalpha() and data[:1].isascii()
@@ -308,17 +313,17 @@ class Handshake(asyncio.Protocol):
         self._acceptor.on_failure(failure)
         if failure is HandshakeFailure.PLAIN_HTTP:
             transport.write(_PLAIN_HTTP)
-        # What is written goes out; a close with bytes unread would take it back, but little has come.
+        # The alert goes out first.  Closing with unread input could reset it away, but little input has come.
         transport.close()
 
-    # -- the end of it
+    # -- the end of the handshake
 
     def _hand_over(self, transport: asyncio.Transport, rest: bytes) -> None:
-        """Make the protocol that has been agreed on, and be gone."""
+        """Make the negotiated protocol and give it the connection."""
         acceptor, tls, self._ssl, self._transport = self._acceptor, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
-        is_local = acceptor.expects_proxy and self._told is None
-        protocol = acceptor.protocols[agreed](self._told, is_secure=tls is not None, is_local=is_local)
+        is_local = acceptor.expects_proxy and self._client is None
+        protocol = acceptor.protocols[agreed](self._client, is_secure=tls is not None, is_local=is_local)
         self._leave()
         if tls is None:
             transport.set_protocol(protocol)
@@ -334,6 +339,6 @@ class Handshake(asyncio.Protocol):
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str | None:
-    """The address at the other end, without its port; None at a Unix socket."""
+    """The peer's address without its port; None at a Unix socket."""
     peer = transport.get_extra_info("peername")
     return peer[0] if isinstance(peer, tuple) else None

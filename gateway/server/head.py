@@ -1,4 +1,4 @@
-"""Heads of responses in bytes (RFC 9112 section 4)."""
+"""Response heads in bytes (RFC 9112 section 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @lru_cache(maxsize=128)
 def status_line(status: int, reason: str | None = None) -> bytes:
-    """The first line of a response, with the standard phrase where there is no other; one without is empty."""
+    """The status line; `reason` defaults to the standard phrase, which is empty for an unknown status."""
     if reason is None:
         try:
             reason = HTTPStatus(status).phrase
@@ -27,7 +27,7 @@ def status_line(status: int, reason: str | None = None) -> bytes:
 def field_lines(headers: CIMultiDict[str]) -> bytes:
     """The field lines of a head, each with its line end, without the empty line.
 
-    Raises UpstreamBroken for a value that would begin another line: it came from an origin and must not go on.
+    Raises UpstreamBroken for a value that contains a line break: it came from an origin and must not be passed on.
     """
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
@@ -44,7 +44,7 @@ def date_line(second: int) -> bytes:
 def response_head(
     status: int, headers: CIMultiDict[str], wall: float, *, keeps: bool, reason: str | None = None
 ) -> bytes:
-    """The whole head; `wall` is the time in Unix seconds, where the headers do not say it, `keeps` whether the
+    """The whole head.  `wall` is the Unix time for a Date field if `headers` has none; `keeps` says whether the
     connection stays open.  Raises UpstreamBroken for a header that must not be written."""
     close = b"" if keeps else b"Connection: close\r\n"
     date = b"" if "Date" in headers else date_line(int(wall))

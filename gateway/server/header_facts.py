@@ -1,6 +1,6 @@
-"""What a header section says to the request handler: read once, for all requests that have it in common.
+"""What the request handler derives from a header section, computed once for all requests that share the section.
 
-None of it depends on the request line, so that it may be kept with the section (`gateway.http.request.Fields.facts`).
+None of it depends on the request line, so it is kept with the section (`gateway.http.request.Fields.facts`).
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from gateway.protocol.stream_key import Partition
 from gateway.server.request import Request
 
 _MOST_SENDERS: Final = 8
-"""Of one section, whose headers for the origin are kept."""
+"""Bound on the senders of one section for which the headers to the origin are kept."""
 
 
 class SharingFacts(NamedTuple):
-    """What it shows to a route."""
+    """What a section means to one route."""
 
     has_credentials: bool
     partition: Partition
-    """Who shares tapes with it."""
+    """Requests share tapes with others of the same partition."""
     headers: CIMultiDict[str]
-    """Those that a shared fetch carries."""
+    """The headers of a shared fetch."""
     accepted: AcceptedCodings
 
 
 class HeaderFacts:
-    """What one section says to one front."""
+    """What one header section means to one request handler."""
 
     __slots__ = (
+        "_by_route",
         "_forwarded",
         "_headers",
         "_node",
-        "_shown",
         "host",
         "host_count",
         "if_none_match",
@@ -50,36 +50,36 @@ class HeaderFacts:
     def __init__(self, headers: CIMultiDict[str], node: str) -> None:
         self._headers = headers
         self._node = node
-        self._shown: dict[Route, SharingFacts] = {}
+        self._by_route: dict[Route, SharingFacts] = {}
         self._forwarded: dict[tuple[str | None, bool, str, str, bool], RenderedHeaders] = {}
         hosts = headers.getall("Host", ())
         self.host_count = len(hosts)
         self.host = hosts[0] if hosts else ""
         self.nodes: tuple[str, ...] = ()
         self.is_looping = is_looping(headers, node)
-        """Whether the request has been here before, or by more gateways than a sensible chain has."""
+        """Whether the request has passed this node before, or more gateways than a sensible chain has."""
         try:
             self.nodes = passed_nodes(headers)
         except LoopDetected:
             self.is_looping = True
         self.if_none_match = _joined(headers, "If-None-Match")
 
-    def shown(self, route: Route) -> SharingFacts:
-        """What it shows to a route."""
-        shown = self._shown.get(route)
-        if shown is None:
+    def for_route(self, route: Route) -> SharingFacts:
+        """What the section means to a route."""
+        sharing = self._by_route.get(route)
+        if sharing is None:
             headers = self._headers
             credentials = route.credentials(headers)
-            shown = self._shown[route] = SharingFacts(
+            sharing = self._by_route[route] = SharingFacts(
                 bool(credentials),
                 route.partition(credentials, self.nodes),
                 route.source_headers(credentials, self.nodes),
                 negotiate(_joined(headers, "Accept-Encoding"), _joined(headers, "Cache-Control"), route.codings),
             )
-        return shown
+        return sharing
 
     def forwarded(self, request: Request, *, is_plain: bool) -> RenderedHeaders:
-        """The headers as they go on to the origin; `is_plain` where its answer is to be in no coding."""
+        """The headers that go on to the origin; `is_plain` asks the origin for an answer without content coding."""
         peer, is_from_proxy = request.peer, request.is_from_proxy
         sender = (peer, is_from_proxy, request.scheme, request.version, is_plain)
         headers = self._forwarded.get(sender)
@@ -102,6 +102,6 @@ class HeaderFacts:
 
 
 def _joined(headers: CIMultiDict[str], name: str) -> str | None:
-    """All lines of a header as one, None where there is none (RFC 9110 section 5.3)."""
+    """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
     lines = headers.getall(name, None)
     return ", ".join(lines) if lines is not None else None

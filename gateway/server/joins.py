@@ -1,8 +1,8 @@
-"""Live requests that are remembered by their bytes, so that whoever sends the same is not read anew.
+"""Live requests remembered by their bytes, so that the same bytes need not be parsed again.
 
-Who waits at the same offset with the same cursor has sent the same bytes: a thousand clients that were woken by one
-event come back with one request.  The first is parsed and judged; what it asked for is kept beside its bytes.  Whether
-it may wait without the origin being asked is decided each time, by the engine.
+Clients that wait at the same offset with the same cursor send the same bytes: when one event wakes a thousand clients,
+all of them come back with one request.  The first such request is parsed and handled; what it asks for is kept under
+its bytes.  Whether a later one may wait without a request to the origin is the engine's decision each time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.server.poll_group import PollGroup
 
 _MOST_BYTES: Final = 1 << 22
 _COST: Final = 1_000
-"""Bytes charged for a request beside its own."""
+"""Bytes charged for a request in addition to its own."""
 
 
 @dataclass(slots=True)
 class SseHead:
-    """The head of an SSE response, and what it was made of: the same again within the second."""
+    """The head of an SSE response and what it was made from; it can be sent again within the same second."""
 
     headers: CIMultiDict[str]
-    """Those that the stream's answers repeat."""
+    """The stream's headers that its answers repeat."""
     content_type: str | None
     second: int
     head: bytes
@@ -39,28 +39,34 @@ class Join:
     read: Read
     mode: Mode
     origin: str | None
-    """Its Origin header, which shapes what an answer says of CORS."""
+    """The Origin header, which determines the CORS fields of the answer."""
     group: PollGroup | None = None
-    """Those who have sent the same and wait."""
+    """The clients that have sent the same request and wait."""
     sse_head: SseHead | None = None
 
 
 class Joins:
-    """Requests to what they ask for; the oldest go first.  `generation` counts the times at which all of it was
-    forgotten: what a request of an earlier one asked for was read with other routes."""
+    """What live requests ask for, by their bytes; the oldest are evicted first.
+
+    `generation` counts calls to `clear`.  A request read in an earlier generation was read under other routes, and must
+    not be remembered.
+    """
 
     def __init__(self) -> None:
         self._joins: dict[bytes, Join] = {}
         self._size = 0
         self.generation = 0
         self.get = self._joins.get
-        """What exactly this request asks for, None where that is not remembered."""
+        """What exactly this request asks for; None if it is not remembered."""
+
+    def __repr__(self) -> str:
+        return f"<Joins {len(self._joins)} requests, {self._size} bytes>"
 
     def __len__(self) -> int:
         return len(self._joins)
 
     def remember(self, request: bytes, join: Join) -> None:
-        """The request, which came by itself and whole, asked for this."""
+        """Remember that `request`, which arrived whole and alone, asks for `join`."""
         if request in self._joins:
             return
         self._size += len(request) + _COST
@@ -71,7 +77,7 @@ class Joins:
         self._joins[request] = join
 
     def clear(self) -> None:
-        """Forget everything: routes have changed."""
+        """Forget everything, because the routes have changed."""
         self.generation += 1
         self._joins.clear()
         self._size = 0

@@ -1,7 +1,8 @@
-"""Where clients are accepted: every listener of the configuration, opened together and closed together.
+"""The listeners of the configuration, which are opened together and closed together.
 
-A plain listener gives the loop HTTP's own connections; one with TLS or the PROXY protocol gives it `Handshake`s.  What
-a listener shows over TLS is taken anew between two handshakes (`take`), by whoever has read it.
+A plain listener has the loop make HTTP connections directly; one with TLS or the PROXY protocol has it make
+`Handshake`s.  The certificates in effect can be replaced at any time, for later handshakes: `load_certificates` reads
+the files, `use_certificates` puts the result into effect.
 """
 
 from __future__ import annotations
@@ -18,33 +19,33 @@ from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import ListenerConfig, SystemdSockets, UnixAddress
 from gateway.config.values import Address
 from gateway.protocol.proxies import Proxies
-from gateway.server.certificates import Loaded, load
+from gateway.server.certificates import LoadedCertificates, load
 from gateway.server.clients import Clients
 from gateway.server.handshake import HTTP_1, Acceptor, Connect, Handshake, HandshakeFailure
-from gateway.server.sockets import UnixSocket, adopt, chosen, handed_over
+from gateway.server.sockets import UnixSocket, adopt, choose_fds, passed_sockets
 
-Certificates = Mapping[int, Loaded]
-"""What is shown, by the listener's place in the configuration."""
+Certificates = Mapping[int, LoadedCertificates]
+"""The certificates by the index of their listener in the configuration."""
 
 
 class ListenerRecorder(Protocol):
-    """Takes note of handshakes and certificates at listeners."""
+    """Counts handshakes and kept certificates by listener."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
-        """A listener shows certificates; handshakes with it can come to nothing for these reasons."""
+        """A listener has TLS, and its handshakes can fail for these reasons."""
 
     def handshake(self, listener: str) -> None:
-        """A handshake has been completed."""
+        """A handshake has completed."""
 
     def handshake_failure(self, listener: str, reason: str) -> None:
-        """A handshake has come to nothing."""
+        """A handshake has failed."""
 
     def certificates_kept(self, listener: str, n: int) -> None:
-        """Pairs of files could not be used, and older ones of them stay."""
+        """`n` pairs of files could not be used, and stay in effect in their older versions."""
 
 
 def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
-    """The files that what listeners show is made of."""
+    """The files that the listeners' certificates are read from."""
     tables = [listener.tls for listener in listeners if listener.tls is not None]
     named = [
         file
@@ -56,9 +57,10 @@ def certificate_files(listeners: Sequence[ListenerConfig]) -> tuple[str, ...]:
 
 def load_certificates(
     listeners: Sequence[ListenerConfig], alpn: Sequence[str], old: Certificates | None = None
-) -> dict[int, Loaded]:
-    """What listeners are to show.  Blocks; ConfigError where something cannot be used and there is nothing older."""
-    found: dict[int, Loaded] = {}
+) -> dict[int, LoadedCertificates]:
+    """Read the certificates of all listeners.  Blocks.  Raises ConfigError if a file cannot be used and `old` has no
+    version of it."""
+    found: dict[int, LoadedCertificates] = {}
     mistakes = Mistakes()
     for index, listener in enumerate(listeners):
         with mistakes.collected():
@@ -69,22 +71,24 @@ def load_certificates(
     return found
 
 
-class _Listening:
-    """One listener that accepts."""
+class _OpenListener:
+    """One open listener."""
 
     def __init__(self, config: ListenerConfig) -> None:
         self.config = config
         self.servers: list[asyncio.Server] = []
         self.file: UnixSocket | None = None
         self.port = 0
-        """That it was given, where it has one."""
+        """The port that it is bound to; 0 if it has none."""
 
     @property
-    def is_for_anybody(self) -> bool:
-        """Whether a client needs nothing but its address."""
+    def is_unrestricted(self) -> bool:
+        """Whether a client needs only its address: no client certificate, no PROXY header, no redirect."""
         tls = self.config.tls
-        has_means = self.config.proxy_protocol == "on" or (tls is not None and tls.client_certificates == "required")
-        return not has_means and self.config.https_port is None
+        is_restricted = self.config.proxy_protocol == "on" or (
+            tls is not None and tls.client_certificates == "required"
+        )
+        return not is_restricted and self.config.https_port is None
 
     @property
     def url(self) -> str:
@@ -98,10 +102,10 @@ class _Listening:
 
 
 class Listeners:
-    """All of them.  Owner of their sockets, and of which certificates are in effect.
+    """All listeners.  Owner of their sockets, and of the certificates in effect.
 
-    `protocols` makes connections by the names that ALPN has for what is spoken on them; `redirecting` makes those that
-    only redirect to https at a port.
+    `protocols` has a factory of connections for each ALPN name; `redirect_factory` makes a factory of connections that
+    redirect to https at a port.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class Listeners:
         config: GatewayConfig,
         clients: Clients,
         protocols: Mapping[str, Connect],
-        redirecting: Callable[[int], Connect],
+        redirect_factory: Callable[[int], Connect],
         metrics: ListenerRecorder,
         proxies: Proxies | None,
     ) -> None:
@@ -117,57 +121,63 @@ class Listeners:
         self._configs = config.every_listener
         self._clients = clients
         self._protocols = protocols
-        self._redirecting = redirecting
+        self._redirect_factory = redirect_factory
         self._metrics = metrics
         self._proxies = proxies
         self.certificates: Certificates = {}
-        """In effect."""
-        self._open: list[_Listening] = []
+        """The certificates in effect."""
+        self._open: list[_OpenListener] = []
+
+    def __repr__(self) -> str:
+        return f"<Listeners {len(self._open)} open, {len(self.certificates)} with certificates>"
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def urls(self) -> list[str]:
-        """Where clients reach each of them."""
+        """Where clients reach each listener."""
         return [one.url for one in self._open]
 
     @property
     def inside_url(self) -> str:
-        """Where this process can ask as a client without more ado, plain if possible; empty where it cannot."""
-        asked = [one for one in self._open if one.port and one.is_for_anybody]
-        return min(asked, key=lambda one: one.config.tls is not None).url if asked else ""
+        """A URL at which this process can send itself requests, plain HTTP if possible; empty if there is none."""
+        candidates = [one for one in self._open if one.port and one.is_unrestricted]
+        return min(candidates, key=lambda one: one.config.tls is not None).url if candidates else ""
 
     @property
     def alpn(self) -> tuple[str, ...]:
-        """What is offered, the best first."""
+        """The ALPN names on offer, the preferred one first."""
         return tuple(self._protocols)
 
-    def take(self, certificates: Certificates) -> None:
-        """Have handshakes from here on show these."""
+    def use_certificates(self, certificates: Certificates) -> None:
+        """Put certificates into effect for later handshakes."""
         self.certificates = certificates
         for index, loaded in certificates.items():
             if loaded.kept:
                 self._metrics.certificates_kept(self._configs[index].address, len(loaded.kept))
 
     def expiries(self) -> list[tuple[str, str, float]]:
-        """LiveReader, first name and last Unix second of each certificate in effect."""
+        """The listener's address, first name and last Unix second of each certificate in effect."""
         return [
             (self._configs[index].address, one.certificate.name, one.certificate.expires_at)
             for index, loaded in self.certificates.items()
-            for one in loaded.shown
+            for one in loaded.served
         ]
 
     async def open(self, environ: Mapping[str, str]) -> None:
-        """Accept everywhere; OSError, with nothing open, where that cannot be, ConfigError for sockets that systemd did
-        not hand over."""
+        """Accept connections at every listener.
+
+        Raises OSError if a listener cannot be opened, and ConfigError for sockets that systemd has not passed; nothing
+        stays open then.
+        """
         try:
-            fds = handed_over(environ, os.getpid())
+            fds = passed_sockets(environ, os.getpid())
         except ValueError as error:
-            raise ConfigError(f"the sockets of systemd: {error}") from None
+            raise ConfigError(f"sockets passed by systemd: {error}") from None
         try:
             for index, config in enumerate(self._configs):
-                listening = _Listening(config)
+                listening = _OpenListener(config)
                 self._open.append(listening)
                 if config.tls is not None:
                     self._metrics.speaks_tls(config.address, [reason.value for reason in HandshakeFailure])
@@ -177,7 +187,7 @@ class Listeners:
             raise
 
     async def _open_one(
-        self, listening: _Listening, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
+        self, listening: _OpenListener, factory: Callable[[], asyncio.BaseProtocol], fds: list[tuple[str, int]]
     ) -> None:
         config, loop = listening.config, asyncio.get_running_loop()
         match config.bind_address:
@@ -202,16 +212,16 @@ class Listeners:
                 others = [
                     one.bind_address.name for one in self._configs if isinstance(one.bind_address, SystemdSockets)
                 ]
-                wanted = chosen(fds, name, filter(None, others))
+                wanted = choose_fds(fds, name, filter(None, others))
                 if not wanted:
-                    raise ConfigError(f"{config.address}: systemd has handed over no such socket")
+                    raise ConfigError(f"{config.address}: systemd has passed no such socket")
                 for fd in wanted:
                     sock = adopt(fd)
                     make = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
                     listening.servers.append(await make(factory, sock=sock, backlog=config.backlog))
         for server in listening.servers:
             for listener in server.sockets:
-                # Unsent bytes are to be seen here, not in the kernel.  What is accepted inherits it.
+                # Keep the kernel's buffer small, so that unsent bytes are seen here.  Accepted sockets inherit it.
                 size = self._limits.send_buffer_bytes // 2
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
                 if not listening.port and listener.family in (socket.AF_INET, socket.AF_INET6):
@@ -220,7 +230,7 @@ class Listeners:
     def _factory(self, index: int) -> Callable[[], asyncio.BaseProtocol]:
         config, protocols = self._configs[index], self._protocols
         if config.https_port is not None:
-            protocols = {HTTP_1: self._redirecting(config.https_port)}
+            protocols = {HTTP_1: self._redirect_factory(config.https_port)}
         if config.tls is None and config.proxy_protocol == "off":
             return partial(protocols[HTTP_1], None, is_secure=False)
         acceptor = Acceptor(
@@ -238,7 +248,7 @@ class Listeners:
         self._metrics.handshake_failure(address, reason.value)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         for listening in self._open:
             if listening.file is not None:
                 listening.file.remove()
@@ -248,7 +258,7 @@ class Listeners:
                 server.close()
 
     async def wait_closed(self) -> None:
-        """Wait until nothing of them is left."""
+        """Wait until every listening socket is closed."""
         for listening in self._open:
             for server in listening.servers:
                 await server.wait_closed()

@@ -1,6 +1,7 @@
-"""Live answers: SSE responses and waiting long-polls, given to a client by whoever keeps its place in the stream.
+"""Live answers: SSE responses and waiting long-polls.
 
-From here on no task is held for such a client: its channel has the connection, a subscriber or a waiter the place.
+A live answer has no task.  Its channel holds the connection, and a subscriber or a waiter holds the position in the
+stream and writes to the channel.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _log = logging.getLogger("gateway.live")
 
 
 class LiveAnswers:
-    """Begins live answers.  Owns nothing: their channels do."""
+    """Begins live answers.  Owns no state: each answer's channel and reader do."""
 
     def __init__(self, rendering: Rendering, access_log: AccessLog) -> None:
         self._rendering = rendering
@@ -46,7 +47,7 @@ class LiveAnswers:
         keeps: bool = True,
         is_chunked: bool = True,
     ) -> None:
-        """Begin an SSE response.  Raises UpstreamBroken, and closes the subscription, for headers not to be written."""
+        """Begin an SSE response.  Raises UpstreamBroken and closes the subscription if a header must not be written."""
         route, stream, second = subscription.read.route, subscription.stream, int(self._clock.wall())
         sse_head = join.sse_head
         if (
@@ -65,14 +66,14 @@ class LiveAnswers:
             join.sse_head = SseHead(stream.headers, stream.content_type, second, head)
         subscriber = subscription.start(channel)
 
-        def look(into: Record) -> None:
+        def fill(into: Record) -> None:
             into.status, into.first_byte_s = 200, channel.live_first_byte_s
             into.next_offset, into.sent_bytes = subscriber.at, channel.live_bytes
             readers = subscriber.topic.readers_now
             into.subscribers = len(readers) + (subscriber not in readers)
 
         name = route.config.name
-        note = self._note(Mode.SSE, name, began, look)
+        note = self._note(Mode.SSE, name, began, fill)
         channel.follow(subscriber, name, began, note, keeps=keeps, is_chunked=is_chunked)
         channel.write_head(head)
         _start(subscriber)
@@ -92,13 +93,14 @@ class LiveAnswers:
     def wait(
         self, channel: Channel, origin: str | None, waiting: Waiting, began: float, *, keeps: bool = True
     ) -> PollGroup:
-        """Have the long-poll of a client that sent this Origin header wait for its answer, others with it perhaps."""
+        """Begin to wait for a long-poll's answer, in a new group that the same requests may join.  `origin` is the
+        request's Origin header."""
         route = waiting.read.route
         group = PollGroup(self._rendering, route, origin, keeps=keeps)
         waiter = waiting.start(group)
         topic = waiting.topic
 
-        def look(into: Record) -> None:
+        def fill(into: Record) -> None:
             into.sent_bytes = channel.live_bytes
             into.subscribers = len(topic.readers_now) + topic.extra_clients + (waiter not in topic.readers_now)
             if (answer := group.answer) is not None:
@@ -107,12 +109,12 @@ class LiveAnswers:
                 into.first_byte_s = self._clock.now() - began
                 into.coding, into.saved_bytes = applied(answer.headers.get("Content-Encoding")), answer.saved_bytes
 
-        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, look))
+        group.begin(waiter, channel, began, self._note(Mode.LONGPOLL, route.config.name, began, fill))
         _start(waiter)
         return group
 
-    def _note(self, mode: Mode, route: str, began: float, look: Callable[[Record], None]) -> _LiveNote | None:
-        """Where the answer that begins now is noted: in the access log and in its trace, where there are any."""
+    def _note(self, mode: Mode, route: str, began: float, fill: Callable[[Record], None]) -> _LiveNote | None:
+        """Where the answer that begins now is recorded, in the access log and its trace; None if there is neither."""
         record, span = park_record(), current()
         span.park()
         if record is None and span is NO_REQUEST:
@@ -120,32 +122,32 @@ class LiveAnswers:
         note = None
         if record is not None:
             record.outcome = Outcome.FOLLOWED
-            note = self._access_log.live(record, began, look)
-        return _LiveNote(note, span, mode, route, look)
+            note = self._access_log.live(record, began, fill)
+        return _LiveNote(note, span, mode, route, fill)
 
 
 class _LiveNote:
-    """The end of a live answer, for the log and for the trace."""
+    """Records the end of a live answer in the access log and in its trace."""
 
-    __slots__ = ("_look", "_mode", "_note", "_route", "_span")
+    __slots__ = ("_fill", "_mode", "_note", "_route", "_span")
 
     def __init__(
-        self, note: LiveNote | None, span: RequestSpan, mode: Mode, route: str, look: Callable[[Record], None]
+        self, note: LiveNote | None, span: RequestSpan, mode: Mode, route: str, fill: Callable[[Record], None]
     ) -> None:
         self._note = note
         self._span = span
         self._mode = mode
         self._route = route
-        self._look = look
+        self._fill = fill
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that its figures are an example of, where it is sampled."""
+        """The trace for the metrics' exemplars; None if it is not sampled."""
         return self._span.trace_id if self._span.is_sampled else None
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
         seen = Record()
-        self._look(seen)
+        self._fill(seen)
         if seen.status:
             self._span.answered(seen.status)
         self._span.describe(self._mode, outcome, self._route)
@@ -155,7 +157,7 @@ class _LiveNote:
 
 
 def _start(reader: Subscriber | Waiter) -> None:
-    """Have a live reader begin.  The connection is its own by now: no error of it may be told by a response."""
+    """Start a live reader.  It has the connection by now, so an error cannot become a response."""
     try:
         reader.start()
     except Exception:

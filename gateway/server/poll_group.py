@@ -1,7 +1,7 @@
-"""Long-poll clients that wait for the same answer: one place in the stream, and one answer made for all of them.
+"""Long-poll clients that wait for the same answer: one waiter in the stream, and one answer rendered for all of them.
 
-A crowd begins with one client.  Others that have sent the same bytes join it for as long as nobody could tell that they
-came later: they are told the same at the same time.
+A group begins with one client.  Clients that have sent the same bytes may join it for a short while, in which none can
+tell that it came later: all get the same answer at the same time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import MetricsRecorder
 
 Dress = Callable[[Route | None, str | None, CIMultiDict[str]], None]
-"""Adds what every response carries, for a client of this route that sent this Origin header."""
+"""Adds the headers that every response carries, for a route and the request's Origin header."""
 
 
 class Rendering:
-    """What all live answers of a process are made with."""
+    """What all live answers of a process are rendered with."""
 
     __slots__ = ("clock", "drain", "dress", "metrics", "node")
 
@@ -43,7 +43,7 @@ class Rendering:
 
 
 class PollGroup:
-    """The clients of one waiter: a `gateway.engine.waiter.PollClient`."""
+    """The clients of one waiter; a `gateway.engine.waiter.PollClient`."""
 
     __slots__ = ("_channels", "_keeps", "_note", "_origin", "_rendering", "_route", "_waiter", "answer", "shape")
 
@@ -54,21 +54,24 @@ class PollGroup:
         self._keeps = keeps
         self.shape: Hashable = (origin, keeps)
         self._waiter: Waiter | None = None
-        """None before the beginning and after the end."""
+        """None before `begin` and after the end."""
         self._channels: dict[Channel, float] = {}
-        """The clients, and when each has come."""
+        """The clients, and when each arrived, in seconds of the streams' clock."""
         self._note: Note | None = None
         self.answer: Answer | None = None
-        """What the client was told, in the end, where that is noted."""
+        """The answer that was sent, if it is logged or traced."""
+
+    def __repr__(self) -> str:
+        return f"<PollGroup {len(self._channels)} clients, {'waiting' if self._waiter is not None else 'not waiting'}>"
 
     def begin(self, waiter: Waiter, channel: Channel, began: float, note: Note | None) -> None:
-        """The first client."""
+        """Add the first client."""
         self._waiter = waiter
         self._note = note
         self._take(channel, began)
 
     def join(self, channel: Channel, began: float) -> bool:
-        """One more; False where it has come too late for this crowd."""
+        """Add one more client; False if it came too late for this group."""
         if self._note is not None or self._waiter is None or not self._waiter.join(began):
             return False
         self._take(channel, began)
@@ -80,7 +83,7 @@ class PollGroup:
         channel.park(self, keeps=self._keeps)
 
     def split(self) -> Iterator[PollGroup]:
-        """All clients but the first, each as a crowd of its own from here on; `waits` is owed to each."""
+        """Yield a new group for each client but the first; the caller owes each a call to `waits`."""
         while len(self._channels) > 1:
             channel, began = self._channels.popitem()
             alone = PollGroup(self._rendering, self._route, self._origin, keeps=self._keeps)
@@ -89,28 +92,28 @@ class PollGroup:
             yield alone
 
     def waits(self, waiter: Waiter) -> None:
-        """They wait by this waiter."""
+        """Attach the group to its waiter."""
         self._waiter = waiter
 
-    # -- the channels' side
+    # -- called by the channels
 
     def pump(self) -> None:
-        """There is no body yet to go on with."""
+        """Do nothing: a long-poll has no body before its end."""
 
     def left(self, channel: Channel) -> None:
-        """One of them has gone."""
+        """Remove a client that has left."""
         assert self._waiter is not None
         if len(self._channels) == 1:
             self._waiter.gone()
         else:
             self._waiter.leave_one()
             began = self._channels.pop(channel)
-            self._tell(Outcome.ABORTED, 1, self._rendering.clock.now() - began, 0, 0)
+            self._count(Outcome.ABORTED, 1, self._rendering.clock.now() - began, 0, 0)
 
-    # -- the waiter's side
+    # -- called by the waiter
 
     def render(self, answer: Answer) -> Rendered:
-        """The response to each of them."""
+        """Render the response that all clients get."""
         try:
             return self._rendered(answer)
         except GatewayError as error:
@@ -126,13 +129,13 @@ class PollGroup:
         return Rendered(head + body, len(body), answer)
 
     def send(self, rendered: Rendered) -> None:
-        """Write it to all."""
+        """Write the response to all clients."""
         data, size = rendered.data, rendered.body_bytes
         for channel in self._channels:
             channel.write_response(data, size)
 
     def account(self, rendered: Rendered) -> None:
-        """It has been written: count it, and let the connections go on."""
+        """Count the response that was written, and free the connections for their next requests."""
         answer = rendered.answer
         if self._note is not None:
             self.answer = answer
@@ -142,7 +145,7 @@ class PollGroup:
             channel.release()
 
     def has_gone(self) -> None:
-        """None of them will be answered."""
+        """Abort all connections: no answer will come."""
         self._end(Outcome.ABORTED, CloseReason.LEFT, None)
         channels, self._channels = self._channels, {}
         for channel in channels:
@@ -154,16 +157,16 @@ class PollGroup:
         clients = len(self._channels)
         if not clients:
             return
-        # They have come within a tick of each other: the mean is near enough to each.
+        # The clients arrived within one tick, so the mean is close enough for each.
         waited_s = self._rendering.clock.now() - sum(self._channels.values()) / clients
         sent_bytes = rendered.body_bytes if rendered is not None else 0
-        self._tell(outcome, clients, waited_s, sent_bytes, rendered.answer.saved_bytes if rendered is not None else 0)
+        self._count(outcome, clients, waited_s, sent_bytes, rendered.answer.saved_bytes if rendered is not None else 0)
         note, self._note = self._note, None
         if note is not None:
             (channel,) = self._channels
-            note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
+            note.end(outcome, channel.cut_reason or reason if reason is CloseReason.LEFT else reason)
 
-    def _tell(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
+    def _count(self, outcome: Outcome, clients: int, waited_s: float, sent_bytes: int, saved_bytes: int) -> None:
         metrics, name = self._rendering.metrics, self._route.config.name
         metrics.subscribers(Mode.LONGPOLL, -clients, name)
         metrics.request(
@@ -171,18 +174,18 @@ class PollGroup:
             outcome,
             waited_s,
             name,
-            # A long-poll's response begins when it is over.
+            # The response of a long-poll begins when the wait is over.
             first_byte_s=waited_s,
             sent_bytes=sent_bytes,
             saved_bytes=saved_bytes,
-            # None would mean: that of whoever is being answered here, and that is somebody else.
+            # None would take the trace of the current context, which belongs to another request.
             trace_id=(self._note.trace_id if self._note is not None else None) or "",
             requests=clients,
         )
 
 
 def _reason(answer: Answer, *, is_draining: bool) -> CloseReason:
-    """Why a long-poll that was answered so has ended."""
+    """The reason to log for a long-poll with this answer."""
     if answer.status in (200, 304):
         return CloseReason.ANSWERED
     if answer.status == 204:

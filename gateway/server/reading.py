@@ -1,7 +1,7 @@
-"""How requests are read over HTTP/1.1: what comes is parsed and waits, in order, until it can be taken.
+"""Reading of requests over HTTP/1.1: input is parsed into events, which wait in order until they can be taken.
 
-Requests that come before the one in front of them is answered wait here, already parsed, and nothing more is read
-meanwhile.  A parser is held only from the first byte of a message to its last.
+Pipelined requests wait here in parsed form, and no more is read meanwhile.  A parser is held only from the first byte
+of a message to its last.
 """
 
 from __future__ import annotations
@@ -20,81 +20,81 @@ from gateway.server.remembered import MAX_REQUEST_BYTES
 from gateway.server.writing import WritingConnection
 
 _SLICE_BYTES: Final = 1 << 14
-"""So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
+"""Bytes parsed at a time: a parsed request takes many times the memory of its bytes."""
 _MOST_PENDING: Final = 1 << 12
-"""Bytes, and events, that wait behind the request that is being answered before no more is read."""
+"""Bytes and events that may wait behind the current request before reading pauses."""
 _MOST_UNREAD: Final = 1 << 18
-"""Bytes of a body that wait to be read before the client has to."""
-NOTHING: Final[deque[Event]] = deque()
+"""Unread bytes of a body at which reading pauses."""
+NO_EVENTS: Final[deque[Event]] = deque()
 
 
 class ReadingConnection(WritingConnection):
-    """The reading half of a client's connection: the `Flow` of its requests' bodies."""
+    """The reading half of a client's connection; the `Flow` of its requests' bodies."""
 
     __slots__ = (
         "_body",
         "_candidate",
         "_candidate_generation",
+        "_is_body_full",
         "_is_busy",
-        "_is_going_on",
-        "_is_held",
-        "_is_unread",
+        "_is_paused",
+        "_is_taking",
         "_parser",
         "_pending",
-        "_rest",
+        "_unparsed",
     )
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._parser: RequestParser | None = None
-        """The parser that holds a part of a message, or has read the last one."""
-        self._pending: deque[Event] = NOTHING
-        """What has been parsed and not been taken."""
-        self._rest = b""
-        """What has come and is not parsed yet."""
-        self._is_unread = False
-        """Whether no more is read until what is pending has been taken."""
+        """The parser while it is within a message, or has read the connection's last one; else None."""
+        self._pending: deque[Event] = NO_EVENTS
+        """Events that have been parsed and not taken."""
+        self._unparsed = b""
+        """Input that is not parsed yet."""
+        self._is_paused = False
+        """Whether reading is paused until the pending events have been taken."""
         self._is_busy = False
-        """Whether a request may find something before it here: a look is due before it is answered from memory."""
-        self._is_going_on = False
-        """Whether what is pending is being taken now."""
-        self._is_held = False
-        """Whether the body that is being read has enough for now."""
+        """Whether something may stand before the next request here; a remembered answer has to wait for it."""
+        self._is_taking = False
+        """Whether `_take_pending` is taking pending events now."""
+        self._is_body_full = False
+        """Whether reading is paused because the body being read has enough unread bytes."""
         self._body: RequestBody | None = None
-        """The body that is being read."""
+        """The body that is being received."""
         self._candidate: bytes | None = None
-        """The request that is being answered, where its bytes may be remembered."""
+        """The bytes of the current request, if they may be remembered."""
         self._candidate_generation = 0
-        """That of what is remembered when the candidate was read."""
+        """The generation of `Joins` when the candidate was read."""
 
     @abstractmethod
-    def _go_on(self) -> None:
-        """Take of what has been parsed as much as can be taken now."""
+    def _take_pending(self) -> None:
+        """Take as many parsed events as the connection's phase allows."""
 
     @property
     def alias(self) -> bytes | None:
-        """The request in bytes, where it came by itself and whole, and they may be remembered."""
+        """The request's bytes, if it arrived whole and alone and may still be remembered."""
         return self._candidate if self._candidate_generation == self._clients.joins.generation else None
 
     def _read(self, is_first: bool = False) -> None:
-        """Parse what has come, a slice at a time, as far as what is parsed can be taken."""
-        data = self._rest
+        """Parse the input slice by slice, as long as its events are taken."""
+        data = self._unparsed
         while data and not self._pending:
             part, data = (data[:_SLICE_BYTES], data[_SLICE_BYTES:]) if len(data) > _SLICE_BYTES else (data, b"")
-            # Beforehand: what is taken now may lead here again.
-            self._rest = data
-            self._feed(part, is_first)
-            is_first, data = False, self._rest
-        if self._pending and self.transport is not None and len(self._rest) + len(self._pending) > _MOST_PENDING:
-            # Not at once: an end that is not read is not seen.
-            self._is_unread = True
+            # Set before feeding: taking the events may call this method again.
+            self._unparsed = data
+            self._parse(part, is_first)
+            is_first, data = False, self._unparsed
+        if self._pending and self.transport is not None and len(self._unparsed) + len(self._pending) > _MOST_PENDING:
+            # Only above a bound: while reading is paused, the client's end of the connection is not noticed.
+            self._is_paused = True
             self.transport.pause_reading()
-        elif self._is_unread and not self._pending:
-            self._is_unread = False
-            if not self._is_held:
-                self._read_on()
+        elif self._is_paused and not self._pending:
+            self._is_paused = False
+            if not self._is_body_full:
+                self._resume_reading()
 
-    def _feed(self, data: bytes, is_first: bool) -> None:
+    def _parse(self, data: bytes, is_first: bool) -> None:
         clients = self._clients
         events = clients.header_cache.lookup(data) if is_first else None
         if events is None:
@@ -108,17 +108,17 @@ class ReadingConnection(WritingConnection):
             else:
                 self._parser = parser
         if events:
-            # Line ends between two requests are no sign of life.
+            # Line breaks between requests produce no event and are no sign of life.
             self._is_active = True
-        # Nothing may be left in the parser: it would be a part of what is remembered.
+        # The parser must be empty, or its rest would be missing from what is remembered.
         if is_first and self._parser is None and _is_one_plain_get(events, data):
             self._candidate = data
             self._candidate_generation = clients.joins.generation
         self._pending = deque(events)
-        self._go_on()
+        self._take_pending()
 
     def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
-        """Give a body what of it has come."""
+        """Feed a body the pending events that belong to it."""
         while pending and self._body is body:
             event = pending.popleft()
             if isinstance(event, bytes):
@@ -128,31 +128,31 @@ class ReadingConnection(WritingConnection):
             if event is Mark.END:
                 body.end()
             else:
-                # Broken: nobody can tell where it would end, so that this answer is the last one.
+                # Malformed: the end of the body is unknown, so this answer is the last on the connection.
                 body.fail(BadRequest("Malformed request body"))
 
-    # -- a body's side
+    # -- called by a body
 
     def unread(self, size: int) -> None:
         if size > _MOST_UNREAD:
-            self._is_held = True
+            self._is_body_full = True
             if self.transport is not None:
                 self.transport.pause_reading()
-        elif self._is_held:
-            self._read_on()
+        elif self._is_body_full:
+            self._resume_reading()
 
-    def _read_on(self) -> None:
-        """Take in more of what the client sends."""
-        self._is_held = False
-        if self._pending or self._rest:
-            # Not before that has been taken.
-            self._is_unread = True
+    def _resume_reading(self) -> None:
+        """Resume reading."""
+        self._is_body_full = False
+        if self._pending or self._unparsed:
+            # The pending input has to be taken first.
+            self._is_paused = True
         elif self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
 
 def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Whether `data` is one whole HTTP/1.1 GET without a body that keeps its connection, and nothing more."""
+    """Whether `data` is exactly one HTTP/1.1 GET without a body that keeps its connection."""
     if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
         return False
     head, end = events

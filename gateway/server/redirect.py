@@ -1,4 +1,4 @@
-"""What a listener answers that only redirects to https."""
+"""The handler of a listener that only redirects to https."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _TARGET: Final = re.compile(r"/[!-~]*")
 
 
 def redirect(port: int) -> Handler:
-    """A handler that sends everybody to the same URL with https, at a port.  308 keeps the method (RFC 9110 section
-    15.4.9); 400 for a host or a target that could be no part of a URL."""
+    """A handler that redirects every request to the same URL with https, at `port`.
+
+    308 keeps the method (RFC 9110 section 15.4.9).  A host or a target that cannot be part of a URL gets a 400.
+    """
     suffix = "" if port == 443 else f":{port}"
 
     async def answer(request: Request) -> Answered:

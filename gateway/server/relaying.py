@@ -1,10 +1,10 @@
-"""What is no read, or may not be shared, from the client's connection to the origin's and back.
+"""Relays: requests that are not reads, or must not be shared, passed to the origin and their answers back.
 
-A relay goes on by what happens on either side, in plain calls: the head of the answer comes, a part of its body comes,
-the client has room again, the client leaves.  No task waits for any of that.  Bodies are passed on as they come, with
-flow control both ways: what the client does not take is left with the origin, whose connection is not read meanwhile.
+A relay advances by plain calls from either side: the head of the answer arrives, a part of its body arrives, the client
+has room again, the client leaves.  No task waits for any of these.  Bodies stream with flow control both ways: while
+the client does not read, the gateway does not read from the origin's connection.
 
-A body that a client sends is waited for where it is small (`body`), and that alone takes a task.
+A small request body is read whole first (`body`), and only that takes a task.
 """
 
 from __future__ import annotations
@@ -42,31 +42,30 @@ class Relays:
         self._limits = limits
 
     def is_ready(self, request: Request) -> bool:
-        """Whether all is here that is waited for before the origin hears of it."""
+        """Whether the request can be sent to the origin without waiting for its body."""
         return request.body is None or request.body.is_whole
 
-    def begin(self, context: RequestContext, asked: ParsedRequest) -> None:
-        """Relay a request that is ready; the answer is given from here on.  Raises a GatewayError where it must not
-        be."""
+    def begin(self, context: RequestContext, parsed: ParsedRequest) -> None:
+        """Relay a request that is ready; the relay gives the answer.  Raises a GatewayError if it must not be sent."""
         body = context.request.body
         if body is None:
-            self._relay(context, asked, None)
+            self._relay(context, parsed, None)
             return
         body.check(context.request.head, self._limits)
-        self._relay(context, asked, self._whole(body.take()))
+        self._relay(context, parsed, self._whole(body.take()))
 
-    async def until_begun(self, context: RequestContext, asked: ParsedRequest) -> None:
-        """Wait for what is to be waited for, and relay the request.  Raises a GatewayError."""
+    async def until_begun(self, context: RequestContext, parsed: ParsedRequest) -> None:
+        """Wait for a small body, then relay the request.  Raises a GatewayError if it must not be sent."""
         request, body = context.request, context.request.body
         if body is None:
-            self.begin(context, asked)
+            self.begin(context, parsed)
             return
-        # Before the client is told to go on: a body that is announced as too large need not be sent.
+        # Before 100 Continue is sent: a body that is announced as too large need not be sent at all.
         body.check(request.head, self._limits)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version != "1.0":
             request.channel.proceed()
         whole = await body.gather(self._limits)
-        self._relay(context, asked, self._whole(whole) if whole is not None else body.chunks(self._limits))
+        self._relay(context, parsed, self._whole(whole) if whole is not None else body.chunks(self._limits))
 
     def _whole(self, body: bytes) -> bytes:
         if len(body) > self._limits.max_request_bytes:
@@ -74,11 +73,11 @@ class Relays:
         return body
 
     def _relay(
-        self, context: RequestContext, asked: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
+        self, context: RequestContext, parsed: ParsedRequest, upload: AsyncIterator[bytes] | bytes | None
     ) -> None:
         request, body = context.request, context.request.body
-        route, target, key, shares, facts, _ = asked
-        # Origins give the same strong ETag to every coding; what passes here is not to be confused by that.
+        route, target, key, shares, facts, _ = parsed
+        # Origins give the same strong ETag to every coding; asking for none keeps ETags of relayed answers unambiguous.
         is_plain = request.method in ("GET", "HEAD") and context.mode is not Mode.OTHER
         headers = facts.forwarded(request, is_plain=is_plain)
         passed = RelayedRequest(
@@ -95,7 +94,7 @@ class Relays:
             _is_whole if body is None else lambda: body.error is not None,
         )
         context.is_relayed = True
-        Relaying(self, context, asked).begin(passed)
+        Relaying(self, context, parsed).begin(passed)
 
 
 def _is_whole() -> bool:
@@ -104,45 +103,45 @@ def _is_whole() -> bool:
 
 class Relaying:
     """One relay, from the request on its way to the last byte of its answer: the requester of the origin's reply and
-    the source of the client's answer."""
+    the `LiveAnswer` of the client's channel."""
 
     __slots__ = (
         "_answered",
-        "_asked",
         "_channel",
         "_context",
         "_context_vars",
         "_end",
         "_is_over",
+        "_parsed",
         "_relayed",
         "_relays",
         "_reply",
         "_request",
-        "_rest",
+        "_unwritten",
         "_write_epoch",
     )
 
-    def __init__(self, relays: Relays, context: RequestContext, asked: ParsedRequest) -> None:
+    def __init__(self, relays: Relays, context: RequestContext, parsed: ParsedRequest) -> None:
         self._relays = relays
         self._context = context
-        self._asked = asked
+        self._parsed = parsed
         self._request = context.request
         self._channel: Channel = context.request.channel
-        # What is told of a request by a task's context is told in that of whoever waits for this.
-        self._context_vars: Context | None = copy_context() if context.over is not None else None
+        # Log and trace belong to the context of the task that waits for this relay, so its steps run in that context.
+        self._context_vars: Context | None = copy_context() if context.relay_done is not None else None
         self._relayed: RelayExchange | None = None
         self._answered: Answered | None = None
         self._write_epoch = relays.engine.absences.write_epoch
         self._reply: Reply | None = None
-        self._rest = b""
-        """What has been taken of the body and not been written yet."""
+        self._unwritten = b""
+        """Body bytes taken from the reply and not written yet."""
         self._end: CatchUpEnd | None = None
-        """Where the answer ends before its origin ends it."""
+        """Ends a replay once its reader has caught up, before the origin ends it; None for other answers."""
         self._is_over = False
 
     def begin(self, passed: RelayedRequest) -> None:
-        """Send it."""
-        # A client that leaves does not take a write back that may have happened.
+        """Send the request to the origin."""
+        # A client that leaves does not undo a write that may have happened.
         self._request.is_detached = passed.mode in WRITES
         self._channel.hand_over(self)
         relayed = self._relays.engine.relay.ask(passed, self)
@@ -150,7 +149,7 @@ class Relaying:
             self._relayed = relayed
 
     def _run(self, step: Callable[..., None], *with_: Any) -> None:
-        """Take a step; whatever goes wrong in it, the client gets an end."""
+        """Take a step; if it fails, end the client's answer."""
         try:
             if self._context_vars is not None:
                 self._context_vars.run(step, *with_)
@@ -162,7 +161,7 @@ class Relaying:
             _log.exception("unhandled error")
             self._refuse(GatewayError())
 
-    # -- from the origin
+    # -- called by the upstream
 
     def sent(self) -> None:
         """The request is being sent to an origin."""
@@ -171,47 +170,47 @@ class Relaying:
 
     def _note_sent(self) -> None:
         if not note_origin_request():
-            place = RecordedStream.of(self._asked.route.config.name, self._asked.target, self._asked.key.partition)
-            self._relays.access_log.unclaimed(place, self._context.mode, requests=1)
+            stream = RecordedStream.of(self._parsed.route.config.name, self._parsed.target, self._parsed.key.partition)
+            self._relays.access_log.unclaimed(stream, self._context.mode, requests=1)
 
     def failed(self, error: GatewayError) -> None:
-        """There is no answer."""
+        """The request has failed without an answer."""
         body = self._request.body
         self._run(self._refuse, body.error if body is not None and body.error is not None else error)
 
     def answered(self, reply: Reply) -> None:
-        """The head of the answer has come."""
+        """The head of the answer has arrived."""
         self._reply = reply
         self._request.is_detached = False
         self._run(self._begin, reply)
 
     def _begin(self, reply: Reply) -> None:
-        context, request, asked = self._context, self._request, self._asked
+        context, request, parsed = self._context, self._request, self._parsed
         recorder, status = self._relays.recorder, reply.status
         context.outcome = Outcome.PASS if status < 500 else Outcome.FAILED
-        if context.mode is Mode.HEAD and status in (404, 410) and asked.read is not None:
+        if context.mode is Mode.HEAD and status in (404, 410) and parsed.read is not None:
             self._relays.engine.absences.add_relayed(
-                asked.key, status, asked.read.source.headers, asked.route, context.began, self._write_epoch
+                parsed.key, status, parsed.read.source.headers, parsed.route, context.began, self._write_epoch
             )
         headers = response_headers_for_client(reply.headers, node=recorder.node, http_version="1.1")
         said = cache_status(recorder.node, Outcome.PASS, fwd_status=status, by_method=request.method != "GET")
         headers["Cache-Status"] = ", ".join([*headers.popall("Cache-Status", []), said])
         if (location := headers.get("Location")) is not None:
-            headers["Location"] = asked.route.public_location(location, f"{request.scheme}://{request.host}")
+            headers["Location"] = parsed.route.public_location(location, f"{request.scheme}://{request.host}")
         recorder.finish(context, headers)
         if context.is_replay:
             self._end = CatchUpEnd()
-            # It may end before its origin thought.
+            # The body may end earlier than the origin announced.
             headers.popall("Content-Length", None)
         context.delivery.begin(status, reply.reason, headers, None)
         self._answered = Answered(status, headers)
         reply.notify(self.pump)
         self._pump()
 
-    # -- from either side
+    # -- called by either side
 
     def pump(self) -> None:
-        """More of the body has come, or the client has room again."""
+        """Write what the client has room for; more of the body has arrived, or the client has room again."""
         if self._reply is not None and not self._is_over:
             self._run(self._pump)
 
@@ -219,9 +218,9 @@ class Relaying:
         reply, channel, delivery = self._reply, self._channel, self._context.delivery
         assert reply is not None
         while not channel.is_full:
-            if self._rest:
-                # In parts, so that the bound is on progress and not on the size of what came in one piece.
-                part, self._rest = self._rest[:PART_BYTES], self._rest[PART_BYTES:]
+            if self._unwritten:
+                # In parts, because the write timeout bounds progress, whatever the size of a chunk.
+                part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
                 delivery.part(part)
                 continue
             if self._end is not None and self._end.is_reached:
@@ -236,39 +235,39 @@ class Relaying:
             self._count(len(chunk))
             if self._end is not None:
                 self._end.see(chunk)
-            self._rest = chunk
+            self._unwritten = chunk
 
     def _count(self, size: int) -> None:
         self._relays.recorder.metrics.upstream_bytes(size, self._context.mode, self._context.route_name)
         note_fetched(size)
 
     def left(self, channel: Channel) -> None:
-        """The client has gone."""
+        """The client has left: stop, unless the request is a write in progress."""
         if self._is_over or self._request.is_detached:
-            # What a write changes is still to be recorded.
+            # The outcome of a write still has to be recorded.
             return
         if self._relayed is not None:
             self._relayed.leave()
         self._break_off()
 
-    # -- its end
+    # -- the end of the relay
 
     def _finish(self) -> None:
-        """All of the answer is out."""
+        """End the answer in order."""
         context = self._context
         self._close()
         context.delivery.end()
         self._answer_is_out()
 
     def _refuse(self, error: GatewayError) -> None:
-        """There is no answer, or not the whole of it."""
+        """Answer with the error, or abort an answer that has begun."""
         if self._is_over:
             return
         if self._request.has_begun:
-            # Over HTTP/2 `left` is called before the next call returns.
+            # Over HTTP/2, `abort` calls `left` before it returns.
             self._is_over = True
-            # An orderly end would make a part look like the whole; and before anybody hears that the channel is free,
-            # or the next request would be begun on it.
+            # Abort, because after an orderly end a truncated body would look complete.  Abort before the channel is
+            # declared free, or its next request would begin on the broken connection.
             self._channel.abort()
             self._break_off()
         else:
@@ -277,25 +276,25 @@ class Relaying:
             self._answer_is_out()
 
     def _answer_is_out(self) -> None:
-        context, over = self._context, self._context.over
-        if over is None:
-            self._relays.recorder.tell(context)
+        context, relay_done = self._context, self._context.relay_done
+        if relay_done is None:
+            self._relays.recorder.record(context)
             self._channel.answered(self._request)
-        elif not over.done():
+        elif not relay_done.done():
             assert self._answered is not None
-            over.set_result(self._answered)
+            relay_done.set_result(self._answered)
 
     def _break_off(self) -> None:
-        """The client does not get all of an answer."""
-        context, over = self._context, self._context.over
+        """End an answer that its client does not get in full."""
+        context, relay_done = self._context, self._context.relay_done
         self._close()
         context.outcome = Outcome.ABORTED
-        if over is None:
-            self._relays.recorder.tell(context)
-            # Its connection may have gone long ago, and have been kept for this answer alone.
+        if relay_done is None:
+            self._relays.recorder.record(context)
+            # The connection may have closed long ago, and may have been kept only for this answer.
             self._channel.answered(self._request)
-        elif not over.done():
-            over.set_result(None)
+        elif not relay_done.done():
+            relay_done.set_result(None)
 
     def _close(self) -> None:
         self._is_over = True

@@ -1,21 +1,22 @@
-"""Ready answers: what a plain hit looks like in bytes, kept beside the very request that led to it.
+"""Remembered answers: plain hits as response bytes, found by the bytes of the request.
 
-The first time a request goes to a handler.  When its answer is a plain hit, one that needs neither the origin nor
-anything that is still in the air, the bytes of the request become a key to it.  No second parser judges requests: these
-very bytes were judged by the parser.
+The first time, a request goes to a handler.  If its answer is a plain hit, one that needs neither the origin nor
+anything that is still in progress, the bytes of the request become a key to it.  Requests are judged by one parser
+only: a key is made of bytes that the parser has accepted.
 
-Requests that differ from call to call in headers that mean nothing here (trace ids, user agents, cookies where they are
-no credentials) share one key: the request without those lines.  Such a line is taken out only where it is of the one
-shape that cannot hide anything, a known name in one of its two usual spellings, a colon and printable characters up to
-the line's end.
+Requests that differ only in headers without influence on the answer (trace ids, user agents, cookies where they are not
+credentials) share one key: the request without those lines.  A line is taken out only if it has the one form that
+cannot hide anything: a known name in one of its two usual spellings, a colon, and printable characters up to the end of
+the line.
 
-An answer is good until its `until`: the end of the second that its Date and Age tell of, or earlier where the stream's
-trust or life ends.  What may end it at any other time has to say so: a stream that ended or lost bytes by `forget`, a
-doubt by `Stream.stale_marks`, and whatever changes what is known of an open stream's tail, for the answers that name
-it, by `Stream.tail_version`.  An answer whose bytes were read before such a `forget` is not remembered after it.
+An answer is valid until its `until`: the end of the second that its Date and Age name, or earlier if the stream's trust
+or life ends.  Everything else that invalidates it is signalled: the end of a stream and the loss of its bytes by
+`forget`, a need for revalidation by `Stream.stale_marks`, and a change to what is known of an open stream's tail by
+`Stream.tail_version`, for answers that name the tail.  An answer whose bytes were read before a `forget` is not
+remembered after it.
 
-What answers hold beside the tape is lent from the cache's budget, to the byte: keys, each spelling for as long as it is
-kept, heads, joined bodies, and those bytes of a body that are not the tape's own pieces.
+Memory that answers take beside the tape is lent from the cache's budget, to the byte: keys, aliases for as long as they
+are kept, heads, joined bodies, and those bytes of a body that are not shared with the tape.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from gateway.telemetry.access_record import Repeated
 from gateway.telemetry.metrics import MetricsRecorder
 
 MAX_REQUEST_BYTES: Final = 4_096
-"""A longer request is not remembered; it is also well below what the strict parser accepts in one line."""
+"""Longer requests are not remembered.  The bound is far below what the strict parser accepts in one line."""
 
 _MEANINGLESS: Final = (
     "accept",
@@ -61,42 +62,43 @@ _MEANINGLESS: Final = (
     "x-correlation-id",
     "x-request-id",
 )
-"""Headers that no answer depends on, unless a route takes them for credentials."""
+"""Headers that no answer depends on, unless a route uses them as credentials."""
 
 _MOST_LINES: Final = 64
-"""More of them than this in one request and the strict parser shall count."""
+"""The most lines taken out of one request; beyond that, the strict parser has to apply its own bound."""
 
 _USER_AGENT: Final = b"\r\nuser-agent:"
 
 _HEAD_END: Final = b"\r\n\r\n"
 
 _JOINED_BYTES: Final = 1 << 14
-"""A body up to this size is kept joined with its head: one write, no list."""
+"""A body up to this size is kept joined with its head, for one write without a list."""
 
 _ENTRY_COST: Final = 1_200
-"""Bytes charged for an answer beside its key, heads and body: objects and dictionary slots."""
+"""Bytes charged for an answer in addition to its key, heads and body: objects and dictionary slots."""
 
-_SPELLING_COST: Final = 150
-"""Bytes charged for a request in full beside its own."""
+_ALIAS_COST: Final = 150
+"""Bytes charged for an alias in addition to its own."""
 
-_MOST_SPELLINGS: Final = 4
-"""Requests in full that lead to one answer without a look at their lines."""
+_MOST_ALIASES: Final = 4
+"""Aliases of one answer: whole requests that find it without their lines being taken out."""
 
 _LARGEST_SHARE: Final = 8
-"""Ready answers take up to this fraction of the cache's budget."""
+"""Remembered answers take up to 1 / this of the cache's budget."""
 
-_SEEN: Final = 1 << 15
-"""Requests of late that are known to have come once: about 3 MB of marks."""
+_MOST_SEEN: Final = 1 << 15
+"""Bound on the hashes kept of requests seen once: about 3 MB."""
 
 
 class RememberedAnswer:
-    """One answer in bytes; `render` puts in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
+    """One answer in bytes; `render` fills in what changes by the second (RFC 9110 §6.6.1, RFC 9111 §5.1)."""
 
     __slots__ = (
         "_block",
         "_body",
         "_head",
-        "_laid_at",
+        "_stored_at",
+        "aliases",
         "body_bytes",
         "copied",
         "cost",
@@ -110,7 +112,6 @@ class RememberedAnswer:
         "repeated",
         "route",
         "saved_bytes",
-        "spellings",
         "stale_marks",
         "stream",
         "tail",
@@ -120,7 +121,7 @@ class RememberedAnswer:
 
     def __init__(
         self,
-        shown: BodyRun,
+        run: BodyRun,
         trust_s: float,
         tail: NamedTail | None,
         mode: Mode,
@@ -130,69 +131,69 @@ class RememberedAnswer:
         body: Sequence[bytes],
         saved_bytes: int,
         copied: int,
-        laid_at: float | None,
+        stored_at: float | None,
         route: str,
         repeated: Repeated | None,
     ) -> None:
-        self.stream = shown.stream
-        self.edition = shown.edition
-        """That of the stream when the body was read."""
+        self.stream = run.stream
+        self.edition = run.edition
+        """The stream's edition when the body was read."""
         self.route = route
         self.repeated = repeated
-        """What the access log says of every answer; None where none is kept."""
+        """What the access log repeats for every hit; None without an access log."""
         self.trust_s = trust_s
         self.tail = tail
-        """The tail that it names; None where it would say the same wherever the tail is."""
+        """The tail that the answer names; None if the answer does not depend on the tail."""
         self.mode = mode
         self.outcome = outcome
         self.body_bytes = sum(map(len, body))
         self.saved_bytes = saved_bytes
-        """How many more the body had before it was coded."""
+        """How many bytes shorter the body is than before content coding."""
         for name in ("Age", "Date"):
             headers.popall(name, None)
         self._head = status_line(status) + field_lines(headers)
         self._body = (b"".join(body),) if self.is_small else tuple(body)
         self.copied = 2 * self.body_bytes if self.is_small else copied
-        """Bytes of bodies held beside the tape."""
-        self._laid_at = laid_at
+        """Body bytes held beside the tape."""
+        self._stored_at = stored_at
         self.joined: bytes | None = None
-        """The whole response, where it is small."""
+        """The whole response, if it is small."""
         self.pieces: tuple[bytes, ...] = ()
-        """The whole response, where it is not."""
+        """The whole response, if it is not small."""
         self._block: bytes | None = None
-        """The head as it is over HTTP/2, where somebody has asked for it."""
+        """The head as a field block of HTTP/2, once it has been asked for."""
         self.until = -math.inf
         self.stale_marks = -1
-        """Those of the stream when this was rendered."""
+        """The stream's `stale_marks` when the answer was rendered."""
         self.hits = 0
-        """Answers given that have not been counted yet."""
+        """Hits that have not been counted in the metrics yet."""
         self.key: tuple[bool, bytes] | None = None
-        self.spellings: list[bytes] = []
+        self.aliases: list[bytes] = []
         self.cost = 0
-        """Bytes of the cache's budget lent for it, spellings included."""
+        """Bytes of the cache's budget lent for the answer, aliases included."""
 
     @property
     def is_small(self) -> bool:
         return self.body_bytes <= _JOINED_BYTES
 
     def cost_under(self, key: bytes) -> int:
-        """Bytes that this takes when it is remembered under `key`, without spellings."""
+        """Bytes charged for the answer under `key`, without aliases."""
         return _ENTRY_COST + 2 * len(self._head) + self.copied + len(key)
 
     @property
     def body(self) -> tuple[bytes, ...]:
-        """The body, as one where it is small; nothing where there is none."""
+        """The body, in one piece if it is small; empty if there is none."""
         return self._body if self.body_bytes else ()
 
     def block(self) -> bytes:
-        """The head that was rendered last, as a field block (RFC 7541)."""
+        """The head as last rendered, as a field block (RFC 7541)."""
         if self._block is None:
             joined = self.joined
             self._block = block_of(joined[: len(joined) - self.body_bytes] if joined is not None else self.pieces[0])
         return self._block
 
-    def is_good(self, now: float) -> bool:
-        """Whether it may be given at `now` as it was rendered."""
+    def is_valid(self, now: float) -> bool:
+        """Whether the answer is valid at `now` as rendered."""
         stream = self.stream
         return (
             now < self.until
@@ -201,7 +202,7 @@ class RememberedAnswer:
         )
 
     def render(self, now: float, wall: float) -> bool:
-        """Make it the response of this second; False where the stream may not be answered for without the origin."""
+        """Render the response for this second; False if the origin has to be asked before the stream is answered."""
         stream = self.stream
         if stream.ended is not None or stream.has_expired(now, wall) or not stream.may_answer_alone(now, self.trust_s):
             return False
@@ -210,7 +211,7 @@ class RememberedAnswer:
             named_until = stream.tail_until(self.tail.at) if stream.tail_version == self.tail.version else -math.inf
             if named_until <= now:
                 return False
-        age = b"" if self._laid_at is None else b"Age: %d\r\n" % max(0, int(now - self._laid_at))
+        age = b"" if self._stored_at is None else b"Age: %d\r\n" % max(0, int(now - self._stored_at))
         head = self._head + age + date_line(int(wall)) + b"\r\n"
         self._block = None
         if self.is_small:
@@ -225,7 +226,8 @@ class RememberedAnswer:
 
 
 class RememberedAnswers:
-    """Requests to ready answers.  One owner per process.  `touch` is told of streams that are answered from."""
+    """Remembered answers by request.  One instance per process, the owner of its answers.  `touch` is called with each
+    stream that answers are rendered for."""
 
     def __init__(
         self,
@@ -240,23 +242,25 @@ class RememberedAnswers:
         self._metrics = metrics
         self._touch = touch
         self.exact: dict[bytes, RememberedAnswer] = {}
-        """Requests byte for byte: where a connection looks first."""
+        """Answers by whole requests (aliases); connections look here first."""
         self._by_loose: dict[bytes, RememberedAnswer] = {}
+        """Answers by reduced request, for routes whose credentials are not among the loose lines."""
         self._by_tight: dict[bytes, RememberedAnswer] = {}
+        """The same for the other routes; only lines that are meaningless to every route are taken out."""
         self._by_stream: dict[Stream, set[RememberedAnswer]] = {}
         self._all: dict[RememberedAnswer, None] = {}
-        self._lively: set[RememberedAnswer] = set()
-        """Those that may have been given since they were counted."""
+        self._uncounted: set[RememberedAnswer] = set()
+        """Answers that may have hits since the last count."""
         self._seen: set[int] = set()
         self._served = 0
         self.cost = 0
         self.generation = 0
-        """Counts the beginnings: an answer to a request of an earlier one was led to by other routes, and is not to be
-        remembered."""
-        self.take(credential_headers)
+        """Counts calls to `reset`: a request read in an earlier generation was read under other routes, and its answer
+        must not be remembered."""
+        self.reset(credential_headers)
 
-    def take(self, credential_headers: Iterable[Collection[str]]) -> None:
-        """Begin anew, with routes that take these headers for credentials."""
+    def reset(self, credential_headers: Iterable[Collection[str]]) -> None:
+        """Drop everything, and begin with routes that use these headers as credentials."""
         self.generation += 1
         for remembered in list(self._all):
             self._drop(remembered)
@@ -266,31 +270,34 @@ class RememberedAnswers:
         self._loose = _lines(self._loose_names)
         self._tight = _lines(tight_names) if tight_names != self._loose_names else None
 
+    def __repr__(self) -> str:
+        return f"<RememberedAnswers {len(self._all)} answers, {len(self.exact)} aliases, {self.cost} bytes>"
+
     def __len__(self) -> int:
         return len(self._all)
 
     @property
     def budget_bytes(self) -> int:
-        """Most bytes that answers may take."""
+        """The most bytes that answers may take."""
         return self._store.budget_bytes // _LARGEST_SHARE
 
     @property
     def served(self) -> int:
-        """Answers given."""
+        """Answers sent since the start."""
         self.count()
         return self._served
 
     # -- finding
 
     def find(self, request: bytes) -> RememberedAnswer | None:
-        """The answer to exactly this request, or to one that differs in meaningless lines only; None to go on."""
+        """The answer to this request, or to one that differs only in meaningless lines; None if there is none."""
         remembered = self.exact.get(request)
         if remembered is None:
             remembered = self._find_reduced(request)
             if remembered is None:
                 return None
-            self._note(request, remembered)
-        if remembered.is_good(self._clock.now()) or self._renew(remembered):
+            self._note_repeat(request, remembered)
+        if remembered.is_valid(self._clock.now()) or self._renew(remembered):
             return remembered
         return None
 
@@ -303,30 +310,30 @@ class RememberedAnswers:
             return self._by_tight.get(reduced)
         return None
 
-    def _note(self, request: bytes, remembered: RememberedAnswer) -> None:
-        """A request that comes again as it was is found without a look at its lines; one that came once is not kept."""
+    def _note_repeat(self, request: bytes, remembered: RememberedAnswer) -> None:
+        """Make a request that comes a second time an alias; after the first time only its hash is kept."""
         mark = hash(request)
         if mark in self._seen:
-            self._spell(request, remembered)
+            self._add_alias(request, remembered)
         else:
-            if len(self._seen) >= _SEEN:
+            if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(mark)
 
-    def _spell(self, request: bytes, remembered: RememberedAnswer) -> None:
-        """Have the request lead to the answer as it is, where there is room for it: nothing else goes for that."""
-        if len(remembered.spellings) >= _MOST_SPELLINGS:
-            oldest = remembered.spellings.pop(0)
+    def _add_alias(self, request: bytes, remembered: RememberedAnswer) -> None:
+        """Make the request an alias of the answer if there is room; no other answer is dropped for it."""
+        if len(remembered.aliases) >= _MOST_ALIASES:
+            oldest = remembered.aliases.pop(0)
             del self.exact[oldest]
             self._charge(remembered, -_alias_cost(oldest))
         cost = _alias_cost(request)
         if self.cost + cost <= self.budget_bytes and self._store.lend(cost, remembered.stream):
             self._charge(remembered, cost)
-            remembered.spellings.append(request)
+            remembered.aliases.append(request)
             self.exact[request] = remembered
 
     def _charge(self, remembered: RememberedAnswer, cost: int) -> None:
-        """Note what was lent for the answer; what is negative is given back."""
+        """Record `cost` bytes lent for the answer; a negative number is given back."""
         remembered.cost += cost
         self.cost += cost
         if cost < 0:
@@ -336,20 +343,20 @@ class RememberedAnswers:
         self._count(remembered)
         if not remembered.render(self._clock.now(), self._clock.wall()):
             return False
-        # The stream counts as read once for each second in which it is.
+        # Touch the stream at most once a second, whatever its number of hits.
         self._touch(remembered.stream)
-        self._lively.add(remembered)
+        self._uncounted.add(remembered)
         return True
 
     # -- counting
 
     def count(self) -> None:
-        """Tell the recorder of all that was given."""
+        """Report to the metrics all hits since the last count."""
         now = self._clock.now()
-        for remembered in list(self._lively):
+        for remembered in list(self._uncounted):
             self._count(remembered)
             if now >= remembered.until:
-                self._lively.discard(remembered)
+                self._uncounted.discard(remembered)
 
     def _count(self, remembered: RememberedAnswer) -> None:
         hits, remembered.hits = remembered.hits, 0
@@ -365,9 +372,9 @@ class RememberedAnswers:
     # -- remembering and forgetting
 
     def remember(self, request: bytes, remembered: RememberedAnswer, credential_headers: Collection[str]) -> None:
-        """A handler has answered `request` by `remembered`; the request is kept without its meaningless lines.
+        """Remember that `request` is answered by `remembered`; its key is the request without meaningless lines.
 
-        `credential_headers` are those of its route, in lower case.
+        `credential_headers` are the credentials of its route, in lower case.
         """
         is_loose = self._tight is None or not any(name in credential_headers for name in self._loose_names)
         shape = self._loose if is_loose or self._tight is None else self._tight
@@ -391,20 +398,20 @@ class RememberedAnswers:
         by_key[key] = remembered
         self._all[remembered] = None
         self._by_stream.setdefault(remembered.stream, set()).add(remembered)
-        self._spell(request, remembered)
+        self._add_alias(request, remembered)
 
     def forget(self, stream: Stream) -> None:
-        """Drop every answer that shows bytes of `stream`."""
+        """Drop every answer that contains bytes of `stream`."""
         for remembered in list(self._by_stream.get(stream, ())):
             self._drop(remembered)
 
     def _drop(self, remembered: RememberedAnswer) -> None:
         assert remembered.key is not None
         self._count(remembered)
-        self._lively.discard(remembered)
+        self._uncounted.discard(remembered)
         is_loose, key = remembered.key
         del (self._by_loose if is_loose else self._by_tight)[key]
-        for request in remembered.spellings:
+        for request in remembered.aliases:
             del self.exact[request]
         del self._all[remembered]
         self._charge(remembered, -remembered.cost)
@@ -415,14 +422,14 @@ class RememberedAnswers:
 
 
 def _alias_cost(request: bytes) -> int:
-    return _SPELLING_COST + len(request)
+    return _ALIAS_COST + len(request)
 
 
 def _lines(names: Sequence[str]) -> re.Pattern[bytes]:
-    """A header line of one of these names, with the line end before it.
+    """A pattern for a header line with one of these names, along with the line break before it.
 
-    Two spellings of each, Any-Name and any-name (any-Name and Any-name as well): a pattern without case is three times
-    as slow.
+    Matches two spellings of each name, Any-Name and any-name (any-Name and Any-name as well): a pattern that ignores
+    case is three times as slow.
     """
     if not names:
         return re.compile(rb"(?!)")
@@ -433,12 +440,12 @@ def _lines(names: Sequence[str]) -> re.Pattern[bytes]:
 
 
 def _reduce(shape: re.Pattern[bytes], request: bytes) -> bytes | None:
-    """The request without the lines of `shape`; None where it is not one whole head and nothing more, or too much."""
+    """The request without the lines that match `shape`; None unless it is exactly one head within the bounds."""
     size = len(request)
     if size > MAX_REQUEST_BYTES or request.find(_HEAD_END) != size - len(_HEAD_END):
         return None
     reduced, lines = shape.subn(b"", request)
     if lines > 1 and request.lower().count(_USER_AGENT) > 1:
-        # The strict parser refuses a second one (RFC 9110 §5.3), and without these lines there would be none to see.
+        # The strict parser rejects a second User-Agent (RFC 9110 §5.3), which would be hidden in the reduced request.
         return None
     return reduced if lines <= _MOST_LINES else None

@@ -1,8 +1,8 @@
-"""A relayed SSE replay, up to where its reader has caught up.
+"""Ending a relayed SSE replay once its reader has caught up.
 
-A stream whose bytes no tape can hold is replayed by the origin itself, to each reader alone.  Once the reader is up to
-date its connection ends in order, so that it comes back to the tail and shares the stream's one live request there: an
-origin would otherwise hold one live connection for each such reader.
+The origin itself replays a stream whose bytes no tape can hold, to each reader separately.  Once such a reader is up to
+date, the gateway ends its connection in order.  The reader comes back at the tail and shares the stream's one live
+request there; otherwise the origin would hold one live connection for each such reader.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gateway.protocol.names import EVENT_CONTROL
 from gateway.protocol.sse import SseParser, SseTooLarge, parse_control
 
 _KEPT_BYTES: Final = 1 << 13
-"""A control event is shorter than this; what comes before it may be of any size."""
+"""Longer than any control event; the bytes kept from the end of the body.  Data events may be of any size."""
 
 
 class CatchUpEnd:
-    """Looks for the first chunk of an SSE body (section 5.8) that ends with a control event that says up to date."""
+    """Finds the first chunk of an SSE body (section 5.8) that ends with a control event marked up to date."""
 
     __slots__ = ("_kept", "is_reached")
 
@@ -26,7 +26,7 @@ class CatchUpEnd:
         self.is_reached = False
 
     def see(self, chunk: bytes) -> None:
-        """The next chunk of the body."""
+        """Look at the next chunk of the body."""
         self._kept = (self._kept + chunk)[-_KEPT_BYTES:]
         self.is_reached = _is_up_to_date(self._kept)
 
@@ -40,5 +40,5 @@ def _is_up_to_date(end: bytes) -> bool:
         events = SseParser(_KEPT_BYTES).feed(lines[start + 2 if start >= 0 else 0 :])
         return any(event.name == EVENT_CONTROL and parse_control(event.data).up_to_date for event in events)
     except (SseTooLarge, ValueError):
-        # Not for this place to judge: the reader goes on, relayed.
+        # The relay does not judge the body: go on until the origin ends it.
         return False

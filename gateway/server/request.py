@@ -1,4 +1,4 @@
-"""One request as the handlers see it, whatever connection it came by, and where its answer goes."""
+"""One request as the handlers see it, independent of the version of HTTP, and the channel for its answer."""
 
 from __future__ import annotations
 
@@ -16,127 +16,128 @@ from gateway.telemetry.access_record import CloseReason
 
 
 class Answered(NamedTuple):
-    """What a client was told, for those who note it."""
+    """The head of an answer that was sent, for the access log and the tracer."""
 
     status: int
     headers: CIMultiDict[str]
 
 
 class LiveAnswer(Protocol):
-    """Who gives an answer that no task waits for."""
+    """An answer that is given without a task that waits."""
 
     def pump(self) -> None:
         """The connection has room again."""
 
     def left(self, channel: Channel) -> None:
-        """The client at the other end of this channel has gone."""
+        """The client of this channel has left."""
 
 
 class Note(Protocol):
-    """Where one live answer is noted."""
+    """Where a live answer is logged and traced."""
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that its figures are an example of."""
+        """The trace for the metrics' exemplars; None if there is none."""
 
     def end(self, outcome: Outcome, reason: CloseReason) -> None:
-        """It has ended."""
+        """Record the end of the answer."""
 
 
 class Channel(Protocol):
-    """Where one request's answer goes, and the client behind it.
+    """Takes one request's answer, and stands for the client behind it.
 
-    An answer is one `respond`; or `begin`, some `send_part` and `end`; or, after `park`, a live one.  Whoever gives the
-    first two without being waited for says `hand_over` before and `answered` after.
+    An answer is one `respond`; or `begin`, any number of `send_part`, and `end`; or, after `park`, a live answer.  An
+    answer of the first two kinds that is given without a task begins with `hand_over` and ends with `answered`.
     """
 
     versions: frozenset[str]
-    """Versions of HTTP that answers are written in here (RFC 9112 section 2.5)."""
+    """Versions of HTTP that requests may have here (RFC 9112 section 2.5)."""
     live_bytes: int
     """Body bytes of the live answer."""
     live_first_byte_s: float
-    """How long after the request was read the live answer's head was written."""
-    why_cut: CloseReason | None
-    """Why the connection is cut from this side, where it is."""
+    """Seconds from the reading of the request to the writing of the live answer's head."""
+    cut_reason: CloseReason | None
+    """Why this side cuts the connection, if it does."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more is to be written."""
+        """Whether the client has left so much unread that nothing more may be written."""
 
     @property
     def client(self) -> str | None:
-        """The address that the connection has come from, without its port; None where it has none."""
+        """The address that the connection comes from, without its port; None if it has none."""
 
     @property
     def proxies(self) -> Proxies | None:
-        """Who is believed about whom they pass on; None where nobody is."""
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
 
     @property
     def alias(self) -> bytes | None:
-        """The request in bytes, where it came by itself and whole, and they may be remembered."""
+        """The request's bytes in HTTP/1.1, if it arrived whole and alone and may be remembered."""
 
     @property
     def scheme(self) -> str:
-        """As in a URL."""
+        """The scheme of the connection, as in a URL."""
 
     def proceed(self) -> None:
-        """Tell the client to go on with its body (RFC 9110 section 15.2.1)."""
+        """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Write a whole answer; UpstreamBroken, with nothing written, for headers that must not be."""
+        """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
 
     def begin(
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
-        """Write the head of an answer whose body has `length` bytes, None where that is not known yet."""
+        """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
 
     def send_part(self, piece: bytes) -> None:
-        """Write a piece of the body."""
+        """Write a part of the body."""
 
     def end(self) -> None:
-        """The body is whole."""
+        """End the body."""
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough for more to be written.  ConnectionError when it does not."""
+        """Wait until the client has taken enough for more to be written.  Raises ConnectionError if it does not."""
 
     def abort(self) -> None:
-        """Drop the connection at once: an orderly end would make a part look like the whole."""
+        """Drop the connection at once: after an orderly end a truncated body would look complete."""
 
     def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
-        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
+        """Remember `answer` for the request's bytes, if the request has an alias that is still valid."""
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
+        """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
+        the client leaves."""
 
     def answered(self, request: Request) -> None:
-        """The answer is out."""
+        """The answer is written."""
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """The answer is given by `live` from here on, until `release`."""
+        """Have `live` give the answer, until `release`."""
 
     def release(self) -> None:
-        """The live answer has ended."""
+        """End a live answer."""
 
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """An SSE answer is given by `live` from here on, until `over`."""
+        """Have `live` give an SSE answer, until `over`."""
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
 
     def send(self, chunk: bytes, size: int) -> None:
-        """Write `size` bytes of a live body, framed as a chunk."""
+        """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """The live body is whole; or it is not, and never will be."""
+        """End the live body; `in_order` if it is whole."""
 
     def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole live answer, where the client is still there; `release` is owed."""
+        """Write a whole live answer if the client is still connected; a call to `release` follows."""
 
 
 class Request:
-    """A request, and the channel for its answer."""
+    """A request and the channel for its answer."""
 
     __slots__ = ("body", "channel", "has_begun", "head", "headers", "is_detached", "keeps_alive", "method", "target")
 
@@ -145,51 +146,51 @@ class Request:
         self.head = head
         self.method = head.method
         self.target = head.target
-        """As it came."""
+        """The target as sent."""
         self.headers = head.headers
         self.body = body
-        """None where there is none."""
+        """None if the request has no body."""
         self.keeps_alive = head.keeps_alive
-        """Whether the connection is kept after the answer."""
+        """Whether the connection stays open after the answer."""
         self.has_begun = False
         """Whether any of the answer has been written."""
         self.is_detached = False
-        """Whether it is carried to its end even where its client has gone."""
+        """Whether the request is carried to its end even if its client leaves."""
 
     @property
     def version(self) -> str:
-        """That of HTTP, as in `1.1`."""
+        """The version of HTTP, as in `1.1`."""
         return self.head.version
 
     @property
     def peer(self) -> str | None:
-        """The address that the connection has come from, without its port: a proxy's, maybe."""
+        """The address that the connection comes from, without its port; it may be a proxy's."""
         return self.channel.client
 
     @property
     def is_from_proxy(self) -> bool:
-        """Whether its `X-Forwarded-*` are the word of a proxy that is believed."""
+        """Whether its `X-Forwarded-*` headers come from a trusted proxy."""
         proxies = self.channel.proxies
         return proxies is not None and proxies.writes_x_forwarded(self.channel.client)
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port; None where nobody knows it."""
+        """The client's address without its port; None if it is not known."""
         proxies, peer = self.channel.proxies, self.channel.client
         return peer if proxies is None else proxies.client(peer, self.headers)
 
     @property
     def scheme(self) -> str:
-        """That by which the client has asked, as in a URL."""
+        """The scheme that the client used, as in a URL."""
         proxies, own = self.channel.proxies, self.channel.scheme
         return own if proxies is None else proxies.scheme(self.channel.client, self.headers, own)
 
     @property
     def host(self) -> str:
-        """What the client asked for; empty where it did not say."""
+        """The Host header; empty if there is none."""
         return self.headers.get("Host", "")
 
     def joined(self, name: str) -> str | None:
-        """All lines of a header as one, None where there is none (RFC 9110 section 5.3)."""
+        """All lines of a header joined into one; None if there is none (RFC 9110 section 5.3)."""
         lines = self.headers.getall(name, None)
         return ", ".join(lines) if lines is not None else None

@@ -1,4 +1,4 @@
-"""Sockets to listen at that the event loop does not make: in the file system, and those that systemd hands over."""
+"""Listening sockets that the event loop does not make: Unix sockets, and sockets passed by systemd."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MOST_FDS: Final = 1_024
 _UNNAMED: Final = "unknown"
 _TRIES: Final = 200
 _PAUSE_S: Final = 0.005
-"""A second in all: the lock is held for less than a millisecond."""
+"""One second in total: the lock is held for less than a millisecond."""
 
 
 class UnixSocket:
-    """A listening socket in the file system, and its file."""
+    """A listening Unix socket and its file."""
 
     def __init__(self, path: str, mode: str, backlog: int) -> None:
-        """As `open` does; only one at a time for each path."""
+        """Use `open`: only one socket at a time may be made in a folder."""
         self.path = Path(path)
         _remove_stale(self.path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.sock.bind(path)
             self._made = _identity(self.path)
-            # No client can connect before it listens, and by then it has its mode.
+            # No client can connect before listen(), and the file has its mode by then.
             self.path.chmod(int(mode, 8))
             self.sock.listen(backlog)
         except BaseException:
@@ -41,23 +41,26 @@ class UnixSocket:
 
     @classmethod
     async def open(cls, path: str, mode: str, backlog: int) -> Self:
-        """Listen at `path`.  OSError where there is a file that is no socket, or another process listens on it.  A
-        socket that is listened on no more is removed first."""
-        # A socket that another process has bound and does not listen on yet looks as if nobody listened on it.
-        async with _alone_in(Path(path).parent):
+        """Listen at `path`, after removing a stale socket there.  Raises OSError if a file that is no socket is there,
+        or if another process listens on the socket."""
+        # Between bind and listen, another process's socket looks stale: the lock keeps both in one step.
+        async with _folder_lock(Path(path).parent):
             return cls(path, mode, backlog)
 
     def remove(self) -> None:
-        """Remove the file, unless another one is there by now.  Before the socket is closed: another process would take
-        the file for one that is listened on no more, and put its own there."""
+        """Remove the file, unless another socket has taken its path.
+
+        To be called before the socket is closed: otherwise another process could find the file stale, and put its own
+        socket there.
+        """
         with suppress(OSError):
             if _identity(self.path) == self._made:
                 self.path.unlink()
 
 
 @asynccontextmanager
-async def _alone_in(folder: Path) -> AsyncIterator[None]:
-    """Have no other gateway open a socket in the folder meanwhile; OSError where one takes too long for that."""
+async def _folder_lock(folder: Path) -> AsyncIterator[None]:
+    """Lock the folder against other gateways that open a socket in it.  Raises OSError if the lock stays taken."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in range(_TRIES - 1, -1, -1):
@@ -84,9 +87,9 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is a file that is no socket", str(path))
+        raise FileExistsError(errno.EEXIST, "a file that is not a socket is there", str(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # A full backlog answers at once as well.
+        # With a full backlog, connect() has to fail at once instead of blocking.
         probe.setblocking(False)
         try:
             probe.connect(str(path))
@@ -98,32 +101,32 @@ def _remove_stale(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
 
 
-def handed_over(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
-    """Names and descriptors of the sockets that this process was started with (sd_listen_fds); none where they are
-    another process's.  ValueError where the environment says nonsense."""
+def passed_sockets(environ: Mapping[str, str], pid: int) -> list[tuple[str, int]]:
+    """Names and descriptors of the sockets that systemd has passed to this process (sd_listen_fds); none if they were
+    meant for another process.  Raises ValueError for malformed environment variables."""
     if environ.get("LISTEN_PID") != str(pid):
         return []
-    said = environ.get("LISTEN_FDS", "0")
-    if not said.isdecimal() or int(said) > _MOST_FDS:
-        raise ValueError(f"LISTEN_FDS is {said!r}")
+    count = environ.get("LISTEN_FDS", "0")
+    if not count.isdecimal() or int(count) > _MOST_FDS:
+        raise ValueError(f"LISTEN_FDS is {count!r}")
     names = environ["LISTEN_FDNAMES"].split(":") if "LISTEN_FDNAMES" in environ else []
-    if names and len(names) != int(said):
-        raise ValueError(f"LISTEN_FDNAMES has {len(names)} names for {said} sockets")
-    return [(names[index] if names else _UNNAMED, _FIRST_FD + index) for index in range(int(said))]
+    if names and len(names) != int(count):
+        raise ValueError(f"LISTEN_FDNAMES has {len(names)} names for {count} sockets")
+    return [(names[index] if names else _UNNAMED, _FIRST_FD + index) for index in range(int(count))]
 
 
-def chosen(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
-    """The descriptors that a listener takes: those of a name, or with none those that no other listener names."""
+def choose_fds(fds: Iterable[tuple[str, int]], name: str, others: Iterable[str]) -> list[int]:
+    """The descriptors for one listener: those with its name, or without a name those that no other listener names."""
     taken = set(others)
     return [fd for called, fd in fds if (called == name if name else called not in taken)]
 
 
 def adopt(fd: int) -> socket.socket:
-    """A socket that was handed over, to listen at.  OSError where it is none that listens for streams."""
+    """A listening socket made from a passed descriptor.  Raises OSError unless it is a listening stream socket."""
     sock = socket.socket(fileno=os.dup(fd))
     is_listening = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not is_listening:
         sock.close()
-        raise OSError(errno.EINVAL, f"descriptor {fd} is no socket that listens for streams")
+        raise OSError(errno.EINVAL, f"descriptor {fd} is not a listening stream socket")
     os.set_inheritable(sock.fileno(), False)
     return sock

@@ -1,8 +1,8 @@
-"""Tracing around the request handler, put in place only where a tracer is configured: without one neither exists.
+"""Tracing as a handler around the request handler; in place only if a tracer is configured.
 
-The request handler is wrapped in a span per request, which is the running one while the request handler answers.  A
-live answer goes on after that: where the request handler has parked the span, it ends with the answer.  Requests that
-are answered from ready bytes never reach the request handler: the frontend tells of them one by one.
+Each request gets a span, which is the current one (`request_now`) while the request handler runs.  A live answer
+outlives the handler: the request handler parks the span, which then ends with the answer.  Requests that are answered
+from remembered bytes skip the handlers; the frontend reports them to the tracer one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.telemetry.tracing import Tracer, request_now
 
 
 class TracingHandler:
-    """A handler with a span around every request."""
+    """Wraps a handler and makes a span for each request."""
 
     def __init__(self, handler: AsyncHandler, tracer: Tracer) -> None:
         self._handler = handler
@@ -34,7 +34,7 @@ class TracingHandler:
             span.end()
             raise
         except BaseException:
-            # The connection makes a 500 of it.
+            # The connection answers with a 500.
             span.answered(500)
             span.end()
             raise

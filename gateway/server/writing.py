@@ -1,4 +1,4 @@
-"""How answers are written over HTTP/1.1 (RFC 9112): whole ones, those that come in pieces, and live ones."""
+"""Writing of answers over HTTP/1.1 (RFC 9112): whole, streamed and live ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from multidict import CIMultiDict
 
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
-from gateway.server.followed import Followed
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import LiveAnswer, Note, Request
+from gateway.server.sse_accounting import SseAccounting
 from gateway.telemetry.access_record import CloseReason
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -20,16 +20,16 @@ _BODILESS: Final = frozenset({204, 304})
 
 
 class WritingConnection(TimedConnection, ABC):
-    """The writing half of a client's connection: a `gateway.server.request.Channel`."""
+    """The writing half of a client's connection; a `gateway.server.request.Channel`."""
 
     __slots__ = (
-        "_followed",
         "_is_bodiless",
         "_is_chunked",
         "_keeps",
         "_live",
         "_now",
         "_room",
+        "_sse",
         "live_bytes",
         "live_first_byte_s",
     )
@@ -38,39 +38,39 @@ class WritingConnection(TimedConnection, ABC):
         super().__init__(clients)
         self._now = clients.now
         self._room: asyncio.Future[None] | None = None
-        """What the handler waits for when the client is to read first."""
+        """What the handler awaits while the client has too much unread."""
         self._is_bodiless = False
-        """Whether the answer has no body whatever its head says (RFC 9110 section 6.4.1)."""
+        """Whether the answer has no body, whatever its head says (RFC 9110 section 6.4.1)."""
         self._is_chunked = True
         self._keeps = True
-        """Whether the connection is kept after the live answer."""
+        """Whether the connection stays open after the live answer."""
         self._live: LiveAnswer | None = None
-        """Who gives the live answer."""
-        self._followed: Followed | None = None
-        """The account of the live answer, where it is one over SSE."""
+        """The answer in progress, if it is given without a task."""
+        self._sse: SseAccounting | None = None
+        """The accounting of the live answer, if it is SSE."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
-        """How long after the request was read the live answer's head was written."""
+        """Seconds from the reading of the request to the writing of the live answer's head."""
 
     @abstractmethod
     def _resume(self) -> None:
-        """Take the next request."""
+        """Go on to the next request."""
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has left unread, as far as this process holds it."""
+        """Bytes that the client has not read yet, as far as this process holds them."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
-    # -- answers by a handler
+    # -- answers of a handler
 
     def proceed(self) -> None:
-        """Tell the client to go on with its body (RFC 9110 section 15.2.1)."""
+        """Send 100 Continue, for the client to send its body (RFC 9110 section 15.2.1)."""
         if self.transport is not None:
             self.transport.write(CONTINUE)
 
     def respond(self, request: Request, status: int, headers: CIMultiDict[str], body: bytes) -> None:
-        """Write a whole answer; UpstreamBroken, with nothing written, for headers that must not be."""
+        """Write a whole answer.  Raises UpstreamBroken, with nothing written, for headers that must not be sent."""
         self._decide_keep_alive(request)
         if status in _BODILESS:
             body = b""
@@ -84,18 +84,18 @@ class WritingConnection(TimedConnection, ABC):
     def begin(
         self, request: Request, status: int, reason: str | None, headers: CIMultiDict[str], length: int | None
     ) -> None:
-        """Write the head of an answer whose body has `length` bytes, None where that is not known yet."""
+        """Write the head of an answer whose body has `length` bytes; None if the length is not known yet."""
         self._decide_keep_alive(request)
         self._is_bodiless = status in _BODILESS or request.method == "HEAD"
         self._is_chunked = False
         if status == 204:
-            # RFC 9110 section 8.6, whatever the origin says.
+            # Required by RFC 9110 section 8.6, even if the origin sent one.
             headers.popall("Content-Length", None)
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
         elif length is None and not self._is_bodiless and "Content-Length" not in headers:
             if request.version == "1.0":
-                # The end of the body is that of the connection.
+                # The end of the connection ends the body.
                 request.keeps_alive = False
             else:
                 self._is_chunked = True
@@ -106,14 +106,14 @@ class WritingConnection(TimedConnection, ABC):
             self.transport.write(head)
 
     def _decide_keep_alive(self, request: Request) -> None:
-        """Decide whether the connection is kept, before its client is told."""
+        """Decide whether the connection is kept, before the head says so."""
         is_read = request.body is None or request.body.is_whole
-        if not is_read or self._clients.is_leaving:
-            # What is left of the body is not worth reading: the connection goes with this answer.
+        if not is_read or self._clients.is_draining:
+            # Reading the rest of the body is not worth it: close after this answer.
             request.keeps_alive = False
 
     def send_part(self, piece: bytes) -> None:
-        """Write a piece of the body."""
+        """Write a part of the body."""
         if self.transport is None or self._is_bodiless or not piece:
             return
         if self._is_chunked:
@@ -122,13 +122,13 @@ class WritingConnection(TimedConnection, ABC):
             self.transport.write(piece)
 
     def end(self) -> None:
-        """The body is whole."""
+        """End the body."""
         if self.transport is not None and self._is_chunked and not self._is_bodiless:
             self.transport.write(_LAST_CHUNK)
 
     async def drained(self) -> None:
-        """Wait until the client has taken enough for more to be written.  ConnectionError when it is gone, or takes
-        nothing for too long."""
+        """Wait until the client has taken enough for more to be written.  Raises ConnectionError if the client leaves,
+        or takes nothing within the write timeout."""
         while self.is_full and self.transport is not None:
             self._room = self._clients.loop.create_future()
             try:
@@ -137,12 +137,12 @@ class WritingConnection(TimedConnection, ABC):
             except TimeoutError:
                 self._clients.metrics.slow_consumer()
                 self.abort()
-                raise ConnectionResetError("the client does not read") from None
+                raise ConnectionResetError("the client takes nothing") from None
         if self.transport is None or self.transport.is_closing():
-            raise ConnectionResetError("the client has gone")
+            raise ConnectionResetError("the client has left")
 
     def _has_room(self, error: ConnectionError | None = None) -> None:
-        """The client has taken enough, or will never."""
+        """Wake the handler that waits for room; with `error` if there will be none."""
         room, self._room = self._room, None
         if room is not None and not room.done():
             if error is None:
@@ -151,14 +151,15 @@ class WritingConnection(TimedConnection, ABC):
                 room.set_exception(error)
 
     def hand_over(self, answering: LiveAnswer) -> None:
-        """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
-        self.phase = Phase.GIVEN
+        """Have `answering` give the answer without a task, until `answered`.  It is called when there is room, and when
+        the client leaves."""
+        self.phase = Phase.RELAYED
         self._live = answering
 
     # -- live answers
 
     def park(self, live: LiveAnswer, *, keeps: bool, is_chunked: bool = True) -> None:
-        """The answer is given by `live` from here on, until `release`."""
+        """Have `live` give the answer, until `release`."""
         self.phase = Phase.LIVE
         self._live = live
         self._keeps = keeps
@@ -166,10 +167,10 @@ class WritingConnection(TimedConnection, ABC):
         self.live_bytes = 0
 
     def release(self) -> None:
-        """The live answer has ended: the connection is free for the next request, or goes."""
+        """End a live answer: take the next request, or close the connection."""
         self._live = None
         self.phase = Phase.IDLE
-        if not self._keeps or self._clients.is_leaving:
+        if not self._keeps or self._clients.is_draining:
             self._close()
         else:
             self._resume()
@@ -177,19 +178,19 @@ class WritingConnection(TimedConnection, ABC):
     def follow(
         self, live: LiveAnswer, route: str, began: float, note: Note | None, *, keeps: bool, is_chunked: bool
     ) -> None:
-        """An SSE answer is given by `live` from here on, until `over`."""
+        """Have `live` give an SSE answer, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._followed = Followed(self._clients, route, began, note)
+        self._sse = SseAccounting(self._clients, route, began, note)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
-        assert self._followed is not None
-        self.live_first_byte_s = self._now() - self._followed.began
+        assert self._sse is not None
+        self.live_first_byte_s = self._now() - self._sse.began
         if self.transport is not None:
             self.transport.write(head)
 
     def send(self, chunk: bytes, size: int) -> None:
-        """Write `size` bytes of a live body, framed as a chunk."""
+        """Write a piece of a live body, framed as a chunk; `size` is its number of body bytes."""
         transport = self.transport
         if transport is None:
             return
@@ -200,20 +201,20 @@ class WritingConnection(TimedConnection, ABC):
         self._clients.sent_bytes += size
 
     def over(self, reason: CloseReason, *, in_order: bool) -> None:
-        """The live body is whole; or it is not, and never will be."""
+        """End the live body; `in_order` if it is whole."""
         if self.transport is not None:
             if not in_order:
-                # Only the end of the connection tells a part from the whole.
+                # Only an aborted connection shows that the body is truncated.
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        followed, self._followed = self._followed, None
-        if followed is not None:
-            followed.close(self, reason, in_order=in_order)
+        sse, self._sse = self._sse, None
+        if sse is not None:
+            sse.close(self, reason, in_order=in_order)
         self.release()
 
     def write_response(self, response: bytes, body_bytes: int) -> None:
-        """Write a whole live answer, where the client is still there; `release` is owed."""
+        """Write a whole live answer if the client is still connected; a call to `release` follows."""
         if self.transport is not None:
             self.transport.write(response)
             self.live_bytes += body_bytes

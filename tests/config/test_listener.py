@@ -13,7 +13,7 @@ from gateway.config.file import load_config
 from gateway.config.gateway import GatewayConfig
 from gateway.config.listener import BindAddress, SystemdSockets, UnixAddress, parse_bind_address
 from gateway.config.values import Address
-from gateway.server.sockets import chosen, handed_over
+from gateway.server.sockets import choose_fds, passed_sockets
 
 ORIGIN = "http://127.0.0.1:4438"
 PAIR = {"certificate": "/a.pem"}
@@ -131,12 +131,12 @@ FDS = [("plain", 3), ("secure", 4), ("plain", 5)]
 
 def test_systemd_sockets_are_found_by_name() -> None:
     environ = {"LISTEN_PID": "7", "LISTEN_FDS": "3", "LISTEN_FDNAMES": "plain:secure:plain"}
-    assert handed_over(environ, 7) == FDS
-    assert handed_over(environ, 8) == handed_over({}, 7) == []
-    assert handed_over({"LISTEN_PID": "7", "LISTEN_FDS": "1"}, 7) == [("unknown", 3)]
-    assert chosen(FDS, "plain", ["plain"]) == [3, 5]
-    assert chosen(FDS, "", ["secure"]) == [3, 5]
-    assert chosen(FDS, "", []) == [3, 4, 5]
+    assert passed_sockets(environ, 7) == FDS
+    assert passed_sockets(environ, 8) == passed_sockets({}, 7) == []
+    assert passed_sockets({"LISTEN_PID": "7", "LISTEN_FDS": "1"}, 7) == [("unknown", 3)]
+    assert choose_fds(FDS, "plain", ["plain"]) == [3, 5]
+    assert choose_fds(FDS, "", ["secure"]) == [3, 5]
+    assert choose_fds(FDS, "", []) == [3, 4, 5]
     for wrong in ({"LISTEN_FDS": "-1"}, {"LISTEN_FDS": "5000"}, {"LISTEN_FDNAMES": "a"}):
         with pytest.raises(ValueError, match="LISTEN_FD"):
-            handed_over({**environ, **wrong}, 7)
+            passed_sockets({**environ, **wrong}, 7)

@@ -1,4 +1,4 @@
-"""Two gateways before one origin: one answers at the door, the other sends every request the strict way."""
+"""Two gateways in front of one origin: one answers from remembered bytes, the other parses every request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BOUND_S = 10.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the programs run on: what a transport tells its protocol differs between loops."""
+    """The event loop of the programs: transports of different loops call their protocols differently."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same origin by two ways, on one manual clock."""
+    """Two gateways in front of the same origin, on one manual clock."""
 
     origin: RunningOrigin
     fast: RunningGateway
@@ -37,7 +37,7 @@ class Pair:
 
 
 async def start_pair(max_chunk_bytes: int = 4_096, **settings: object) -> Pair:
-    """Both gateways; `stop_pair` is owed."""
+    """Start both gateways; the caller has to call `stop_pair`."""
     clock = ManualClock()
     origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes), clock=clock)
     gateways = [
@@ -80,7 +80,7 @@ def port_of(gateway: RunningGateway) -> int:
 async def connect(
     gateway: RunningGateway, receive_bytes: int | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection, whose kernel takes no more than about `receive_bytes` that nobody has read."""
+    """Open a connection whose kernel buffer holds about `receive_bytes` unread bytes at most."""
     sock = socket.socket()
     if receive_bytes is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -91,7 +91,7 @@ async def connect(
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response as it came: header names in lower case, all values of each."""
+    """One response as received: header names in lower case, all values of each."""
 
     status: int
     headers: dict[str, list[str]]
@@ -99,7 +99,7 @@ class Response:
 
 
 async def read_response(reader: asyncio.StreamReader) -> Response:
-    """The next response on a connection; IncompleteReadError when there is none."""
+    """Read the next response on a connection.  Raises IncompleteReadError if there is none."""
     async with asyncio.timeout(BOUND_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers: dict[str, list[str]] = {}
@@ -120,14 +120,14 @@ async def read_response(reader: asyncio.StreamReader) -> Response:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Close a connection and see it closed."""
+    """Close a connection and wait until it is closed."""
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
 
 
 async def ask(gateway: RunningGateway, *requests: bytes) -> list[Response]:
-    """Requests one after the other on one connection, each sent when the one before is answered."""
+    """Send requests on one connection, each after the answer to the one before."""
     reader, writer = await connect(gateway)
     try:
         responses = []
@@ -157,7 +157,7 @@ async def create_closed(
 
 
 def hits(gateway: RunningGateway) -> int:
-    """Answers that no strict protocol has seen."""
+    """The number of answers from remembered bytes."""
     remembered = gateway.clients.remembered
     assert remembered is not None
     return remembered.served

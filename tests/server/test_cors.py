@@ -1,4 +1,4 @@
-"""CORS as the edge answers it."""
+"""CORS answered by the gateway."""
 
 from __future__ import annotations
 
@@ -64,11 +64,13 @@ class TestPreflight:
     @pytest.mark.parametrize(
         "origin", ["https://evil.example", "https://app.example.evil", "http://app.example", "null", "*", ""]
     )
-    def test_other_origins_are_refused(self, origin: str) -> None:
+    def test_an_origin_that_is_not_allowed_is_refused(self, origin: str) -> None:
         assert preflight_headers(ONE, origin, "GET", None) is None
 
     @pytest.mark.parametrize(("origin", "method"), [(None, "GET"), ("https://a.example", None), (None, None)])
-    def test_what_is_no_preflight_has_no_answer(self, origin: str | None, method: str | None) -> None:
+    def test_a_request_that_is_not_a_preflight_has_no_preflight_headers(
+        self, origin: str | None, method: str | None
+    ) -> None:
         assert preflight_headers(ANY, origin, method, None) is None
         assert not is_preflight("OPTIONS", origin, method)
 
@@ -88,7 +90,7 @@ class TestReply:
         assert headers["Access-Control-Allow-Origin"] == "*"
         assert "Vary" not in headers
 
-    def test_the_origins_own_answer_is_replaced(self) -> None:
+    def test_the_cors_fields_of_the_upstream_are_replaced(self) -> None:
         headers = CIMultiDict(
             [
                 ("access-control-allow-origin", "https://inner"),
@@ -102,7 +104,7 @@ class TestReply:
         assert "Access-Control-Allow-Credentials" not in headers
         assert headers["Content-Type"] == "text/plain"
 
-    def test_a_named_origin_may_read_and_the_reply_says_that_it_varies(self) -> None:
+    def test_an_allowed_origin_may_read_and_the_reply_varies_on_origin(self) -> None:
         headers = CIMultiDict({"Vary": "Accept-Encoding"})
         apply(ONE, "https://app.example", headers)
         assert headers["Access-Control-Allow-Origin"] == "https://app.example"
@@ -111,18 +113,18 @@ class TestReply:
         assert headers["Vary"] == "Accept-Encoding, Origin"
 
     @pytest.mark.parametrize("origin", [None, "https://evil.example"])
-    def test_others_are_told_nothing_but_that_it_varies(self, origin: str | None) -> None:
+    def test_other_origins_get_only_vary(self, origin: str | None) -> None:
         headers = CIMultiDict({"Access-Control-Allow-Origin": "*"})
         apply(ONE, origin, headers)
         assert list(headers.items()) == [("Vary", "Origin")]
 
     @pytest.mark.parametrize("vary", ["Origin", "accept, ORIGIN", "*"])
-    def test_vary_does_not_say_it_twice(self, vary: str) -> None:
+    def test_vary_names_origin_only_once(self, vary: str) -> None:
         headers = CIMultiDict({"Vary": vary})
         apply(ONE, None, headers)
         assert headers["Vary"] == vary
 
-    def test_applying_twice_is_applying_once(self) -> None:
+    def test_apply_is_idempotent(self) -> None:
         headers: CIMultiDict[str] = CIMultiDict()
         apply(ONE, "https://app.example", headers)
         first = headers.copy()

@@ -1,4 +1,4 @@
-"""Answers as a handler gives them: framed as the request's version has it, bounded where the client does not read."""
+"""Answers of a handler: framed by the version of HTTP, and bounded if the client does not read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answering = Callable[[Request, Delivery], Awaitable[Answered | None]]
 
 
 class Bench:
-    """A server whose only handler is `answering`; what each request's delivery was."""
+    """A server whose only handler is `answering`; keeps the delivery of each request."""
 
     def __init__(self, answering: Answering, **limits: float) -> None:
         self.clock = ManualClock(now=7.0)
@@ -60,7 +60,7 @@ class Bench:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def ask(self, line: bytes = b"GET / HTTP/1.1") -> bytes:
-        """All that comes on a connection after one request; it is the last."""
+        """Everything that a connection receives after one request, which is its last."""
         reader, writer = await self.connect()
         writer.write(line + b"\r\nHost: h\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(BOUND_S):
@@ -78,7 +78,7 @@ async def _text(request: Request, delivery: Delivery) -> Answered:
     return delivery.text(200, CIMultiDict({"X": "y"}), b"12345")
 
 
-async def test_a_short_body_goes_out_with_its_length_and_a_head_alone_without_it() -> None:
+async def test_a_short_body_has_a_content_length_and_a_head_response_has_no_body() -> None:
     async with Bench(_text) as bench:
         head, _, body = (await bench.ask()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 5\r\nConnection: close\r\nDate: ")
@@ -88,7 +88,7 @@ async def test_a_short_body_goes_out_with_its_length_and_a_head_alone_without_it
         assert body == b""
 
 
-async def test_when_an_answer_began_and_how_much_of_it_was_sent_is_noted() -> None:
+async def test_a_delivery_records_its_first_byte_and_its_size() -> None:
     async def answer(request: Request, delivery: Delivery) -> Answered:
         assert (delivery.first_byte_at, delivery.sent_bytes) == (None, 0)
 
@@ -117,7 +117,7 @@ async def test_when_an_answer_began_and_how_much_of_it_was_sent_is_noted() -> No
         (b"GET / HTTP/1.1", 304, None, b"Connection: close", b""),
     ],
 )
-async def test_a_body_that_comes_in_pieces_has_the_end_that_its_version_and_status_give_it(
+async def test_a_streamed_body_is_framed_by_version_and_status(
     line: bytes, status: int, length: int | None, framing: bytes, body: bytes
 ) -> None:
     async def answer(request: Request, delivery: Delivery) -> Answered:
@@ -130,7 +130,7 @@ async def test_a_body_that_comes_in_pieces_has_the_end_that_its_version_and_stat
         assert came == body
 
 
-async def test_a_body_that_fails_ends_without_its_last_chunk() -> None:
+async def test_a_body_that_fails_is_not_ended_by_a_last_chunk() -> None:
     async def answer(request: Request, delivery: Delivery) -> Answered:
         async def body() -> AsyncIterator[bytes]:
             yield b"abc"
@@ -153,7 +153,7 @@ async def test_a_body_that_fails_ends_without_its_last_chunk() -> None:
         writer.close()
 
 
-async def test_a_client_that_reads_nothing_is_let_go_and_its_handler_with_it() -> None:
+async def test_a_client_that_reads_nothing_is_closed_and_its_handler_ends() -> None:
     async def answer(request: Request, delivery: Delivery) -> Answered:
         return await delivery.stream(200, None, CIMultiDict(), None, pieces(*[b"x" * 65_536] * 1_000))
 
@@ -197,7 +197,7 @@ async def test_a_handler_whose_client_leaves_is_cancelled_unless_it_carries_a_wr
     assert ended == ["done" if is_detached else "cancelled"]
 
 
-async def test_what_a_handler_does_not_expect_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_error_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async def answer(request: Request, delivery: Delivery) -> Answered:
         raise KeyError("secret")
 

@@ -1,4 +1,4 @@
-"""Requests leave no cyclic garbage behind: whoever looks for it rarely keeps memory all the same."""
+"""Requests leave no cyclic garbage behind, so that memory stays low even if the collector runs rarely."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BOUND_S = 20.0
 ROUNDS = 5
 
 
-async def told(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
-    """What is answered to requests on one connection, the last of which is to close it, or up to some bytes."""
+async def exchange(port: int, *requests: str, until: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
+    """Everything answered on one connection, up to `until` or to its end; the last request has to close it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     async with asyncio.timeout(BOUND_S):
         for request in requests:
@@ -45,8 +45,8 @@ def _is_own(kind: type) -> bool:
 
 @contextmanager
 def collecting() -> Iterator[list[str]]:
-    """What cyclic garbage the gateway makes meanwhile, tracebacks among it, by the names of its types; known at the
-    end."""
+    """Collect the type names of the gateway's cyclic garbage, tracebacks included, until the block ends; the list is
+    filled at the end."""
     found: list[str] = []
     gc.collect()
     gc.disable()
@@ -68,7 +68,7 @@ async def test_no_request_leaves_a_reference_cycle(transport: str, tmp_path: Pat
     tls = None if transport == HTTP_1 else trust.client
     config = GatewayConfig.for_origin(origin.url, admin="127.0.0.1:0", **listening(transport, trust))
     gateway = await start_gateway(config)
-    ask = partial(told, tls=tls)
+    ask = partial(exchange, tls=tls)
     port = int(gateway.gateway_url.rpartition(":")[2])
 
     async def use(name: str) -> None:
@@ -80,7 +80,7 @@ async def test_no_request_leaves_a_reference_cycle(transport: str, tmp_path: Pat
 
     try:
         await use("first")
-        # The stream's topic is to stay: its end, which comes once, may leave something behind.
+        # Keep the stream's topic: its end happens only once, and may leave something behind.
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         writer.write(b"GET /first?offset=-1&live=sse HTTP/1.1\r\nHost: h\r\n\r\n")
         async with asyncio.timeout(BOUND_S):
@@ -96,7 +96,7 @@ async def test_no_request_leaves_a_reference_cycle(transport: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["its client leaves", "its answer breaks off"])
-async def test_no_relay_that_comes_to_nothing_leaves_its_request_behind(how: str) -> None:
+async def test_a_failed_relay_releases_its_request(how: str) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if how == "its client leaves":
             return
@@ -150,13 +150,13 @@ async def _break_off(asked: Asked, writer: asyncio.StreamWriter) -> None:
 )
 @pytest.mark.parametrize("script", [None, _refuse, _talk_nonsense, _break_off])
 @pytest.mark.parametrize("is_logged", [False, True])
-async def test_no_request_that_fails_leaves_a_reference_cycle(
+async def test_a_failed_request_leaves_no_reference_cycle(
     script: Script | None, request_line: str, is_logged: bool, tmp_path: Path
 ) -> None:
     origin = HostileOrigin(script or _refuse, takes_head=True)
     await origin.start()
     if script is None:
-        # Its port is free, and nobody listens there.
+        # The port is free: no process listens there.
         await origin.stop()
     settings = {"retry_attempts": 1, "breaker_failures": 10_000, "breaker_requests": 10_000, "live_linger_s": 0}
     log = {"sink": "file", "path": str(tmp_path / "access.log")} if is_logged else {}
@@ -166,7 +166,7 @@ async def test_no_request_that_fails_leaves_a_reference_cycle(
     port = int(gateway.gateway_url.rpartition(":")[2])
 
     async def use(number: int) -> None:
-        await told(port, request_line.replace("%d", str(number)))
+        await exchange(port, request_line.replace("%d", str(number)))
         async with asyncio.timeout(BOUND_S):
             while gateway.connections or gateway.engine.client.open_connections:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""One HTTP/2 connection: many requests at once, each with its own end, and all bounds those of the connection."""
+"""One HTTP/2 connection: many concurrent requests with separate ends, and the bounds that they share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def wire_to(gateway: RunningGateway, receive_bytes: int | None = None) -> 
 
 
 async def several(wire: Http2Wire, *targets: str) -> list[Call]:
-    """Requests, all sent before any is answered."""
+    """Send several requests before reading any answer."""
     calls = []
     for target in targets:
         await wire.ask(target)
@@ -46,7 +46,7 @@ async def several(wire: Http2Wire, *targets: str) -> list[Call]:
 async def gateway_before(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway whose origin hands each connection to `serve`."""
+    """A gateway whose origin passes each connection to `serve`."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     gateway = await start_gateway(GatewayConfig.for_origin(url, listen="127.0.0.1:0", admin="127.0.0.1:0"))
@@ -59,14 +59,14 @@ async def gateway_before(
 
 
 def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
-    """Whether so many live readers stand at the tail of streams that are followed."""
+    """A predicate: `count` live readers wait at the tails of followed streams."""
     topics = gateway.engine.live.topics
     return lambda: (
         sum(len(topic.readers_now) + topic.extra_clients for topic in topics() if topic.is_confirmed) == count
     )
 
 
-async def test_requests_on_one_connection_are_answered_side_by_side(pair: Pair) -> None:
+async def test_requests_on_one_connection_are_answered_concurrently(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.ask("/s?offset=-1")
@@ -80,7 +80,7 @@ async def test_requests_on_one_connection_are_answered_side_by_side(pair: Pair) 
         assert (await wire.answer_of(live)).body == b"def"
 
 
-async def test_the_preface_may_come_in_pieces(pair: Pair) -> None:
+async def test_the_preface_may_arrive_in_pieces(pair: Pair) -> None:
     await create_closed(pair)
     async with wire_to(pair.fast) as wire:
         frame = SettingsFrame(0).serialize()
@@ -92,19 +92,19 @@ async def test_the_preface_may_come_in_pieces(pair: Pair) -> None:
         assert (await wire.answer()).status == 200
 
 
-async def test_what_only_begins_like_a_preface_is_http_1(pair: Pair) -> None:
+async def test_input_that_only_begins_like_a_preface_is_http_1(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     wire = await Wire.open(pair.fast.gateway_url)
     await wire.send(b"P")
     await wire.send(b"OST /s HTTP/1.1\r\nHost: edge\r\nContent-Type: text/plain\r\nContent-Length: 3\r\n\r\ndef")
     assert (await wire.answer()).status == 204
-    # Nor does a preface behind a request begin anything.
+    # A preface behind a request has no effect either.
     await wire.send(PREFACE)
     assert (await wire.answer()).status == 400
     await wire.closed()
 
 
-async def test_both_versions_share_what_is_remembered(pair: Pair) -> None:
+async def test_both_versions_share_remembered_answers(pair: Pair) -> None:
     await create_closed(pair)
     await ask(pair.fast, get("/s?offset=-1"), get("/s?offset=-1"))
     before = hits(pair.fast)
@@ -118,7 +118,7 @@ async def test_both_versions_share_what_is_remembered(pair: Pair) -> None:
     assert pair.origin.origin.counters.requests[Kind.CATCHUP] == 1
 
 
-async def test_an_answer_learned_over_http_2_is_given_over_http_1(pair: Pair) -> None:
+async def test_an_answer_remembered_over_http_2_is_sent_over_http_1(pair: Pair) -> None:
     await create_closed(pair)
     async with wire_to(pair.fast) as wire:
         for _ in range(2):
@@ -130,7 +130,7 @@ async def test_an_answer_learned_over_http_2_is_given_over_http_1(pair: Pair) ->
     assert hits(pair.fast) == before + 1
 
 
-async def test_long_polls_on_one_connection_are_one_crowd(pair: Pair) -> None:
+async def test_long_polls_on_one_connection_form_one_group(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.ask("/s?offset=-1")
@@ -157,7 +157,7 @@ async def test_a_hundred_live_reads_share_one_connection(pair: Pair) -> None:
             assert body.count(b"event: data") == body.count(b"event: control") - 1 == 6
 
 
-async def test_a_client_that_takes_a_live_read_back_leaves_the_others(pair: Pair) -> None:
+async def test_resetting_a_live_read_leaves_the_others_open(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         first, second = await several(wire, *["/s?offset=-1&live=sse"] * 2)
@@ -170,7 +170,7 @@ async def test_a_client_that_takes_a_live_read_back_leaves_the_others(pair: Pair
     await eventually(lambda: not len(pair.fast.clients))
 
 
-async def test_a_stream_with_no_window_costs_itself_alone() -> None:
+async def test_a_stream_without_window_is_reset_alone() -> None:
     pair = await start_pair(max_chunk_bytes=1_000_000, client_write_timeout_s=0.3)
     try:
         await create_closed(pair, body=b"x" * 300_000)
@@ -183,14 +183,14 @@ async def test_a_stream_with_no_window_costs_itself_alone() -> None:
             with pytest.raises(Dropped):
                 await wire.answer_of(stuck)
             assert stuck.reset == 8
-            # The connection goes on.
+            # The connection stays open.
             await wire.ask("/nowhere")
             assert (await wire.head()).status == 404
     finally:
         await stop_pair(pair)
 
 
-async def test_a_client_that_reads_nothing_is_let_go() -> None:
+async def test_a_client_that_reads_nothing_is_closed() -> None:
     pair = await start_pair(max_chunk_bytes=4_000_000, client_write_timeout_s=0.3, send_buffer_bytes="32KiB")
     try:
         await create_closed(pair, body=b"x" * 1_000_000)
@@ -206,8 +206,8 @@ async def test_a_client_that_reads_nothing_is_let_go() -> None:
         await stop_pair(pair)
 
 
-async def test_a_client_that_has_ended_and_takes_nothing_is_let_go() -> None:
-    """Even where so little is left for it that nothing has been held back."""
+async def test_a_half_closed_client_that_reads_nothing_is_closed() -> None:
+    """Also if so little is left that none of it has been held back."""
     pair = await start_pair(client_write_timeout_s=0.3, keepalive_timeout_s=1.0, send_buffer_bytes="1MiB")
     try:
         await create_closed(pair, body=b"x" * 60_000)
@@ -228,7 +228,7 @@ async def test_a_client_that_has_ended_and_takes_nothing_is_let_go() -> None:
         await stop_pair(pair)
 
 
-async def test_a_stuck_live_read_is_moved_back_to_the_tape(pair: Pair) -> None:
+async def test_a_stalled_live_read_goes_back_to_the_tape(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.greet(INITIAL_WINDOW_SIZE=1_000)
@@ -241,7 +241,7 @@ async def test_a_stuck_live_read_is_moved_back_to_the_tape(pair: Pair) -> None:
         while b"data:last" not in bytes(fast.body):
             await wire.acknowledge(fast)
             await wire.read()
-        # What waits for the slow one is an event or two, and not all that there was.
+        # An event or two is queued for the slow reader, not all of them.
         assert pair.fast.clients.unsent()[0] < 5_000
         await wire.frame(WindowUpdateFrame(slow.id, 1 << 24))
         body = (await wire.answer_of(slow)).body
@@ -249,13 +249,13 @@ async def test_a_stuck_live_read_is_moved_back_to_the_tape(pair: Pair) -> None:
         assert body.endswith(b"\n\n")
 
 
-async def test_an_upload_goes_on_as_the_origin_takes_it(pair: Pair) -> None:
+async def test_an_upload_advances_as_the_origin_reads_it(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.ask("/s", TEXT, "POST", b"", ends=False)
         for _ in range(3):
             await wire.part(b"a" * 20_000)
-        # The first three are within the window; more is sent as it opens.
+        # The first three fit the window; more is sent as it opens.
         await wire.frame(PingFrame(0, b"12345678"))
         while not wire.pongs:
             await wire.read()
@@ -266,7 +266,7 @@ async def test_an_upload_goes_on_as_the_origin_takes_it(pair: Pair) -> None:
         assert read.status == 200
 
 
-async def test_a_hundred_writes_may_come_piece_by_piece(pair: Pair) -> None:
+async def test_a_hundred_writes_may_arrive_interleaved(pair: Pair) -> None:
     async with wire_to(pair.fast) as wire:
         calls = []
         for number in range(100):
@@ -279,8 +279,8 @@ async def test_a_hundred_writes_may_come_piece_by_piece(pair: Pair) -> None:
             assert (await wire.answer_of(call)).status == 201
 
 
-async def test_uploads_that_are_stuck_share_a_bound_and_others_go_on() -> None:
-    """Their origin accepts no connection, so that nothing is read of them."""
+async def test_stalled_uploads_share_a_bound_and_others_go_on() -> None:
+    """Their origin accepts no connection, so their bodies stay unread."""
     count = 60
     pair = await start_pair()
     full = socket.create_server(("127.0.0.1", 0), backlog=0)
@@ -318,7 +318,7 @@ async def test_uploads_that_are_stuck_share_a_bound_and_others_go_on() -> None:
 
 
 async def several_begun(wire: Http2Wire, targets: list[str]) -> list[Call]:
-    """Uploads whose bodies are still to come."""
+    """Begin several uploads without sending their bodies."""
     calls = []
     for target in targets:
         await wire.ask(target, TEXT, "PUT", b"", ends=False)
@@ -327,14 +327,14 @@ async def several_begun(wire: Http2Wire, targets: list[str]) -> list[Call]:
 
 
 async def heard(wire: Http2Wire) -> None:
-    """Have the gateway look at all that was sent, and take in what it says of that."""
+    """Wait until the gateway has read all that was sent, and read its frames."""
     known = len(wire.pongs)
     await wire.frame(PingFrame(0, b"12345678"))
     while len(wire.pongs) == known:
         await wire.read()
 
 
-async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair) -> None:
+async def test_a_write_that_its_client_resets_happens_whole_or_not_at_all(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.ask("/s", TEXT, "POST", b"half", ends=False)
@@ -345,12 +345,12 @@ async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair
         assert (await wire.answer()).body == b"abcwhole"
 
 
-async def test_a_write_is_told_of_although_its_client_was_stuck_and_has_gone() -> None:
-    held, asked = asyncio.Event(), asyncio.Event()
+async def test_a_write_is_recorded_even_if_its_stalled_client_has_left() -> None:
+    held, arrived = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST"):
-            asked.set()
+            arrived.set()
             await held.wait()
             writer.write(b"HTTP/1.1 200 OK\r\nStream-Next-Offset: 0005\r\nContent-Length: 5\r\n\r\nhello")
         else:
@@ -363,7 +363,7 @@ async def test_a_write_is_told_of_although_its_client_was_stuck_and_has_gone() -
         async with wire_to(gateway, receive_bytes=4_096) as wire:
             await wire.greet(INITIAL_WINDOW_SIZE=1 << 24)
             await wire.ask("/s", TEXT, "POST", b"abc")
-            await asked.wait()
+            await arrived.wait()
             await wire.ask("/big", method="PATCH")
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await eventually(lambda: gateway.clients.unsent()[1] > 100_000)
@@ -373,7 +373,7 @@ async def test_a_write_is_told_of_although_its_client_was_stuck_and_has_gone() -
         assert gateway.metrics.requests(Mode.APPEND, Outcome.PASS).value == 1
 
 
-async def test_a_relay_that_breaks_off_is_told_of_once() -> None:
+async def test_a_relay_that_breaks_off_is_recorded_once() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok")
@@ -389,7 +389,7 @@ async def test_a_relay_that_breaks_off_is_told_of_once() -> None:
         assert gateway.metrics.requests(Mode.OTHER, Outcome.ABORTED).value == 1
 
 
-async def test_expect_is_answered_before_the_body(pair: Pair) -> None:
+async def test_expect_gets_100_continue_before_the_body(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
         await wire.ask("/s", {**TEXT, "Expect": "100-continue", "Content-Length": "3"}, "POST", b"", ends=False)
@@ -419,7 +419,7 @@ async def test_answers_without_a_body_end_with_their_head(pair: Pair, method: st
         pytest.param({}, "CONNECT", None, id="CONNECT with a path"),
     ],
 )
-async def test_what_is_beyond_the_bounds_is_refused_alone(
+async def test_a_request_beyond_the_bounds_is_refused_alone(
     pair: Pair, headers: dict[str, str], method: str, status: int | None
 ) -> None:
     await create_closed(pair)
@@ -430,7 +430,7 @@ async def test_what_is_beyond_the_bounds_is_refused_alone(
         assert (await wire.answer()).status == 200
 
 
-async def test_a_refusal_that_is_not_taken_is_not_waited_for() -> None:
+async def test_a_refusal_that_the_client_does_not_read_is_bounded() -> None:
     pair = await start_pair(client_write_timeout_s=0.1, keepalive_timeout_s=0.4)
     try:
         async with wire_to(pair.fast) as wire:
@@ -446,7 +446,7 @@ async def test_a_refusal_that_is_not_taken_is_not_waited_for() -> None:
         await stop_pair(pair)
 
 
-async def test_the_origin_is_told_the_version() -> None:
+async def test_the_origin_sees_the_version_in_via() -> None:
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -470,10 +470,10 @@ async def test_the_origin_is_told_the_version() -> None:
     await server.wait_closed()
 
 
-# -- the end, and time
+# -- ends and deadlines
 
 
-async def test_a_drain_ends_live_reads_and_answers_what_is_on_its_way() -> None:
+async def test_a_drain_ends_live_reads_and_answers_requests_in_flight() -> None:
     pair = await start_pair(shutdown_timeout_s=3)
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     async with wire_to(pair.fast) as wire:
@@ -500,7 +500,7 @@ async def test_a_drain_ends_live_reads_and_answers_what_is_on_its_way() -> None:
     await pair.origin.stop(grace_s=0)
 
 
-async def test_an_idle_connection_is_told_to_go() -> None:
+async def test_an_idle_connection_gets_goaway() -> None:
     pair = await start_pair(keepalive_timeout_s=0.1)
     try:
         await create_closed(pair)
@@ -522,7 +522,7 @@ async def test_an_idle_connection_is_told_to_go() -> None:
         pytest.param(PREFACE + SettingsFrame(0).serialize() + b"\0\0\1\1\1\0\0\0\1\x82", id="no continuation"),
     ],
 )
-async def test_what_does_not_come_to_its_end_is_not_waited_for(raw: bytes) -> None:
+async def test_incomplete_input_times_out(raw: bytes) -> None:
     pair = await start_pair(client_header_timeout_s=0.1)
     try:
         async with wire_to(pair.fast) as wire:
@@ -535,7 +535,7 @@ async def test_what_does_not_come_to_its_end_is_not_waited_for(raw: bytes) -> No
 
 
 @pytest.mark.parametrize("name", ["rapid reset", "ping", "settings"])
-async def test_a_flood_is_cut_off_while_others_are_served(pair: Pair, name: str) -> None:
+async def test_a_flood_is_cut_off_and_other_connections_are_served(pair: Pair, name: str) -> None:
     await create_closed(pair)
     async with wire_to(pair.fast) as flood, wire_to(pair.fast) as other:
         await flood.greet()
@@ -575,7 +575,7 @@ async def test_connections_streams_and_their_ends_are_counted(pair: Pair) -> Non
         await several(other, "/open?offset=-1&live=sse", "/open?offset=-1&live=sse")
         await eventually(waiting(pair.fast, 2))
         assert (figure(pair, "connections"), figure(pair, "streams")) == (2, 2)
-        # HTTP/1.1 beside it is a connection, and none of these.
+        # A connection of HTTP/1.1 counts as a client, but not here.
         (read,) = await ask(pair.fast, b"GET /s?offset=-1 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert read.status == 200
         assert figure(pair, "connections") == 2
@@ -592,7 +592,7 @@ async def test_connections_streams_and_their_ends_are_counted(pair: Pair) -> Non
     assert figure(pair, "resets_total", code="refused_stream") == 0
 
 
-async def test_a_client_that_leaves_in_order_is_answered_first(pair: Pair) -> None:
+async def test_a_client_that_sends_goaway_is_answered_first(pair: Pair) -> None:
     await create_closed(pair)
     async with wire_to(pair.fast) as wire:
         (call,) = await several(wire, "/s?offset=-1")

@@ -1,4 +1,4 @@
-"""Listeners of every kind, with real sockets: who gets in, by what, and whom the gateway takes them for."""
+"""Listeners of every kind on real sockets: admission, TLS, client addresses, and redirects."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
 
 
 async def raw(gateway: RunningGateway, *sent: bytes, index: int = 0) -> bytes:
-    """What comes back on a plain socket until its end."""
+    """Everything that a plain socket receives until its end."""
     reader, writer = await open_to(gateway, index=index)
     found = b""
     try:
@@ -122,14 +122,14 @@ async def raw(gateway: RunningGateway, *sent: bytes, index: int = 0) -> bytes:
         await close(writer)
 
 
-def shown(writer: asyncio.StreamWriter) -> str:
-    """The first name of the certificate that was shown."""
+def first_name(writer: asyncio.StreamWriter) -> str:
+    """The first name of the server's certificate."""
     certificate = writer.get_extra_info("peercert")
     return str(certificate["subjectAltName"][0][1])
 
 
 def figures(gateway: RunningGateway, name: str) -> dict[tuple[str, ...], float]:
-    """The samples of a series, by the values of their labels but for the listener."""
+    """The samples of a series by their label values, without the listener."""
     return {
         tuple(value for label, value in sample.labels.items() if label != "listener"): sample.value
         for family in gateway.metrics.collect()
@@ -158,7 +158,7 @@ async def test_a_stream_is_read_over_tls(bench: Bench, authority: Authority, ver
     assert failures(gateway) == {}
 
 
-async def test_handshakes_are_counted_from_the_start_on(bench: Bench, authority: Authority) -> None:
+async def test_handshake_counters_exist_from_the_start(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"})
     assert figures(gateway, "durable_gateway_tls_handshakes_total") == {(): 0}
     counted = figures(gateway, "durable_gateway_tls_handshake_failures_total")
@@ -171,7 +171,7 @@ async def test_handshakes_are_counted_from_the_start_on(bench: Bench, authority:
     assert failures(gateway) == {"plain_http": 1}
 
 
-async def test_several_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
+async def test_all_listeners_answer_alike(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")), {"address": "127.0.0.1:0"}, listen="127.0.0.1:0")
     assert [url.partition(":")[0] for url in gateway.listeners.urls] == ["https", "http", "http"]
     bodies = {
@@ -182,7 +182,7 @@ async def test_several_listeners_answer_alike(bench: Bench, authority: Authority
 
 
 @pytest.mark.parametrize(
-    ("asked", "certificate"),
+    ("server_name", "certificate"),
     [
         ("one.test", "one.test"),
         ("ONE.test", "one.test"),
@@ -191,33 +191,33 @@ async def test_several_listeners_answer_alike(bench: Bench, authority: Authority
         ("own.many.test", "own.many.test"),
     ],
 )
-async def test_a_certificate_is_chosen_by_name(
-    bench: Bench, authority: Authority, asked: str, certificate: str
+async def test_a_certificate_is_chosen_by_server_name(
+    bench: Bench, authority: Authority, server_name: str, certificate: str
 ) -> None:
     pairs = [
         authority.issue("first.test"), authority.issue("one.test", "also.test"), authority.issue("*.many.test"),
         authority.issue("own.many.test"),
     ]  # fmt: skip
     gateway = await bench.start(tls(*pairs))
-    reader, writer = await open_to(gateway, authority.client(), asked)
-    assert shown(writer) == certificate
+    reader, writer = await open_to(gateway, authority.client(), server_name)
+    assert first_name(writer) == certificate
     assert (await answered(reader, writer)).status == 200
 
 
-@pytest.mark.parametrize("asked", ["stranger.test", "a.b.many.test", "many.test", None])
-async def test_who_names_nothing_known_is_shown_the_first(
-    bench: Bench, authority: Authority, asked: str | None
+@pytest.mark.parametrize("server_name", ["stranger.test", "a.b.many.test", "many.test", None])
+async def test_an_unknown_server_name_gets_the_first_certificate(
+    bench: Bench, authority: Authority, server_name: str | None
 ) -> None:
     gateway = await bench.start(tls(authority.issue("first.test"), authority.issue("*.many.test")))
     context = authority.client()
     context.check_hostname = False
-    _, writer = await open_to(gateway, context, asked or "")
-    assert shown(writer) == "first.test"
+    _, writer = await open_to(gateway, context, server_name or "")
+    assert first_name(writer) == "first.test"
     await close(writer)
 
 
 @pytest.mark.parametrize("certificates", [1, 2])
-async def test_a_name_that_is_no_ascii_is_refused_quietly(
+async def test_a_server_name_that_is_not_ascii_is_refused_with_an_alert(
     bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, certificates: int
 ) -> None:
     unraisable: list[object] = []
@@ -237,7 +237,7 @@ async def test_a_name_that_is_no_ascii_is_refused_quietly(
     assert gateway.connections == 0
 
 
-async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
+async def test_versions_older_than_the_minimum_are_refused(bench: Bench, authority: Authority) -> None:
     pair = authority.issue("edge.test")
     gateway = await bench.start(tls(pair), tls(pair, minimum_version="1.3"))
     context = authority.client()
@@ -273,7 +273,7 @@ async def test_client_certificates(bench: Bench, authority: Authority, tmp_path:
     for shows, is_let_in in ((None, wanted == "optional"), (stranger, False)):
         context = authority.client(shows)
         try:
-            # Over TLS 1.3 a client learns of it when it reads.
+            # Over TLS 1.3 a client notices the refusal when it reads.
             status = (await answered(*await open_to(gateway, context))).status
         except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
             status = 0
@@ -291,7 +291,9 @@ async def test_client_certificates(bench: Bench, authority: Authority, tmp_path:
         (b"\x16\x03\x01\x40\x00" + b"\x01\x00\x3f\xfc" + bytes(1 << 17), "malformed"),
     ],
 )
-async def test_what_is_no_handshake_is_refused(bench: Bench, authority: Authority, sent: bytes, reason: str) -> None:
+async def test_input_that_is_not_a_handshake_is_refused(
+    bench: Bench, authority: Authority, sent: bytes, reason: str
+) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")))
     said = await raw(gateway, sent)
     if reason == "plain_http":
@@ -309,7 +311,7 @@ async def test_a_handshake_is_bounded_in_time(bench: Bench, authority: Authority
     assert failures(gateway) == {"timeout": 2}
 
 
-async def test_who_leaves_in_the_handshake_and_who_does_not_believe(bench: Bench, authority: Authority) -> None:
+async def test_clients_that_leave_or_reject_the_handshake_are_counted(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")))
     _, writer = await open_to(gateway)
     await eventually(lambda: gateway.connections == 1)
@@ -320,7 +322,7 @@ async def test_who_leaves_in_the_handshake_and_who_does_not_believe(bench: Bench
     await eventually(lambda: failures(gateway) == {"left": 1, "refused": 1})
 
 
-async def test_a_handshake_by_bytes_comes_to_its_end(bench: Bench, authority: Authority) -> None:
+async def test_a_handshake_byte_by_byte_completes(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = authority.client().wrap_bio(incoming, outgoing, server_hostname="edge.test")
@@ -363,7 +365,7 @@ async def test_sessions_are_resumed(bench: Bench, authority: Authority) -> None:
     assert await asyncio.to_thread(twice)
 
 
-async def test_openings_count_as_connections_and_are_let_go(bench: Bench, authority: Authority) -> None:
+async def test_handshakes_count_as_connections_and_end_with_the_gateway(bench: Bench, authority: Authority) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test")), max_connections=1)
     _, first = await open_to(gateway)
     await eventually(lambda: gateway.connections == 1)
@@ -375,7 +377,7 @@ async def test_openings_count_as_connections_and_are_let_go(bench: Bench, author
 
 
 @pytest.mark.parametrize("full", [0, 1])
-async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: int) -> None:
+async def test_all_listeners_share_one_connection_limit(bench: Bench, full: int) -> None:
     gateway = await bench.start(
         {"address": "127.0.0.1:0", "redirect_to_https": True}, {"address": "127.0.0.1:0"}, max_connections=1
     )
@@ -385,7 +387,7 @@ async def test_all_listeners_share_one_bound_of_connections(bench: Bench, full: 
     assert gateway.connections == 1
     refused = figures(gateway, "durable_gateway_connections_refused_total")
     assert refused == {("limit",): 1, ("leaving",): 0, ("proxy",): 0}
-    # The one that is in is answered, and makes room when it goes.
+    # The admitted connection is answered, and makes room when it closes.
     status = (await answered(reader, writer)).status
     assert status == (200 if full else 308)
     await eventually(lambda: gateway.connections == 0)
@@ -416,7 +418,9 @@ async def serial(gateway: RunningGateway, context: ssl.SSLContext) -> str:
 
 
 @pytest.mark.parametrize("by", ["reload", "change"])
-async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority: Authority, by: str) -> None:
+async def test_new_certificates_take_effect_without_closing_connections(
+    bench: Bench, authority: Authority, by: str
+) -> None:
     gateway = await bench.start(tls(authority.issue("edge.test", days=5)))
     context = authority.client()
     reader, writer = await live(gateway, context)
@@ -444,7 +448,7 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
 
 
 @pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
-async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
+async def test_an_unusable_pair_leaves_the_old_one_in_effect(
     bench: Bench, authority: Authority, caplog: pytest.LogCaptureFixture, spoil: str
 ) -> None:
     pair, other = authority.issue("edge.test"), authority.issue("other.test")
@@ -470,14 +474,14 @@ async def test_a_pair_that_cannot_be_used_leaves_the_old_one(
     now = figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds")
     assert now["edge.test",] == expiries["edge.test",]
     assert now["other.test",] > expiries["other.test",]
-    # And mended it is taken.
+    # Once repaired, the pair takes effect.
     authority.issue("edge.test")
     await gateway.reload()
     assert await serial(gateway, context) != before
 
 
 async def is_let_in(gateway: RunningGateway, context: ssl.SSLContext) -> bool:
-    """Whether a client with this certificate is answered.  Over TLS 1.3 it learns of a refusal when it reads."""
+    """Whether a client with this certificate is answered.  Over TLS 1.3 it notices a refusal when it reads."""
     try:
         return (await answered(*await open_to(gateway, context))).status == 200
     except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
@@ -485,10 +489,10 @@ async def is_let_in(gateway: RunningGateway, context: ssl.SSLContext) -> bool:
 
 
 @pytest.mark.parametrize("spoil", ["cut", "gone", "of another key"])
-async def test_a_pair_that_stays_as_it_was_goes_by_the_new_authorities(
+async def test_a_kept_pair_uses_the_new_client_authorities(
     bench: Bench, authority: Authority, tmp_path: Path, spoil: str
 ) -> None:
-    """A pair that cannot be read is no reason to go on letting in clients of an authority that is trusted no more."""
+    """Even if a pair cannot be read, clients of an authority that is no longer trusted are refused."""
     (tmp_path / "new").mkdir()
     successor = Authority(tmp_path / "new", "successor")
     pair = authority.issue("edge.test")
@@ -508,14 +512,14 @@ async def test_a_pair_that_stays_as_it_was_goes_by_the_new_authorities(
     await gateway.reload()
     assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 1}
     assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
-    # Authorities that cannot be read change nothing.
+    # Unreadable authorities change nothing.
     trusted.write_bytes(b"")
     await gateway.reload()
     assert (await is_let_in(gateway, old), await is_let_in(gateway, new)) == (False, True)
 
 
-async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, tmp_path: Path) -> None:
-    """A certificate is written, and a little later its key: nothing is said of the time between."""
+async def test_half_a_pair_is_not_loaded(bench: Bench, authority: Authority, tmp_path: Path) -> None:
+    """The certificate is written first and its key a little later: no warning is logged in between."""
     pair = authority.issue("edge.test")
     gateway = await bench.start(tls(pair))
     context = authority.client()
@@ -535,9 +539,7 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
     assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
-async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_were(
-    bench: Bench, authority: Authority
-) -> None:
+async def test_a_reload_takes_other_certificates_and_refuses_missing_ones(bench: Bench, authority: Authority) -> None:
     first = tls(authority.issue("edge.test"), address="127.0.0.1:0")
     gateway = await bench.start(first)
     bench.loaded = {"listeners": [tls(authority.issue("edge.test", "www.test", file="second"))]}
@@ -560,7 +562,7 @@ async def test_a_reload_takes_other_certificates_and_refuses_those_that_never_we
     assert len(gateway.listeners) == 1
 
 
-async def test_a_start_names_what_cannot_be_used(bench: Bench, authority: Authority) -> None:
+async def test_the_start_fails_and_names_the_unusable_file(bench: Bench, authority: Authority) -> None:
     pair, other = authority.issue("edge.test"), authority.issue("other.test")
     with pytest.raises(ConfigError, match=r"listener\[1\]\.tls\.certificates\[0\]: .*its key does not match"):
         await bench.start({"address": "127.0.0.1:0"}, tls(Pair(pair.certificate, other.key)))
@@ -575,7 +577,7 @@ async def test_a_start_names_what_cannot_be_used(bench: Bench, authority: Author
 
 
 async def noted(bench: Bench, listener: dict[str, Any], file: str = "log", **more: Any) -> RunningGateway:
-    """A gateway with a log."""
+    """A gateway with an access log."""
     path = str(bench.folder / file)
     return await bench.start(listener, sink="file", path=path, client_address="full", batch_s=0.001, **more)
 
@@ -588,12 +590,12 @@ async def clients_in_log(bench: Bench, gateway: RunningGateway, file: str = "log
 
 
 @pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
-async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authority: Authority, is_secure: bool) -> None:
+async def test_the_log_has_the_client_of_the_proxy_header(bench: Bench, authority: Authority, is_secure: bool) -> None:
     listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
     gateway = await noted(bench, {**listener, "proxy_protocol": "on"})
     for header in (b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n", b"PROXY UNKNOWN\r\n"):
         sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
-        # By bytes: a header may come in any pieces.
+        # Byte by byte: a header may arrive in any pieces.
         for byte in header:
             sock.send(bytes([byte]))
             await pass_turns(1)
@@ -609,7 +611,7 @@ async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authorit
     assert await clients_in_log(bench, gateway) == ["203.0.113.7"] * 2 + ["127.0.0.1"] * 2
 
 
-async def test_header_and_request_in_one_piece_are_told_apart(bench: Bench) -> None:
+async def test_proxy_header_and_request_may_arrive_in_one_piece(bench: Bench) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"})
     reader, writer = await open_to(gateway)
     writer.write(b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + REQUEST + REQUEST)
@@ -621,7 +623,7 @@ async def test_header_and_request_in_one_piece_are_told_apart(bench: Bench) -> N
 @pytest.mark.parametrize(
     "sent", [REQUEST, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 99999\r\n" + REQUEST, b"PROXY UNKNOWN" + b" " * 200, b"PRO"]
 )
-async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes) -> None:
+async def test_a_connection_without_a_valid_proxy_header_is_closed(bench: Bench, sent: bytes) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, client_header_timeout_s=0.1)
     assert await raw(gateway, sent) == b""
     assert gateway.connections == 0
@@ -629,7 +631,9 @@ async def test_without_a_right_header_nobody_is_let_in(bench: Bench, sent: bytes
 
 
 @pytest.mark.parametrize(("trusted", "is_let_in"), [(["127.0.0.0/8"], True), (["10.0.0.0/8", "unix"], False)])
-async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, trusted: list[str], is_let_in: bool) -> None:
+async def test_a_proxy_header_is_accepted_from_trusted_peers_only(
+    bench: Bench, trusted: list[str], is_let_in: bool
+) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0", "proxy_protocol": "on"}, trusted_proxies=trusted)
     close_it = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     said = await raw(gateway, b"PROXY TCP4 203.0.113.7 127.0.0.1 1 2\r\n" + close_it)
@@ -651,7 +655,7 @@ async def test_a_proxy_header_is_for_those_that_are_trusted(bench: Bench, truste
 async def test_the_log_names_the_client_behind_a_trusted_proxy(
     bench: Bench, fast_path: bool, trusted: list[str], forwarded_by: str, header: bytes, client: str
 ) -> None:
-    """The same request again and again: the first is fetched, others are known by their bytes."""
+    """The same request several times: the first is fetched, the others are answered by their bytes."""
     more: dict[str, Any] = {"trusted_proxies": trusted, "forwarded_by": forwarded_by, "fast_path": fast_path}
     gateway = await noted(bench, {"address": "127.0.0.1:0"}, **more)
     reader, writer = await open_to(gateway)
@@ -663,7 +667,7 @@ async def test_the_log_names_the_client_behind_a_trusted_proxy(
 
 
 LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
-"""A PROXY header of version 2: the balancer speaks for itself."""
+"""A PROXY header of version 2 with LOCAL: the balancer is the client itself."""
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
@@ -676,10 +680,10 @@ LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
         (b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", "203.0.113.7"),
     ],
 )
-async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
+async def test_after_a_local_proxy_header_no_forwarding_header_is_believed(
     bench: Bench, authority: Authority, header: bytes, client: str, is_secure: bool, fast_path: bool
 ) -> None:
-    """The proxy has not looked at the requests: what they say of their client is their client's word."""
+    """The proxy has not looked at the requests, so their forwarding headers come from the client."""
     listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
     more: dict[str, Any] = {"trusted_proxies": ["127.0.0.1"], "fast_path": fast_path}
     gateway = await noted(bench, {**listener, "proxy_protocol": "on"}, **more)
@@ -697,7 +701,9 @@ async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
 
 
 @pytest.mark.parametrize(("trusted", "scheme"), [(["127.0.0.1"], "https"), ([], "http")])
-async def test_the_scheme_behind_a_trusted_proxy_is_the_clients(bench: Bench, trusted: list[str], scheme: str) -> None:
+async def test_the_scheme_behind_a_trusted_proxy_is_that_of_the_client(
+    bench: Bench, trusted: list[str], scheme: str
+) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0"}, trusted_proxies=trusted)
     put = b"PUT /new HTTP/1.1\r\nHost: edge.test\r\nContent-Length: 0\r\nX-Forwarded-Proto: https\r\n"
     response = await answered(*await open_to(gateway), put + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
@@ -714,14 +720,14 @@ async def test_the_scheme_behind_a_trusted_proxy_is_the_clients(bench: Bench, tr
         ("forwarded", [b"Forwarded: for=203.0.113.9, for=127.0.0.1;host=e;proto=http"]),
     ],
 )
-async def test_the_origin_is_told_what_the_proxy_has_written_alone(
+async def test_only_the_forwarding_header_that_the_proxy_writes_reaches_the_origin(
     bench: Bench, forwarded_by: str, passed: list[bytes]
 ) -> None:
-    """It passes the other header on as its client has made it up."""
-    told: list[bytes] = []
+    """The proxy passes on the other header as its client has forged it."""
+    heads: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        told.append(await reader.readuntil(b"\r\n\r\n"))
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await close(writer)
 
@@ -737,7 +743,7 @@ async def test_the_origin_is_told_what_the_proxy_has_written_alone(
         bench.running.append(gateway)
         said = b"X-Forwarded-For: 203.0.113.7\r\nForwarded: for=203.0.113.9\r\n\r\n"
         await answered(*await open_to(gateway), b"DELETE /s HTTP/1.1\r\nHost: e\r\n" + said)
-    assert [line for line in told[0].split(b"\r\n") if b"orwarded" in line] == passed
+    assert [line for line in heads[0].split(b"\r\n") if b"orwarded" in line] == passed
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------
@@ -748,7 +754,7 @@ async def over_unix(path: Path) -> Response:
         return await answered(*await asyncio.open_unix_connection(str(path)))
 
 
-async def test_a_unix_socket_has_its_mode_and_goes_with_the_gateway(bench: Bench) -> None:
+async def test_a_unix_socket_has_its_mode_and_is_removed_at_the_end(bench: Bench) -> None:
     path = bench.folder / "s.sock"
     gateway = await bench.start({"address": f"unix:{path}", "mode": "600"})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -759,7 +765,7 @@ async def test_a_unix_socket_has_its_mode_and_goes_with_the_gateway(bench: Bench
     assert not path.exists()
 
 
-async def test_a_unix_socket_that_nobody_listens_on_is_taken_over(bench: Bench) -> None:
+async def test_a_stale_unix_socket_is_taken_over(bench: Bench) -> None:
     path = bench.folder / "s.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -776,7 +782,7 @@ async def test_a_unix_socket_in_use_and_a_file_are_left_alone(bench: Bench) -> N
             await bench.start({"address": f"unix:{taken}"})
     assert file.read_text() == "mine"
     assert (await over_unix(path)).body == b"hello"
-    # Whoever has put another in its place keeps it.
+    # A socket that another process has put in its place is kept.
     path.unlink()
     path.write_text("another's")
     await first.stop()
@@ -794,7 +800,7 @@ async def test_two_gateways_share_a_port(bench: Bench) -> None:
         await bench.start({"address": address})
 
 
-async def test_listeners_are_opened_all_or_none(bench: Bench) -> None:
+async def test_all_listeners_are_opened_or_none(bench: Bench) -> None:
     path = bench.folder / "s.sock"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -804,7 +810,7 @@ async def test_listeners_are_opened_all_or_none(bench: Bench) -> None:
     assert not path.exists()
 
 
-async def test_sockets_of_systemd_that_are_not_there_stop_the_start(bench: Bench) -> None:
+async def test_the_start_fails_without_the_sockets_of_systemd(bench: Bench) -> None:
     for environ in (
         {},
         {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "nonsense"},
@@ -825,7 +831,7 @@ os.execv(sys.executable, [sys.executable, "-m", "gateway", *sys.argv[3:]])
 """
 
 
-async def test_sockets_that_systemd_hands_over_are_listened_at(bench: Bench, authority: Authority) -> None:
+async def test_sockets_passed_by_systemd_accept_connections(bench: Bench, authority: Authority) -> None:
     pair = authority.issue("edge.test")
     path = bench.folder / "s.sock"
     sockets = [socket.socket(), socket.socket(), socket.socket(socket.AF_UNIX)]
@@ -847,7 +853,7 @@ certificates = [{{ certificate = "{pair.certificate}", key = "{pair.key}" }}]
 [[route]]
 origin = "{bench.origin.url}"
 """)
-    # Out of the way of 3, 4 and 5, where they are put.
+    # Keep the sockets off descriptors 3, 4 and 5, to which they are moved.
     fds = [os.dup(sock.fileno()) for sock in sockets]
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds]
     program_ = await asyncio.create_subprocess_exec(
@@ -894,7 +900,7 @@ origin = "{bench.origin.url}"
         (True, "GET //evil.test/s", "edge.test", "https://edge.test//evil.test/s"),
     ],
 )
-async def test_a_redirecting_listener_sends_everybody_to_https(
+async def test_a_redirecting_listener_sends_every_request_to_https(
     bench: Bench, to: int, request_line: str, host: str, location: str
 ) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0", "redirect_to_https": to})
@@ -921,7 +927,7 @@ async def test_a_redirecting_listener_sends_everybody_to_https(
         "GET /\u00e4 HTTP/1.1\r\nHost: edge.test\r\n",
     ],
 )
-async def test_a_redirecting_listener_believes_no_host_that_is_none(bench: Bench, head: str) -> None:
+async def test_a_redirecting_listener_refuses_an_invalid_host(bench: Bench, head: str) -> None:
     gateway = await bench.start({"address": "127.0.0.1:0", "redirect_to_https": True})
     said = await raw(gateway, f"{head}\r\n".encode("latin-1"))
     assert said.startswith(b"HTTP/1.1 400 ")

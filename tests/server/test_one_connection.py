@@ -1,4 +1,4 @@
-"""What is said on one connection stays in order and in its bounds, whoever answers it."""
+"""Answers on one connection stay in order and within their bounds, for all kinds of answers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def clients_of(gateway: RunningGateway) -> list[Connection]:
 
 
 async def waiting(gateway: RunningGateway) -> None:
-    """Wait until a live reader stands at the tail of a stream that is followed."""
+    """Wait until a live reader waits at the tail of a followed stream."""
     topics = gateway.engine.live.topics
     await eventually(lambda: any(topic.is_confirmed and topic.readers_now for topic in topics()))
 
 
 async def deaf(gateway: RunningGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection whose client reads nothing."""
+    """Open a connection whose client reads nothing."""
     reader, writer = await connect(gateway, receive_bytes=4_096)
     cast(asyncio.Transport, writer.transport).pause_reading()
     return reader, writer
@@ -58,10 +58,10 @@ async def tail_of(gateway: RunningGateway, path: str) -> str:
     return (await ask(gateway, get(f"{path}?offset=-1")))[0].headers["stream-next-offset"][0]
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
+@pytest.mark.parametrize("kind", ["fast", "strict"])
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, way: str, live: str) -> None:
-    gateway: RunningGateway = getattr(pair, way)
+async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, kind: str, live: str) -> None:
+    gateway: RunningGateway = getattr(pair, kind)
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(gateway, "/s")
     reader, writer = await connect(gateway)
@@ -73,9 +73,9 @@ async def test_a_request_behind_a_live_one_is_answered_after_it(pair: Pair, way:
     await close(writer)
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
-async def test_half_a_request_behind_a_live_one_is_not_forgotten(pair: Pair, way: str) -> None:
-    gateway: RunningGateway = getattr(pair, way)
+@pytest.mark.parametrize("kind", ["fast", "strict"])
+async def test_half_a_request_behind_a_live_one_is_not_lost(pair: Pair, kind: str) -> None:
+    gateway: RunningGateway = getattr(pair, kind)
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(gateway, "/s")
     reader, writer = await connect(gateway)
@@ -83,7 +83,7 @@ async def test_half_a_request_behind_a_live_one_is_not_forgotten(pair: Pair, way
     await waiting(gateway)
     await write(gateway, "POST", "/s", b"def", Content_Type="text/plain")
     assert (await read_response(reader)).body == b"def"
-    # The value of a header, and not a request of its own; with it the request has two hosts.
+    # The value of a header, and not another request; with it the request has two Host headers.
     writer.write(b"DELETE /s HTTP/1.1\r\nHost: edge\r\n\r\n")
     assert (await read_response(reader)).status == 400
     assert (await ask(gateway, get("/s?offset=-1")))[0].status == 200
@@ -111,7 +111,7 @@ async def test_a_request_in_the_turn_in_which_a_live_answer_ends_is_not_lost(
 
 @contextmanager
 def calls_counted(module: ModuleType) -> Iterator[list[int]]:
-    """How often a function of the module is called until the block ends."""
+    """Count the calls of the module's functions until the block ends."""
     counted = [0]
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -137,7 +137,7 @@ async def test_a_connection_that_closes_does_not_wait_for_itself() -> None:
             _, writer = await deaf(pair.fast)
             writer.write(request)
             await eventually(lambda served=served: hits(pair.fast) > served)
-            # Refused by the parser, and the connection ends.
+            # The parser refuses this, and the connection ends.
             writer.write(get("/s?offset=%zz", "Bad Header\x01: x"))
             await pass_turns(turns)
             writer.write(request)
@@ -150,7 +150,7 @@ async def test_a_connection_that_closes_does_not_wait_for_itself() -> None:
         await stop_pair(pair)
 
 
-async def test_who_takes_nothing_holds_no_more_than_the_send_buffer_whoever_answers() -> None:
+async def test_a_client_that_reads_nothing_holds_at_most_the_send_buffer() -> None:
     pair = await start_pair(max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", max_reply_bytes="1MiB", compression=())
     try:
         await create_closed(pair, body=b"z" * 900_000)
@@ -173,7 +173,7 @@ async def test_who_takes_nothing_holds_no_more_than_the_send_buffer_whoever_answ
 
 
 @pytest.mark.parametrize("how", ["idle", "close", "sse", "live"])
-async def test_a_client_that_does_not_take_the_rest_is_let_go(how: str) -> None:
+async def test_a_client_that_does_not_read_the_rest_is_closed(how: str) -> None:
     pair = await start_pair(
         max_chunk_bytes=1_000_000,
         keepalive_timeout_s=0.3,
@@ -207,14 +207,14 @@ async def test_a_client_that_does_not_take_the_rest_is_let_go(how: str) -> None:
         await stop_pair(pair)
 
 
-@pytest.mark.parametrize("way", ["fast", "strict"])
-async def test_a_slow_client_that_goes_on_taking_is_not_cut_off(way: str) -> None:
+@pytest.mark.parametrize("kind", ["fast", "strict"])
+async def test_a_slow_client_that_keeps_reading_is_not_cut_off(kind: str) -> None:
     pair = await start_pair(
         max_chunk_bytes=64 << 20, send_buffer_bytes="64KiB", client_write_timeout_s=0.5, compression=()
     )
     try:
         await create_closed(pair, body=b"z" * 1_000_000)
-        gateway: RunningGateway = getattr(pair, way)
+        gateway: RunningGateway = getattr(pair, kind)
         await ask(gateway, get("/s?offset=-1"), get("/s?offset=-1"))
         reader, writer = await connect(gateway, receive_bytes=32_768)
         writer.write(get("/s?offset=-1"))
@@ -224,7 +224,7 @@ async def test_a_slow_client_that_goes_on_taking_is_not_cut_off(way: str) -> Non
                 data = await reader.read(32_768)
                 assert data, f"cut off at {got}"
                 got += len(data)
-                # A client of about a megabyte a second: longer than the bound in all, never as long at a time.
+                # A client that reads about a megabyte a second: in total longer than the bound, at a time never.
                 await asyncio.sleep(0.04)
         await close(writer)
     finally:
@@ -261,8 +261,8 @@ async def test_a_large_write_behind_a_long_poll_arrives_whole(pair: Pair) -> Non
         assert response.headers["Stream-Next-Offset"].endswith("900005")
 
 
-async def test_a_crowd_of_live_requests_behind_a_long_poll_is_answered_in_order(pair: Pair) -> None:
-    """Far more than a stack has room for, and more than is read while the first one waits."""
+async def test_many_live_requests_behind_a_long_poll_are_answered_in_order(pair: Pair) -> None:
+    """Far more requests than the stack could nest, and more than is read while the first one waits."""
     await write(pair.fast, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(pair.fast, "/s")
     reader, writer = await connect(pair.fast)
@@ -278,7 +278,7 @@ async def test_a_crowd_of_live_requests_behind_a_long_poll_is_answered_in_order(
 
 
 async def follow(gateway: RunningGateway, path: str, tail: str) -> asyncio.StreamWriter:
-    """A live reader, so that others find the stream followed."""
+    """Open a live read, so that the stream is followed."""
     _, writer = await connect(gateway)
     writer.write(get(f"{path}?offset={tail}&live=sse"))
     await waiting(gateway)
@@ -286,11 +286,9 @@ async def follow(gateway: RunningGateway, path: str, tail: str) -> asyncio.Strea
 
 
 @pytest.mark.parametrize("cut", [1, 12, 60])
-async def test_what_comes_in_one_piece_with_a_live_request_is_no_part_of_what_is_remembered(
-    pair: Pair, cut: int
-) -> None:
-    """Else the next one to send these bytes would lose the beginning of his second request, and the rest of it, a body
-    perhaps, would be read as another."""
+async def test_input_behind_a_live_request_is_not_part_of_its_alias(pair: Pair, cut: int) -> None:
+    """Otherwise the next client with these bytes would lose the beginning of its second request, and the rest of that,
+    perhaps a body, would be read as another request."""
     gateway = pair.fast
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     tail = await tail_of(gateway, "/s")
@@ -319,7 +317,7 @@ async def test_what_comes_in_one_piece_with_a_live_request_is_no_part_of_what_is
     await close(follower)
 
 
-async def test_a_body_that_nobody_reads_does_not_leave_its_connection_unread(
+async def test_an_unread_body_does_not_stop_the_reading_of_its_connection(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = asyncio.Event()
@@ -341,10 +339,10 @@ async def test_a_body_that_nobody_reads_does_not_leave_its_connection_unread(
     await close(writer)
 
 
-async def test_a_request_behind_a_live_answer_that_ends_at_once_has_an_owner(
+async def test_a_request_behind_a_live_answer_that_ends_at_once_notices_its_client_leaving(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its client's leaving is not told to it, and it reads on for nobody."""
+    """Otherwise it would not notice that its client has left, and would read on without one."""
     gateway = pair.strict
     await write(gateway, "PUT", "/closed", b"abc", Content_Type="text/plain", Stream_Closed="true")
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
@@ -368,7 +366,7 @@ async def test_a_request_behind_a_live_answer_that_ends_at_once_has_an_owner(
     assert not any(topic.readers for topic in gateway.engine.live.topics())
 
 
-async def test_no_shared_answer_takes_a_cursor_back(pair: Pair) -> None:
+async def test_no_shared_answer_moves_a_cursor_back(pair: Pair) -> None:
     gateway = pair.strict
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
     start = await tail_of(gateway, "/s")
@@ -382,7 +380,7 @@ async def test_no_shared_answer_takes_a_cursor_back(pair: Pair) -> None:
     await close(follower)
 
 
-async def test_a_connection_that_ends_in_the_middle_of_what_was_read_is_forgotten(pair: Pair) -> None:
+async def test_a_connection_that_closes_with_pending_input_is_released(pair: Pair) -> None:
     """The last request is answered at once, and the connection closes while more is pending."""
     gateway = pair.fast
     await write(gateway, "PUT", "/s", b"abc", Content_Type="text/plain")
@@ -403,7 +401,7 @@ async def test_a_connection_that_ends_in_the_middle_of_what_was_read_is_forgotte
     await close(follower)
 
 
-async def test_line_ends_are_no_sign_of_life() -> None:
+async def test_line_breaks_do_not_keep_a_connection_open() -> None:
     pair = await start_pair(client_header_timeout_s=0.3, keepalive_timeout_s=0.3)
     try:
         reader, writer = await connect(pair.fast)
@@ -412,7 +410,7 @@ async def test_line_ends_are_no_sign_of_life() -> None:
             while not ended.done():
                 writer.write(b"\r\n")
                 await asyncio.wait([ended], timeout=0.05)
-        # What is written in the very moment in which the gateway closes is answered by a reset.
+        # A write at the moment in which the gateway closes gets a reset.
         (found,) = await asyncio.gather(ended, return_exceptions=True)
         assert found == b"" or isinstance(found, ConnectionResetError)
         await close(writer)
@@ -420,8 +418,8 @@ async def test_line_ends_are_no_sign_of_life() -> None:
         await stop_pair(pair)
 
 
-async def test_what_comes_behind_a_large_body_is_read_on(pair: Pair) -> None:
-    """Reading stops for the body, and for what is pending behind it: it goes on when both have been taken."""
+async def test_requests_behind_a_large_body_are_read(pair: Pair) -> None:
+    """Reading pauses for the body and for the requests behind it, and resumes when both have been taken."""
     gateway = pair.fast
     await write(gateway, "PUT", "/s", b"", Content_Type="text/plain")
     body = b"y" * 700_000

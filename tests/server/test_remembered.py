@@ -1,4 +1,4 @@
-"""Ready answers: what they hold is what they pay for, and what they show is what the stream holds now."""
+"""Remembered answers: they are charged for exactly the memory they hold, and match what the stream holds now."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Kept:
         reading = stream.tape.read(start, limit)
         return reading, BodyRun(stream, start, reading.end, stream.edition)
 
-    def remember(self, request: bytes, reading: Reading, shown: BodyRun) -> None:
+    def remember(self, request: bytes, reading: Reading, run: BodyRun) -> None:
         headers = CIMultiDict({"Content-Type": "text/plain"})
         pieces, copied = reading.pieces, reading.copied
         self.answers.remember(
             request,
             RememberedAnswer(
-                shown, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None
+                run, 60, None, Mode.CATCHUP, Outcome.HIT, 200, headers, pieces, 0, copied, None, "route", None
             ),
             (),
         )
@@ -75,18 +75,18 @@ def request(name: str, start: str, cookie: int = 0, visit: int = 0) -> bytes:
 
 
 def held_beside(remembered: RememberedAnswer) -> int:
-    """Bytes that are there because the answer is: what it holds and the tape does not."""
+    """Bytes that exist only because of the answer: those it holds beside the tape."""
     own = {id(piece) for block in remembered.stream.tape.blocks() for piece in block.pieces}
     pieces = {id(piece): len(piece) for piece in (*remembered.pieces, remembered.joined or b"") if id(piece) not in own}
     assert remembered.key is not None
-    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.spellings))
+    return sum(pieces.values()) + len(remembered.key[1]) + sum(map(len, remembered.aliases))
 
 
-class WhatIsLent(RuleBasedStateMachine):
+class LentBudget(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.kept = Kept(300_000)
-        self.read_before: list[tuple[bytes, Reading, BodyRun]] = []
+        self.earlier_reads: list[tuple[bytes, Reading, BodyRun]] = []
 
     @initialize()
     def begin(self) -> None:
@@ -100,22 +100,22 @@ class WhatIsLent(RuleBasedStateMachine):
 
     @rule(name=NAMES, start=OFFSETS, limit=LIMITS, cookie=st.integers(0, 3_000))
     def read_and_remember(self, name: str, start: str, limit: int, cookie: int) -> None:
-        asked = request(name, start, cookie)
-        self.kept.remember(asked, *self.kept.read(self.kept.stream(name), start, limit))
-        self.kept.answers.find(asked)
+        sent = request(name, start, cookie)
+        self.kept.remember(sent, *self.kept.read(self.kept.stream(name), start, limit))
+        self.kept.answers.find(sent)
 
     @rule(name=NAMES, start=OFFSETS, limit=LIMITS, cookie=st.integers(0, 3_000))
     def read(self, name: str, start: str, limit: int, cookie: int) -> None:
         stream = self.kept.stream(name)
-        self.read_before.append((request(name, start, cookie), *self.kept.read(stream, start, limit)))
+        self.earlier_reads.append((request(name, start, cookie), *self.kept.read(stream, start, limit)))
 
     @rule(data=st.data())
-    def remember_what_was_read_before(self, data: st.DataObject) -> None:
-        if self.read_before:
-            at = data.draw(st.integers(0, len(self.read_before) - 1))
-            asked, reading, shown = self.read_before.pop(at)
-            self.kept.remember(asked, reading, shown)
-            self.kept.answers.find(asked)
+    def remember_an_earlier_read(self, data: st.DataObject) -> None:
+        if self.earlier_reads:
+            at = data.draw(st.integers(0, len(self.earlier_reads) - 1))
+            sent, reading, run = self.earlier_reads.pop(at)
+            self.kept.remember(sent, reading, run)
+            self.kept.answers.find(sent)
 
     @rule(name=NAMES, start=OFFSETS, cookie=st.integers(0, 3_900), times=st.integers(1, 3))
     def find(self, name: str, start: str, cookie: int, times: int) -> None:
@@ -128,12 +128,12 @@ class WhatIsLent(RuleBasedStateMachine):
         parts = Parts()
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
-        shown = BodyRun(stream, start, "9", stream.edition)
-        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=shown)
+        run = BodyRun(stream, start, "9", stream.edition)
+        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=run)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
     @rule(seconds=st.sampled_from([0.5, USE_S, 61.0]))
-    def time_goes_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.kept.bench.clock.advance(seconds)
 
     @rule(name=NAMES)
@@ -145,12 +145,12 @@ class WhatIsLent(RuleBasedStateMachine):
         self.kept.store.drop(self.kept.stream(name), End.DELETED)
 
     @rule()
-    def begin_anew(self) -> None:
-        self.kept.answers.take([("cookie",)])
-        self.kept.answers.take([()])
+    def reset_answers(self) -> None:
+        self.kept.answers.reset([("cookie",)])
+        self.kept.answers.reset([()])
 
     @invariant()
-    def what_is_lent_is_what_is_held(self) -> None:
+    def lent_equals_held(self) -> None:
         store, answers = self.kept.store, self.kept.answers
         assert store.lent == answers.cost + self.kept.coder.cost
         assert answers.cost <= answers.budget_bytes
@@ -169,23 +169,23 @@ class WhatIsLent(RuleBasedStateMachine):
         assert len(self.kept.answers) == 0
 
 
-def test_what_is_lent_is_what_is_held_in_every_order_of_events() -> None:
-    run_state_machine_as_test(WhatIsLent, settings=settings(max_examples=60, stateful_step_count=30))
+def test_the_budget_lent_equals_the_memory_held_in_every_order_of_events() -> None:
+    run_state_machine_as_test(LentBudget, settings=settings(max_examples=60, stateful_step_count=30))
 
 
 def cost_of(store: Callable[[Kept, Stream], str]) -> tuple[int, int]:
-    """What an answer from the offset that `store` names costs, and what it holds beside the tape."""
+    """The cost of an answer from the offset that `store` returns, and the bytes that it holds beside the tape."""
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     start = store(kept, stream)
-    asked = request("s", start)
-    kept.remember(asked, *kept.read(stream, start, 1 << 20))
-    remembered = kept.answers.find(asked)
+    sent = request("s", start)
+    kept.remember(sent, *kept.read(stream, start, 1 << 20))
+    remembered = kept.answers.find(sent)
     assert remembered is not None
     return remembered.cost, held_beside(remembered)
 
 
-def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
+def test_a_large_body_costs_only_bytes_not_shared_with_the_tape() -> None:
     def whole(kept: Kept, stream: Stream) -> str:
         kept.append(stream, *[b"w" * 100_000] * 5)
         return "-1"
@@ -194,7 +194,7 @@ def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
         kept.append(stream, *[b"w" * 100_000] * 5)
         tail = stream.tape.tail
         assert tail is not None
-        # Another fetch that ends at the same place tells where in the piece its beginning lies.
+        # Another fetch with the same end shows where in the piece its beginning lies.
         kept.store.store(stream, "00000000", tail, [b"w" * 480_000], 0.0)
         return "00000000"
 
@@ -205,7 +205,7 @@ def test_a_large_body_costs_what_is_not_the_tapes_own() -> None:
     assert 80_000 < held <= cost < 84_000
 
 
-def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
+def test_an_alias_is_charged_while_it_is_kept() -> None:
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     kept.append(stream, b"body")
@@ -215,11 +215,12 @@ def test_a_spelling_is_paid_for_while_it_is_kept() -> None:
     for visit in range(9):
         for _ in range(2):
             assert kept.answers.find(request("s", "-1", 3_900, visit)) is not None
-    # The four that came last.
+    assert repr(kept.answers).startswith("<RememberedAnswers 1 answers, 4 aliases, ")
+    # The latest four.
     assert 4 * 3_900 < kept.store.lent - before < 5 * 3_900
 
 
-def test_what_was_read_before_bytes_were_forgotten_is_not_remembered_after_it() -> None:
+def test_an_answer_read_before_a_forget_is_not_remembered_after_it() -> None:
     kept = Kept(10 << 20)
     stream = kept.stream("s")
     kept.append(stream, b"old")

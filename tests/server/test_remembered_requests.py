@@ -1,4 +1,4 @@
-"""What is answered at the door is what the strict way would have answered, for as long as that is so."""
+"""A remembered answer equals what the handler would answer, for as long as it is given."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.waiting import eventually
 CHANGING = ("date", "age")
 
 
-async def test_the_door_answers_a_repeated_hit_without_the_strict_way(pair: Pair) -> None:
+async def test_a_repeated_hit_is_answered_without_the_parser(pair: Pair) -> None:
     await create_closed(pair)
     request = get("/s?offset=-1")
     first, second, third, fourth = await ask(pair.fast, request, request, request, request)
@@ -53,7 +53,7 @@ async def test_the_door_answers_a_repeated_hit_without_the_strict_way(pair: Pair
     ],
 )
 @pytest.mark.parametrize("content_type", ["text/plain", "application/json"])
-async def test_the_door_says_what_the_strict_way_says(pair: Pair, lines: tuple[str, ...], content_type: str) -> None:
+async def test_a_remembered_answer_equals_the_handlers(pair: Pair, lines: tuple[str, ...], content_type: str) -> None:
     await create_closed(pair, body=b"[1,2,3]", content_type=content_type)
     request = get("/s?offset=-1", *lines)
     by_door = (await ask(pair.fast, *[request] * 4))[-1]
@@ -68,7 +68,7 @@ async def test_the_door_says_what_the_strict_way_says(pair: Pair, lines: tuple[s
     assert by_door.headers == by_strict.headers
 
 
-async def test_a_304_is_answered_at_the_door(pair: Pair) -> None:
+async def test_a_304_is_remembered(pair: Pair) -> None:
     await create_closed(pair)
     etag = (await ask(pair.fast, get("/s?offset=-1")))[0].headers["etag"][0]
     request = get("/s?offset=-1", f"If-None-Match: {etag}")
@@ -79,7 +79,7 @@ async def test_a_304_is_answered_at_the_door(pair: Pair) -> None:
         assert {**response.headers, "date": [], "age": []} == {**by_strict.headers, "date": [], "age": []}
 
 
-async def test_requests_that_differ_in_meaningless_lines_only_share_an_answer(pair: Pair) -> None:
+async def test_requests_that_differ_only_in_meaningless_lines_share_an_answer(pair: Pair) -> None:
     await create_closed(pair)
     requests = [get("/s?offset=-1", f"traceparent: 00-{n:032x}-01", f"Cookie: visit={n}") for n in range(10)]
     responses = await ask(pair.fast, *requests)
@@ -97,7 +97,7 @@ async def test_credentials_are_never_meaningless(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("method", ["DELETE", "PUT"])
-async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
+async def test_an_answer_is_forgotten_with_its_stream(pair: Pair, method: str) -> None:
     await create_closed(pair)
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
@@ -110,7 +110,7 @@ async def test_an_answer_dies_with_its_stream(pair: Pair, method: str) -> None:
         assert (await ask(pair.fast, request))[0].status == 404
 
 
-async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
+async def test_an_answer_is_forgotten_with_its_bytes() -> None:
     pair = await start_pair(max_chunk_bytes=100_000, cache_bytes=400_000, eviction="lru")
     try:
         await create_closed(pair, "/a", b"a" * 90_000)
@@ -125,7 +125,7 @@ async def test_an_answer_dies_with_the_bytes_it_shows() -> None:
         await stop_pair(pair)
 
 
-async def test_an_answer_is_given_for_as_long_as_the_stream_is_trusted(pair: Pair) -> None:
+async def test_an_answer_is_valid_while_the_stream_is_trusted(pair: Pair) -> None:
     await create_closed(pair)
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
@@ -138,7 +138,7 @@ async def test_an_answer_is_given_for_as_long_as_the_stream_is_trusted(pair: Pai
     assert pair.origin.origin.counters.requests[Kind.CATCHUP] == seen + 1
 
 
-async def test_age_and_date_go_with_the_clock(pair: Pair) -> None:
+async def test_age_and_date_follow_the_clock(pair: Pair) -> None:
     await create_closed(pair)
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
@@ -162,7 +162,7 @@ async def test_an_answer_about_the_tail_of_an_open_stream_is_not_remembered(pair
     assert hits(pair.fast) == 0
 
 
-async def test_a_part_short_of_the_tail_is_remembered_and_stays_right(pair: Pair) -> None:
+async def test_a_part_before_the_tail_is_remembered_and_stays_correct(pair: Pair) -> None:
     await write(pair.fast, "PUT", "/s", b"p" * 10_000, Content_Type="text/plain")
     request = get("/s?offset=-1")
     await ask(pair.fast, request, request, request)
@@ -191,7 +191,7 @@ async def test_a_connection_between_two_requests_holds_no_parser_and_no_task(pai
         await close(writer)
 
 
-async def test_a_large_body_goes_out_from_the_tapes_own_pieces(pair: Pair) -> None:
+async def test_a_large_body_is_sent_from_the_tapes_own_pieces(pair: Pair) -> None:
     body = bytes(range(256)) * 4_000
     async with aiohttp.ClientSession() as session:
         await session.put(pair.fast.gateway_url + "/s", data=b"", headers={"Content-Type": "application/octet-stream"})
@@ -214,7 +214,7 @@ async def test_a_large_body_goes_out_from_the_tapes_own_pieces(pair: Pair) -> No
     assert {response.body for response in responses} == {body}
 
 
-async def test_a_client_that_never_speaks_is_let_go() -> None:
+async def test_a_client_that_sends_nothing_is_closed() -> None:
     pair = await start_pair(client_header_timeout_s=0.05)
     try:
         reader, writer = await connect(pair.fast)
@@ -227,7 +227,7 @@ async def test_a_client_that_never_speaks_is_let_go() -> None:
         await stop_pair(pair)
 
 
-async def test_an_idle_connection_is_let_go() -> None:
+async def test_an_idle_connection_is_closed() -> None:
     pair = await start_pair(keepalive_timeout_s=0.1, client_header_timeout_s=0.1)
     try:
         await create_closed(pair)
@@ -241,7 +241,7 @@ async def test_an_idle_connection_is_let_go() -> None:
         await stop_pair(pair)
 
 
-async def test_a_client_that_does_not_take_its_ready_answer_is_let_go() -> None:
+async def test_a_client_that_does_not_read_its_remembered_answer_is_closed() -> None:
     pair = await start_pair(max_chunk_bytes=1_000_000, client_write_timeout_s=0.5, send_buffer_bytes="8KiB")
     try:
         await create_closed(pair, body=b"z" * 900_000)

@@ -1,4 +1,4 @@
-"""A relayed replay ends where its reader has caught up, wherever the chunks are cut."""
+"""A relayed replay ends where its reader has caught up, however its chunks are cut."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def taken(chunks: list[bytes]) -> bytes:
     return found
 
 
-def test_it_ends_behind_the_event_that_says_up_to_date() -> None:
+def test_the_replay_ends_behind_the_event_that_says_up_to_date() -> None:
     assert taken([DATA, SHORT, BEAT, DATA, THERE, DATA, THERE]) == DATA + SHORT + BEAT + DATA + THERE
     assert taken([DATA, CLOSED, DATA]) == DATA + CLOSED
 
 
-def test_it_goes_on_where_nothing_says_so() -> None:
+def test_the_replay_goes_on_without_such_an_event() -> None:
     chunks = [DATA, SHORT, BEAT, event("control", "no JSON"), event("data", '{"upToDate":true}')]
     assert taken(chunks) == b"".join(chunks)
 
 
-def test_line_ends_of_any_kind_are_read() -> None:
+def test_all_kinds_of_line_breaks_are_recognised() -> None:
     for line_end in (b"\r\n", b"\r"):
         there = THERE.replace(b"\n", line_end)
         assert taken([DATA, there, DATA]) == DATA + there
 
 
 @given(st.lists(st.integers(0, len(DATA + THERE) - 1), max_size=6))
-def test_an_event_in_pieces_is_never_ended_in_the_middle(cuts: list[int]) -> None:
+def test_the_replay_never_ends_within_an_event(cuts: list[int]) -> None:
     whole = DATA + THERE
     places = sorted({0, *cuts, len(whole)})
     pieces = [whole[start:end] for start, end in pairwise(places)]

@@ -1,6 +1,7 @@
-"""Both ways are fed the same bytes, cut at any place, piled up, spoiled: the door answers the same or is stricter.
+"""Two gateways get the same bytes, cut anywhere, pipelined or damaged: the one that answers from remembered bytes gives
+the same answers, or is stricter.
 
-The streams are closed, so that what is right does not change while the two are asked.
+The streams are closed, so that the correct answer does not change between the two.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ ENDS = [
     "\r\n",
     "\r\n\r\n\r\n",
     "\r\n\r\nhello",
-    # What would be a meaningless line, were it not behind the end of the head.
+    # It would be a meaningless line if it were not behind the end of the head.
     "\r\n\r\nCookie: a=b\r\n",
     "\r\n\r\ntraceparent: 00-1\r\n\r\n",
     "\r\nCookie: a=b\r\n\r\nUser-Agent: a\r\n\r\n",
@@ -84,7 +85,7 @@ chunks = st.lists(st.one_of(plain, plain, requests), min_size=1, max_size=5)
 
 
 class World:
-    """A pair on a loop of its own, for a test whose examples are no coroutines."""
+    """A pair on a loop of its own, for a test whose examples are not coroutines."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
@@ -114,9 +115,9 @@ def world() -> Iterator[World]:
 
 
 async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, bool]:
-    """Everything the gateway says to these pieces, sent in writes of their own, until it has nothing more to say.
+    """Everything that the gateway answers to these pieces, each sent in a write of its own.
 
-    And whether the connection was reset: then TCP may have thrown away what was said last (RFC 9112 §9.6).
+    Also returns whether the connection was reset: TCP may then have dropped the end of the answer (RFC 9112 §9.6).
     """
     reader, writer = await connect(gateway)
     said = b""
@@ -125,14 +126,14 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, boo
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            # A few turns of the loop that both ends run on, so that pieces arrive as pieces.
+            # A few turns of the loop, which both ends share, so that pieces arrive separately.
             await pass_turns(5)
         writer.write(b"GET /end HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(10):
             while data := await reader.read(65_536):
                 said += data
     except (ConnectionError, RuntimeError):
-        # The gateway had heard enough; uvloop says that in a RuntimeError.
+        # The gateway has closed the connection, which uvloop reports by a RuntimeError.
         was_reset = True
     finally:
         await close(writer)
@@ -140,7 +141,7 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, boo
 
 
 def essence(said: bytes) -> list[tuple[int, bytes]]:
-    """Statuses and what follows each head; header values that name a gateway's own things are left out."""
+    """Statuses and bodies; headers whose values are specific to one gateway are left out."""
     parts = re.split(rb"HTTP/1\.[01] (\d{3}) [^\r\n]*\r\n", said)
     found = []
     for status, rest in zip(parts[1::2], parts[2::2], strict=True):
@@ -151,7 +152,7 @@ def essence(said: bytes) -> list[tuple[int, bytes]]:
 
 @settings(max_examples=150)
 @given(chunks, st.lists(st.integers(0, 400), max_size=4))
-def test_both_ways_answer_the_same_bytes_alike(world: World, sent: list[bytes], cuts: list[int]) -> None:
+def test_remembered_and_parsed_requests_get_the_same_answers(world: World, sent: list[bytes], cuts: list[int]) -> None:
     joined = b"".join(sent)
     places = sorted({min(cut, len(joined)) for cut in cuts})
     pieces = [joined[a:b] for a, b in zip([0, *places], [*places, len(joined)], strict=True) if a < b] if cuts else sent
@@ -164,7 +165,7 @@ def test_both_ways_answer_the_same_bytes_alike(world: World, sent: list[bytes], 
     assert by_door == by_strict
 
 
-def test_the_door_had_a_part_in_it(world: World) -> None:
+def test_remembered_answers_took_part(world: World) -> None:
     request = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\n\r\n"
     remembered = world.pair.fast.clients.remembered
     assert remembered is not None

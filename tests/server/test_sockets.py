@@ -1,4 +1,4 @@
-"""Sockets in the file system: of all that want one place, one has it, and clients reach that one."""
+"""Unix sockets: of several processes that want one path, one gets it, and clients reach that one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RIVALS = 4
 BOUND_S = 20.0
 
 
-def test_a_socket_that_is_open_is_in_use_at_once(tmp_path: Path) -> None:
-    """Before an event loop has heard of it."""
+def test_an_open_socket_is_in_use_at_once(tmp_path: Path) -> None:
+    """Even before an event loop accepts on it."""
     path = str(tmp_path / "s.sock")
     first = asyncio.run(UnixSocket.open(path, "600", 16))
     try:
@@ -31,7 +31,7 @@ def test_a_socket_that_is_open_is_in_use_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_of_rivals_for_a_stale_socket_one_has_it(tmp_path: Path) -> None:
+def test_only_one_of_several_rivals_takes_a_stale_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     barrier = threading.Barrier(RIVALS, timeout=BOUND_S)
 

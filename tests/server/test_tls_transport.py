@@ -1,4 +1,4 @@
-"""TLS between a transport and a protocol: bytes come through however they are cut, ends are told, bounds hold."""
+"""TLS between a transport and a protocol: bytes arrive however they are cut, ends are reported, bounds hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import pass_turns
 
 
 class Raw(asyncio.Transport):
-    """The transport below, which is nothing but memory."""
+    """The transport below, in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Up(asyncio.Protocol):
 
 
 class Wired:
-    """A client in memory, and what is between it and a protocol."""
+    """A client in memory, connected through TLS to a protocol."""
 
     def __init__(self, contexts: tuple[ssl.SSLContext, ssl.SSLContext], early: bytes = b"") -> None:
         server, client = contexts
@@ -119,19 +119,19 @@ class Wired:
         self.transport.connect()
 
     def sealed(self, data: bytes) -> bytes:
-        """What a client sends for it."""
+        """The client's TLS bytes for `data`."""
         for at in range(0, len(data), 1 << 14):
             self.client.write(data[at : at + (1 << 14)])
         return self._out.read()
 
     def ended(self) -> bytes:
-        """What a client sends at its end."""
+        """The client's close_notify."""
         with pytest.raises(ssl.SSLWantReadError):
             self.client.unwrap()
         return self._out.read()
 
     def opened(self) -> bytes:
-        """What a client has got; raises SSLZeroReturnError behind the last of it only."""
+        """What the client has received.  Raises SSLZeroReturnError only behind the last byte."""
         self._in.write(self.raw.sent)
         self.raw.sent = b""
         found = b""
@@ -212,7 +212,7 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
                 seen = len(wired.up.pieces)
                 assert seen % every == 0
                 wired.transport.resume_reading()
-                assert len(wired.up.pieces) == seen, "not in the middle of whoever resumes"
+                assert len(wired.up.pieces) == seen, "not while the caller of resume_reading is on the stack"
                 await pass_turns(1)
             else:
                 wired.transport.data_received(stream[:cut])
@@ -313,7 +313,7 @@ def test_a_changed_byte_ends_the_connection_with_an_alert(contexts: Contexts, at
     wired.opened()
     sealed = bytearray(wired.sealed(b"x" * 100))
     sealed[at] ^= 0x55
-    # A length that has grown is waited for.
+    # A record with a larger length is incomplete, so more is awaited.
     wired.transport.data_received(bytes(sealed) + bytes(1 << 16))
     assert not wired.up.pieces
     assert wired.raw.is_closed
@@ -329,12 +329,12 @@ def test_plain_text_behind_the_handshake_is_refused(contexts: Contexts) -> None:
     assert not wired.up.pieces
 
 
-def test_records_without_anything_in_them_are_bounded(contexts: Contexts) -> None:
-    """Key updates, empty records, alerts that only warn: OpenSSL takes some of them for ever."""
+def test_records_without_plain_text_are_bounded(contexts: Contexts) -> None:
+    """Key updates, empty records, warning alerts: OpenSSL accepts some of them without end."""
     wired = Wired(contexts)
     sent = 0
     while not wired.raw.is_closed and sent < 1 << 20:
-        # A record whose length says 16 KB and of which a byte comes at a time.
+        # A record of 16 KB that arrives byte by byte.
         piece = b"\x17\x03\x03\x40\x00" if not sent else bytes(1_000)
         wired.transport.data_received(piece)
         sent += len(piece)
@@ -349,7 +349,7 @@ def expanded(secret: bytes, label: str, size: int) -> bytes:
 
 
 def key_updates(secret: bytes, count: int, *, has_words: bool) -> Iterable[bytes]:
-    """Records of a client that changes its key with each, and asks for the same (RFC 8446 section 4.6.3)."""
+    """Records of a client that updates its key with each one, and requests the same (RFC 8446 section 4.6.3)."""
     for _ in range(count):
         key, iv = expanded(secret, "key", 32), expanded(secret, "iv", 12)
         for number, inner in enumerate([b"w\x17"] * has_words + [b"\x18\x00\x00\x01\x01\x16"]):
@@ -360,8 +360,8 @@ def key_updates(secret: bytes, count: int, *, has_words: bool) -> Iterable[bytes
 
 
 @pytest.mark.parametrize("has_words", [False, True])
-def test_key_updates_without_end_are_not_taken(tmp_path: Path, has_words: bool) -> None:
-    """Not even from a client that says something now and then, and reads nothing of what it asks for."""
+def test_endless_key_updates_close_the_connection(tmp_path: Path, has_words: bool) -> None:
+    """Also from a client that sends data now and then, and never reads the answers."""
     server, client = made(tmp_path, ssl.TLSVersion.TLSv1_3)
     client.keylog_filename = str(tmp_path / "keys")
     wired = Wired((server, client))
@@ -391,7 +391,7 @@ def test_back_pressure_is_that_of_the_transport_below(contexts: Contexts) -> Non
     assert paused == [True, False]
 
 
-def test_a_lost_connection_is_told_once_and_nothing_is_written(contexts: Contexts) -> None:
+def test_a_lost_connection_is_reported_once_and_nothing_is_written(contexts: Contexts) -> None:
     wired = Wired(contexts)
     wired.transport.connection_lost(None)
     assert wired.up.is_lost
@@ -400,9 +400,9 @@ def test_a_lost_connection_is_told_once_and_nothing_is_written(contexts: Context
     wired.transport.close()
 
 
-def test_what_is_under_tls_can_be_asked(contexts: Contexts) -> None:
+def test_extra_info_reaches_the_transport_below(contexts: Contexts) -> None:
     transport = Wired(contexts).transport
     assert transport.get_extra_info("ssl_object") is not None
     assert transport.get_extra_info("cipher")
     assert transport.get_extra_info("peercert") is None or transport.get_extra_info("peercert") == {}
-    assert transport.get_extra_info("peername", "nobody") == "nobody"
+    assert transport.get_extra_info("peername", "none") == "none"

@@ -1,10 +1,10 @@
-"""Field blocks (RFC 7541): how requests' are read and answers' are written.
+"""Field blocks (RFC 7541): reading those of requests and writing those of answers.
 
-Answers are written without the dynamic table, which would tie their bytes to one connection: what many are told is
-coded once, and a remembered answer is remembered coded.
+Answers are written without the dynamic table, which would tie their bytes to one connection: an answer that many
+clients get is encoded once, and a remembered answer is kept in encoded form.
 
-A client that asks again sends the same block again, all of it indexes, and the table stays as it is.  So what a block
-says is remembered until the table changes.
+A client that repeats a request sends the same block again, which consists of indexes and leaves the table unchanged.
+So the meaning of a block is remembered until the table changes.
 """
 
 from __future__ import annotations
@@ -21,78 +21,78 @@ T = TypeVar("T")
 FieldList = list[tuple[bytes, bytes]]
 
 _MOST_REMEMBERED: Final = 64
-"""Blocks of one connection."""
+"""Bound on the remembered blocks of one connection."""
 _LONGEST_REMEMBERED: Final = 512
-"""Bytes of a block that is remembered."""
-_MOST_SAID: Final = 1 << 15
-"""Bytes that the remembered blocks of one connection say: a few that point into the table may say much."""
+"""Bytes of the longest block that is remembered."""
+_MOST_DECODED: Final = 1 << 15
+"""Bound on the decoded bytes of one connection's remembered blocks: a short block of indexes may decode to many."""
 _SIZE_UPDATE: Final = 0x20
-"""The bits of a change of the table's size, of the first three of a byte."""
-SHRUNK_TABLE: Final = b"\x20"
-"""The table is of no size from here on (RFC 7541 section 6.3)."""
+"""The first three bits of a dynamic table size update."""
+EMPTY_TABLE_UPDATE: Final = b"\x20"
+"""A dynamic table size update to zero (RFC 7541 section 6.3)."""
 
 _HOP_BY_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"},
 )
-"""What is about a connection of HTTP/1.1, and must not be said here (RFC 9113 section 8.2.2)."""
+"""Fields that concern a connection of HTTP/1.1 and must not be sent over HTTP/2 (RFC 9113 section 8.2.2)."""
 
 
 class Undecodable(Exception):
-    """A block is no field block; the table is in no known state."""
+    """A block is not a valid field block; the state of the table is unknown."""
 
 
 class TooLarge(Undecodable):
-    """A block says more than the bound; it was not read to its end."""
+    """A block decodes to more than the bound; it was not decoded to its end."""
 
 
 class _Table(HeaderTable):
-    """A table that counts its changes."""
+    """A header table that counts its changes."""
 
-    turns = 0
+    version = 0
 
     def add(self, name: bytes, value: bytes) -> None:
-        self.turns += 1
+        self.version += 1
         super().add(name, value)
 
 
 class BlockReader(Generic[T]):
-    """Reads the blocks of one connection.  `understand` makes of a request's fields whatever is wanted of them."""
+    """Decodes the blocks of one connection.  `understand` version the fields of a request into the value to return."""
 
     def __init__(self, most_bytes: int, understand: Callable[[FieldList], T]) -> None:
         self._decoder = Decoder(max_header_list_size=most_bytes)
         self._table = self._decoder.header_table = _Table()
         self._understand = understand
         self._known: dict[bytes, T] = {}
-        self._said_bytes = 0
-        """What those that are known say."""
+        self._decoded_bytes = 0
+        """Decoded bytes of the remembered blocks."""
 
     def read(self, block: bytes) -> T:
-        """What a request's block says.  Raises Undecodable."""
+        """The value for a request's block.  Raises Undecodable."""
         known = self._known.get(block)
         if known is not None:
             return known
-        turns = self._table.turns
+        version = self._table.version
         fields = self.decode(block)
         understood = self._understand(fields)
-        is_lasting = self._table.turns == turns and not _changes_size(block)
+        is_lasting = self._table.version == version and not _changes_size(block)
         if is_lasting and len(block) <= _LONGEST_REMEMBERED:
             self._remember(block, understood, sum(len(name) + len(value) for name, value in fields))
         return understood
 
     def _remember(self, block: bytes, understood: T, size: int) -> None:
-        if len(self._known) >= _MOST_REMEMBERED or self._said_bytes + size > _MOST_SAID:
+        if len(self._known) >= _MOST_REMEMBERED or self._decoded_bytes + size > _MOST_DECODED:
             self._forget()
-        if size <= _MOST_SAID:
+        if size <= _MOST_DECODED:
             self._known[block] = understood
-            self._said_bytes += size
+            self._decoded_bytes += size
 
     def _forget(self) -> None:
         self._known.clear()
-        self._said_bytes = 0
+        self._decoded_bytes = 0
 
     def decode(self, block: bytes) -> FieldList:
-        """The fields of a block, which may be no request's.  Raises Undecodable."""
-        turns = self._table.turns
+        """The fields of any block, trailers included.  Raises Undecodable."""
+        version = self._table.version
         try:
             return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError as error:
@@ -100,8 +100,8 @@ class BlockReader(Generic[T]):
         except (HPACKError, IndexError) as error:
             raise Undecodable from error
         finally:
-            if self._table.turns != turns or _changes_size(block):
-                # The same bytes may say something else from here on.
+            if self._table.version != version or _changes_size(block):
+                # The same bytes may decode to something else now.
                 self._forget()
 
 
@@ -110,14 +110,14 @@ def _changes_size(block: bytes) -> bool:
 
 
 _STATUSES: Final = {b"200": 8, b"204": 9, b"206": 10, b"304": 11, b"400": 12, b"404": 13, b"500": 14}
-"""Indexes of the static table that say name and value."""
+"""Indexes of static table entries that have both name and value."""
 _NAMES: Final = {
     name: index for index, (name, _) in reversed([*enumerate(HeaderTable.STATIC_TABLE, 1)]) if name[:1] != b":"
 }
 
 
 def _integer(value: int, bits: int, first: int) -> bytes:
-    """A number behind the bits of `first` (RFC 7541 section 5.1)."""
+    """An integer with a prefix of `bits` bits, after the leading bits of `first` (RFC 7541 section 5.1)."""
     most = (1 << bits) - 1
     if value < most:
         return bytes((first | value,))
@@ -137,7 +137,7 @@ def _string(value: bytes) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _name(name: bytes) -> bytes:
-    """The name of a literal that is not to be indexed (RFC 7541 section 6.2.2); empty where it is not to be sent."""
+    """The name of a literal field without indexing (RFC 7541 section 6.2.2); empty if it must not be sent."""
     name = name.lower()
     if name in _HOP_BY_HOP:
         return b""
@@ -147,14 +147,14 @@ def _name(name: bytes) -> bytes:
 
 @lru_cache(maxsize=64)
 def status_block(status: bytes) -> bytes:
-    """The pseudo field that every answer begins with; `status` is its three digits."""
+    """The pseudo field that begins every answer; `status` is its three digits."""
     index = _STATUSES.get(status)
     return bytes((0x80 | index,)) if index is not None else b"\x08\x03" + status
 
 
 @lru_cache(maxsize=8)
 def block_of(head: bytes) -> bytes:
-    """A response head of HTTP/1.1, with its status line and the empty line, as a block."""
+    """A field block made from a response head of HTTP/1.1, status line and empty line included."""
     first, *lines = head[:-4].split(b"\r\n")
     out = [status_block(first[9:12])]
     for line in lines:

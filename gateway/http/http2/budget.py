@@ -1,7 +1,7 @@
-"""What a client may do for nothing: frames that cost work and bring no request, within a rate.
+"""Rate limits on frames that cost work and bring no request.
 
-Each kind has a bucket that holds so many and runs dry at so many a second.  Honest clients come nowhere near; a flood
-fills its bucket within milliseconds, and its connection goes (RFC 9113 section 10.5).
+Each kind of frame has a bucket with a size and a drain rate.  Regular clients stay far below the limits; a flood fills
+its bucket within milliseconds, and its connection is closed (RFC 9113 section 10.5).
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Final, NamedTuple
 
 
 class Kind(Enum):
-    """What is counted."""
+    """The kinds of frames that are limited."""
 
     RESET = "reset"
-    """Requests that the client takes back (CVE-2023-44487), or has taken back by its mistakes (CVE-2025-8671)."""
+    """Streams reset by the client (CVE-2023-44487), or by this side for an error of the client's (CVE-2025-8671)."""
     REFUSED = "refused"
-    """Requests beyond the bound on those that are open at once."""
+    """Requests beyond the bound on concurrent streams."""
     PING = "ping"
     SETTINGS = "settings"
     EMPTY = "empty"
-    """Frames that carry nothing: DATA, HEADERS and CONTINUATION of no bytes."""
+    """DATA, HEADERS and CONTINUATION frames without content."""
     CONTINUATION = "continuation"
     WINDOW = "window"
-    """Windows that grow, beyond those for which something was sent (CVE-2019-9511)."""
+    """Window updates beyond those that sent data accounts for (CVE-2019-9511)."""
     IDLE = "idle"
-    """Priorities, frames of unknown types, and what comes for streams that have ended."""
+    """Priorities, frames of unknown types, and frames for streams that have ended."""
 
 
 class Allowance(NamedTuple):
-    """A bucket."""
+    """The size of a bucket and its drain rate, in frames and frames per second."""
 
     holds: int
     per_s: int
 
 
 ALLOWANCES: Final = {
-    # A page that is left takes back what it has open: a hundred at once, some times in a row.
+    # Leaving a page resets its open requests: a hundred at once, several times in a row.
     Kind.RESET: Allowance(400, 20),
     Kind.REFUSED: Allowance(200, 20),
     Kind.PING: Allowance(60, 5),
@@ -49,16 +49,20 @@ ALLOWANCES: Final = {
 
 
 class Budget:
-    """The buckets of one connection."""
+    """The buckets of one connection.  Owner of their levels."""
 
     __slots__ = ("_levels",)
 
     def __init__(self) -> None:
         self._levels: dict[Kind, tuple[float, float]] = {}
-        """How full each was, and when."""
+        """The level of each bucket, and the time of that level."""
+
+    def __repr__(self) -> str:
+        levels = ", ".join(f"{kind.value} {level:g}" for kind, (level, _) in self._levels.items())
+        return f"<Budget {levels or 'unused'}>"
 
     def spend(self, kind: Kind, now: float) -> bool:
-        """Count one; False where it is one too many.  `now` is in monotonic seconds."""
+        """Count one frame; False if it exceeds the limit.  `now` is in monotonic seconds."""
         holds, per_s = ALLOWANCES[kind]
         level, at = self._levels.get(kind, (0.0, now))
         level = max(0.0, level - (now - at) * per_s) + 1

@@ -1,4 +1,4 @@
-"""What has come of a client's frames."""
+"""Events that a session derives from the client's frames."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from gateway.http.http2.head import Http2Request
 from gateway.http.http2.streams import Stream
 
 
-class Begun(NamedTuple):
-    """A request has come; `is_whole` where it has no body."""
+class RequestReceived(NamedTuple):
+    """A request has arrived; `is_whole` if it has no body."""
 
     stream: Stream
-    asked: Http2Request
+    request: Http2Request
     is_whole: bool
 
 
-class Part(NamedTuple):
-    """A piece of a request's body; `acknowledge` is owed for `size` bytes."""
+class DataReceived(NamedTuple):
+    """A piece of a request's body.  The receiver owes a call to `acknowledge` for `size` bytes."""
 
     stream: Stream
     data: bytes
     size: int
 
 
-class Ended(NamedTuple):
+class BodyEnded(NamedTuple):
     """A request's body is whole."""
 
     stream: Stream
 
 
-class Gone(NamedTuple):
+class StreamReset(NamedTuple):
     """A stream was reset, by the client or for an error of the client's."""
 
     stream: Stream
     is_by_client: bool
 
 
-class Drained(NamedTuple):
-    """What was queued for a stream is on its way."""
+class StreamDrained(NamedTuple):
+    """All data queued for a stream has been written to the output."""
 
     stream: Stream
 
 
-class Sign(Enum):
-    """What concerns the connection."""
+class ConnectionEvent(Enum):
+    """An event of the connection as a whole."""
 
-    PONG = "pong"
+    PING_ACK = "ping ack"
     """The client has answered a PING."""
 
 
-Event = Begun | Part | Ended | Gone | Drained | Sign
+Event = RequestReceived | DataReceived | BodyEnded | StreamReset | StreamDrained | ConnectionEvent

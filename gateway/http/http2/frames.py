@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113 sections 4 and 6): their numbers, and how those that a server sends are written."""
+"""HTTP/2 frames (RFC 9113 sections 4 and 6): constants, and encoders of the frames that a server sends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first bytes of a client (section 3.4)."""
+"""The first bytes of every client (section 3.4)."""
 HEAD_BYTES: Final = 9
-"""Bytes of a frame before its payload."""
+"""Size of a frame header in bytes."""
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME_BYTES: Final = 1 << 14
 LARGEST_WINDOW: Final = (1 << 31) - 1
@@ -17,7 +17,7 @@ LARGEST_FRAME_BYTES: Final = (1 << 24) - 1
 LAST_STREAM_ID: Final = (1 << 31) - 1
 DEFAULT_TABLE_BYTES: Final = 4_096
 
-# Types of frames.
+# Frame types.
 DATA: Final = 0x0
 HEADERS: Final = 0x1
 PRIORITY: Final = 0x2
@@ -38,7 +38,7 @@ HAS_PRIORITY: Final = 0x20
 
 _U16: Final = Struct(">HI")
 _HEAD: Final = Struct(">BHBBI")
-"""A frame's head: the length in two parts, type, flags, stream."""
+"""A frame header: the length in two parts, type, flags, stream id."""
 _U32: Final = Struct(">I")
 _TWO_U32: Final = Struct(">II")
 
@@ -47,7 +47,7 @@ read_setting: Final = _U16.iter_unpack
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends (RFC 9113 section 7)."""
+    """Error codes of streams and connections (RFC 9113 section 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -66,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """What one side tells the other of itself (RFC 9113 section 6.5.2, RFC 9218 section 2.1)."""
+    """Settings parameters (RFC 9113 section 6.5.2, RFC 9218 section 2.1)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2
@@ -78,7 +78,7 @@ class Setting(IntEnum):
 
 
 def frame_head(size: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """What goes before a payload of `size` bytes."""
+    """The header of a frame whose payload has `size` bytes."""
     return _HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream_id)
 
 
@@ -92,27 +92,27 @@ SETTINGS_ACK: Final = frame_head(0, SETTINGS, ACK, 0)
 
 
 def ping(payload: bytes, *, is_ack: bool) -> bytes:
-    """A PING of 8 bytes, or the answer to one."""
+    """A PING frame with 8 bytes of payload, or the answer to one."""
     return frame_head(8, PING, ACK if is_ack else 0, 0) + payload
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """So many more bytes may come; stream 0 is the connection."""
+    """A WINDOW_UPDATE frame that allows `increment` more bytes; stream 0 is the connection."""
     return frame_head(4, WINDOW_UPDATE, 0, stream_id) + _U32.pack(increment)
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
-    """The end of one stream."""
+    """A RST_STREAM frame."""
     return frame_head(4, RST_STREAM, 0, stream_id) + _U32.pack(code)
 
 
 def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
-    """No stream after `last_stream_id` is or will be looked at."""
+    """A GOAWAY frame: no stream after `last_stream_id` is or will be processed."""
     return frame_head(8, GOAWAY, 0, 0) + _TWO_U32.pack(last_stream_id, code)
 
 
 def header_frames(stream_id: int, block: bytes, largest: int, *, ends: bool) -> bytes:
-    """HEADERS, and CONTINUATION where the block is longer than `largest` bytes."""
+    """A HEADERS frame, followed by CONTINUATION frames if the block is longer than `largest` bytes."""
     flags = END_STREAM if ends else 0
     if len(block) <= largest:
         return frame_head(len(block), HEADERS, flags | END_HEADERS, stream_id) + block

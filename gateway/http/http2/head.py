@@ -1,7 +1,7 @@
-"""Requests of HTTP/2 as handlers know requests (RFC 9113 section 8.3), and as HTTP/1.1 would spell them.
+"""Requests of HTTP/2 in the form that handlers know (RFC 9113 section 8.3), and as HTTP/1.1 would write them.
 
-What passes here can be written as one HTTP/1.1 head that says the same and nothing else: that is what keeps a request
-from being two at the origin.  `Malformed` is what RFC 9113 says of a request (section 8.1.1); `Refused` is a good one
+Every request that passes can be written as one HTTP/1.1 head with exactly its meaning; otherwise the origin could read
+one request as two.  `_Malformed` is a malformed request by RFC 9113 (section 8.1.1).  `_Refused` is a valid request
 that this gateway does not answer over HTTP/1.1 either.
 """
 
@@ -17,13 +17,13 @@ from gateway.http.request import LONGEST_HEAD, LONGEST_LINE, MOST_FIELDS, Fields
 
 VERSION: Final = "2.0"
 MOST_LIST_BYTES: Final = LONGEST_HEAD + LONGEST_LINE + 32 * (MOST_FIELDS + 8)
-"""What is read of a field list before its sender is taken for an attacker (sizes as in RFC 9113 section 6.5.2)."""
-_LONGEST_SPELLING: Final = 4_096
+"""Decoded bytes of a field list beyond which its sender counts as an attacker (sizes as in RFC 9113 section 6.5.2)."""
+_LONGEST_ALIAS: Final = 4_096
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+").fullmatch
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _VALUE: Final = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?").fullmatch
-"""As in a field of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no blanks at the ends."""
+"""A field value of HTTP/1.1 (RFC 9110 section 5.5): no control characters, no whitespace at either end."""
 _PATH: Final = re.compile(rb"(?:/[!-\"$-~]*|\*)").fullmatch
 _AUTHORITY: Final = re.compile(rb"[!$-.0-;=A-\[\]_a-z~%&'()*+,]+").fullmatch
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}").fullmatch
@@ -34,7 +34,7 @@ _UNPLAIN: Final = frozenset({b"content-length", b"expect"})
 
 
 class Http2Request:
-    """What a field list asks for.  One object may be what many requests ask for: nothing of it is changed."""
+    """The request that a field list stands for.  Immutable: one object may be shared by many equal requests."""
 
     __slots__ = ("_headers", "_with_body", "_without_body", "alias", "is_malformed", "length", "method", "target")
 
@@ -45,9 +45,9 @@ class Http2Request:
         self._without_body: Fields | None = None
         self.method = self.target = ""
         self.length: int | None = None
-        """Bytes of the body as announced."""
+        """The announced size of the body in bytes."""
         self.alias: bytes | None = None
-        """The request in HTTP/1.1, where it is a plain GET."""
+        """The request's bytes in HTTP/1.1, if it is a plain GET."""
         try:
             self._read(fields)
         except _Malformed:
@@ -57,11 +57,11 @@ class Http2Request:
 
     @property
     def is_answered(self) -> bool:
-        """Whether it is a request that may be answered."""
+        """Whether the request is valid and of a kind that is answered."""
         return self._headers is not None
 
     def head(self, *, has_body: bool) -> RequestHead:
-        """The request without its body."""
+        """The request's head."""
         assert self._headers is not None
         if has_body:
             fields = self._with_body = self._with_body or Fields(self._headers, True, self.length)
@@ -92,7 +92,7 @@ class Http2Request:
                     raise _Malformed
                 host = value
             elif name == b"cookie":
-                # One line over HTTP/1.1 (RFC 9113 section 8.2.3).
+                # HTTP/1.1 has one Cookie line (RFC 9113 section 8.2.3).
                 cookies.append(value)
             elif name == b"content-length":
                 length = int(value) if _DIGITS(value) else -1
@@ -126,14 +126,14 @@ class Http2Request:
         self.method, self.target = method.decode(), path.decode("utf-8", "surrogateescape")
         self._headers = CIMultiDict([("Host", authority.decode())])
         self._headers.extend([(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in regular])
-        if method == b"GET" and size < _LONGEST_SPELLING and not any(name in _UNPLAIN for name, _ in regular):
+        if method == b"GET" and size < _LONGEST_ALIAS and not any(name in _UNPLAIN for name, _ in regular):
             lines = [b"%b: %b\r\n" % (name.title(), value) for name, value in regular]
             self.alias = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path, authority, b"".join(lines))
 
 
 class _Malformed(Exception):
-    """No request."""
+    """The field list is not a valid request (RFC 9113 section 8.1.1)."""
 
 
 class _Refused(Exception):
-    """Beyond the bounds, or nothing that is answered here."""
+    """The request exceeds the bounds, or is of a kind that is not answered here."""

@@ -1,9 +1,9 @@
-"""How a server's side of HTTP/2 takes bodies in: the windows that it opens for its client (RFC 9113 section 5.2).
+"""Flow control of request bodies on the server's side of HTTP/2 (RFC 9113 section 5.2).
 
-The connection's window opens as bytes come, so that a body which is stuck has no other body wait for it.  A stream's
-window opens as well, unless too much of the stream's body is unread, or so much of all bodies that those of which
-anything is unread have to wait; one that is read as it comes goes on.  Together they keep what one connection can have
-the process hold to `MOST_UNREAD_BYTES` and a window for each stream.
+The connection's window reopens as bytes arrive, so that one stalled body never blocks the others.  A stream's window
+reopens too, with two exceptions: if too much of its own body is unread, or if it has unread bytes while all bodies
+together have too many.  A body that is read as it arrives is never held up.  These rules bound what one connection can
+make the process hold to `MOST_UNREAD_BYTES` and one window for each stream.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from gateway.http.http2.sending import Sending
 from gateway.http.http2.streams import Stream
 
 CONNECTION_WINDOW: Final = 1 << 20
-"""Bytes of all requests' bodies that may be on their way."""
+"""Bytes of all request bodies that may be in flight."""
 STREAM_UNREAD_BYTES: Final = 1 << 18
-"""Bytes of one body that are unread before its window stays shut."""
+"""Unread bytes of one body above which its window stays closed."""
 MOST_UNREAD_BYTES: Final = 1 << 20
-"""Bytes of all bodies of a connection that are unread before the windows of those stay shut."""
+"""Unread bytes of all bodies of a connection above which the windows of bodies with unread bytes stay closed."""
 
 
 class Receiving(Sending):
-    """The receiving half of a connection's flow control.  Owner of its streams, and of what is unread."""
+    """The receiving half of a session's flow control.  Owner of its streams and of the counts of unread bytes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.streams: dict[int, Stream] = {}
-        """Those that either side may still send on."""
+        """The streams on which either side may still send, by id."""
         self._receive_window = CONNECTION_WINDOW
         self._unacknowledged = 0
         self._unread_bytes = 0
 
     def acknowledge(self, stream: Stream, size: int) -> None:
-        """So many bytes of DATA have come, and what `unread` says of them is said."""
+        """Reopen the windows for `size` bytes of DATA, once `unread` has been called for them."""
         self._open_window(size)
         stream.unacknowledged_bytes += size
         self._open_stream(stream)
 
     def unread(self, stream: Stream, size: int) -> None:
-        """So many bytes of the body wait here to be read."""
+        """`size` bytes of the stream's body wait to be read."""
         if self.streams.get(stream.id) is not stream:
             return
         was_over = self._unread_bytes > MOST_UNREAD_BYTES
@@ -53,13 +53,13 @@ class Receiving(Sending):
             self._open_stream(stream)
 
     def _is_shut(self, stream: Stream) -> bool:
-        """Whether more of the stream's body has to wait for what is unread."""
+        """Whether the stream's window stays closed because of unread bytes."""
         unread = stream.unread_bytes
         return unread > STREAM_UNREAD_BYTES or (unread > 0 and self._unread_bytes > MOST_UNREAD_BYTES)
 
     def _open_stream(self, stream: Stream) -> None:
         size = stream.unacknowledged_bytes
-        if not size or not stream.is_receiving or stream.gone is not None or self._is_shut(stream):
+        if not size or not stream.is_receiving or stream.reset_code is not None or self._is_shut(stream):
             return
         if (size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size) and self.failed is None:
             stream.unacknowledged_bytes = 0
@@ -74,6 +74,6 @@ class Receiving(Sending):
             self._unacknowledged = 0
 
     def _remove(self, stream: Stream) -> None:
-        """Neither side sends on the stream any more."""
+        """Remove a stream on which neither side sends any more."""
         self.unread(stream, 0)
         self.streams.pop(stream.id, None)

@@ -1,7 +1,7 @@
-"""How a server's side of HTTP/2 is written: heads at once, DATA as there is room (RFC 9113 section 5.2).
+"""Output on the server's side of HTTP/2: heads at once, DATA as flow control allows (RFC 9113 section 5.2).
 
-DATA that fits is written at once.  Otherwise it waits on its stream, and streams with something to send take turns, a
-frame each.
+DATA that fits the windows is written at once.  Otherwise it waits in its stream, and streams with queued data take
+turns, one frame each.
 """
 
 from __future__ import annotations
@@ -10,66 +10,66 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from gateway.http.http2 import frames
-from gateway.http.http2.blocks import SHRUNK_TABLE
+from gateway.http.http2.blocks import EMPTY_TABLE_UPDATE
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.streams import Stream
 
 _PUMP_BYTES: Final = 1 << 16
-"""So much is handed to the transport before it is asked whether it has room."""
+"""Output handed to the transport before checking again whether it has room."""
 
 
 class Sending(ABC):
-    """The sending half of a connection.  Owner of its windows, and of what is to be written."""
+    """The sending half of a session.  Owner of its send windows and of its output."""
 
     def __init__(self) -> None:
         self.failed: ErrorCode | None = None
-        """Why the connection has ended, where it has for an error."""
+        """The error code with which the connection has ended; None while it is open."""
         self._send_window = frames.DEFAULT_WINDOW
         self._first_window = frames.DEFAULT_WINDOW
-        """That of a new stream, as the client has said."""
+        """The initial window of a stream, as the client's settings say."""
         self._frame_bytes = frames.DEFAULT_FRAME_BYTES
-        """The client's largest frame."""
-        self._owes_table = False
-        self._granted = 0
-        """Windows that may grow for nothing more than what was sent."""
+        """The largest frame that is sent."""
+        self._owes_size_update = False
+        self._free_updates = 0
+        """Window updates that sent data accounts for; further ones count against the budget."""
         self._turns: dict[Stream, None] = {}
-        """Streams with something queued, the next one first."""
+        """Streams with queued data, in the order of their turns."""
         self.is_blocked = False
-        """Whether the transport takes no more."""
+        """Whether the transport takes no more output for now."""
         self.out: list[bytes | memoryview] = []
-        """What is to be written."""
+        """The output that has not been taken yet."""
         self.out_bytes = 0
 
     @abstractmethod
-    def _settle(self, stream: Stream) -> None:
-        """See whether the stream is over: its answer is."""
+    def _close_if_ended(self, stream: Stream) -> None:
+        """Close the stream if its answer has ended."""
 
     def _write(self, frame: bytes) -> None:
         self.out.append(frame)
         self.out_bytes += len(frame)
 
     def take_out(self) -> list[bytes | memoryview]:
-        """What is to be written now; it is no longer here."""
+        """Take the output that is to be written now."""
         out, self.out = self.out, []
         self.out_bytes = 0
         return out
 
     def send_head(self, stream: Stream, block: bytes, *, ends: bool = False) -> None:
-        """Begin the answer; `ends` where it has no body."""
-        if stream.gone is not None or self.failed is not None:
+        """Begin the answer; `ends` if it has no body."""
+        if stream.reset_code is not None or self.failed is not None:
             return
-        if self._owes_table:
-            self._owes_table = False
-            block = SHRUNK_TABLE + block
+        if self._owes_size_update:
+            self._owes_size_update = False
+            block = EMPTY_TABLE_UPDATE + block
         self._write(frames.header_frames(stream.id, block, self._frame_bytes, ends=ends))
         if ends:
             stream.is_ended = True
-            self._settle(stream)
+            self._close_if_ended(stream)
 
     def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
-        """Write a part of the answer's body, now or when there is room."""
+        """Send a part of the answer's body, now or when the windows allow."""
         size = len(data)
-        if stream.gone is not None or self.failed is not None or not (size or ends):
+        if stream.reset_code is not None or self.failed is not None or not (size or ends):
             return
         if (
             not stream.queue
@@ -80,12 +80,12 @@ class Sending(ABC):
         ):
             stream.send_window -= size
             self._send_window -= size
-            self._granted += 2
+            self._free_updates += 2
             self.out += (frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id), data)
             self.out_bytes += size + frames.HEAD_BYTES
             if ends:
                 stream.is_ended = True
-                self._settle(stream)
+                self._close_if_ended(stream)
             return
         stream.is_ending = ends
         if size:
@@ -94,11 +94,11 @@ class Sending(ABC):
         if stream.send_window > 0 or not stream.queue:
             self._turns[stream] = None
             if len(self._turns) == 1:
-                # Otherwise it waits for its turn, and `pump` tells whom it leaves with nothing.
+                # With other streams waiting, it waits for its turn, and a later `pump` reports when it is drained.
                 self.pump()
 
     def end(self, stream: Stream) -> None:
-        """The answer is whole."""
+        """End the answer."""
         if stream.is_ended or stream.is_ending:
             return
         if stream.queue:
@@ -107,7 +107,7 @@ class Sending(ABC):
             self.send(stream, b"", ends=True)
 
     def pump(self) -> list[Stream]:
-        """Have the streams that wait take turns, as far as there is room; those of which nothing waits any more."""
+        """Write queued data in turns, as far as there is room; returns the streams that have nothing queued now."""
         drained = []
         turns = self._turns
         while turns and self.out_bytes < _PUMP_BYTES and not self.is_blocked:
@@ -116,7 +116,7 @@ class Sending(ABC):
                 break
             del turns[stream]
             if stream.queue and stream.send_window <= 0:
-                # It has shrunk meanwhile; its stream has a turn again when it opens.
+                # The window has shrunk meanwhile; the stream gets a turn again when it opens.
                 continue
             self._send_frame(stream)
             if not stream.queue:
@@ -127,13 +127,13 @@ class Sending(ABC):
 
     @property
     def can_pump(self) -> bool:
-        """Whether something waits for nothing but the transport."""
+        """Whether queued data waits only for the transport."""
         return bool(self._turns) and self._send_window > 0
 
     def _send_frame(self, stream: Stream) -> None:
-        """A frame of what is queued."""
+        """Write one frame of the queued data."""
         if not stream.queue and stream.send_window < 0:
-            # Trailers of nothing: an empty DATA frame needs no window, but h2's client takes it for an error there.
+            # Empty trailers: an empty DATA frame needs no window, but h2's client treats it as an error here.
             self.send_head(stream, b"", ends=True)
             return
         room = min(stream.send_window, self._send_window, self._frame_bytes)
@@ -149,11 +149,11 @@ class Sending(ABC):
         stream.queued_bytes -= size
         stream.send_window -= size
         self._send_window -= size
-        self._granted += 2
+        self._free_updates += 2
         ends = stream.is_ending and not queue
         self.out.append(frames.frame_head(size, frames.DATA, frames.END_STREAM if ends else 0, stream.id))
         self.out += pieces
         self.out_bytes += size + frames.HEAD_BYTES
         if ends:
             stream.is_ended = True
-            self._settle(stream)
+            self._close_if_ended(stream)

@@ -1,4 +1,4 @@
-"""One stream of a connection: who may still send on it, how much, and what waits to be sent."""
+"""The state of one HTTP/2 stream: which sides may still send, the windows, and the queued data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from gateway.http.http2.frames import ErrorCode
 
 
 class Stream:
-    """Owned by its session.  A body that does not fit the windows waits here, in order."""
+    """One stream, owned by its session.  Data that does not fit the windows waits here, in order."""
 
     __slots__ = (
         "announced_bytes",
-        "gone",
         "id",
         "is_ended",
         "is_ending",
@@ -20,6 +19,7 @@ class Stream:
         "queue",
         "queued_bytes",
         "receive_window",
+        "reset_code",
         "send_window",
         "unacknowledged_bytes",
         "unread_bytes",
@@ -28,30 +28,30 @@ class Stream:
     def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
         self.id = stream_id
         self.send_window = send_window
-        """Bytes of DATA that the client takes; below zero after it has changed its mind."""
+        """Bytes of DATA that the client accepts; negative after the client has reduced its initial window."""
         self.receive_window = receive_window
-        """Bytes of DATA that the client may send."""
+        """Bytes of DATA that the client may still send."""
         self.unacknowledged_bytes = 0
-        """What has come since the client was last told to go on."""
+        """Bytes received since the last window update."""
         self.unread_bytes = 0
-        """What of the body waits here to be read."""
+        """Bytes of the body that wait to be read."""
         self.announced_bytes: int | None = None
-        """What is to come of the body, where that was said."""
+        """Bytes of the body still to come, if the length was announced."""
         self.is_receiving = True
-        """Whether the client has not ended its side."""
+        """Whether the client has not ended its side yet."""
         self.queue: deque[bytes | memoryview] = deque()
         self.queued_bytes = 0
         self.is_ending = False
-        """Whether nothing comes after what is queued."""
+        """Whether the answer ends with the queued data."""
         self.is_ended = False
-        """Whether this side has ended."""
-        self.gone: ErrorCode | None = None
-        """Why it was reset, by either side."""
+        """Whether this side has ended the stream."""
+        self.reset_code: ErrorCode | None = None
+        """The error code with which either side has reset the stream; None if neither has."""
 
     def __repr__(self) -> str:
         return f"<Stream {self.id}: {self.queued_bytes} queued, window {self.send_window}>"
 
     @property
     def is_full(self) -> bool:
-        """Whether something waits for the client."""
+        """Whether data waits for the client to open a window."""
         return self.queued_bytes > 0

@@ -1,1 +1,1 @@
-"""Clients over HTTP/2: a connection, and a channel for each of its streams."""
+"""Clients over HTTP/2: the connection, and a channel for each of its streams."""

@@ -1,9 +1,9 @@
-"""One client's connection over HTTP/2: its transport, its deadlines, and the channels of its streams.
+"""One client's HTTP/2 connection: its transport, its deadlines, and the channels of its streams.
 
-What the protocol asks for is the session's (`gateway.http.http2`).  Here a request is answered from memory where it can
-be, by the same spelling that HTTP/1.1 would give it; any other gets a channel, and goes the way of all requests.
+The session (`gateway.http.http2`) implements the protocol.  The connection answers a request from remembered bytes if
+it can, by the alias that the request would have in HTTP/1.1; any other request gets a channel and goes to the handler.
 
-What is written in one turn of the loop goes out as one.
+Output of one turn of the loop is written at once.
 """
 
 from __future__ import annotations
@@ -15,45 +15,53 @@ from typing import Final, cast
 from multidict import CIMultiDict
 
 from gateway.http.http2.blocks import block_of
-from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
+from gateway.http.http2.events import (
+    BodyEnded,
+    ConnectionEvent,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamDrained,
+    StreamReset,
+)
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from gateway.protocol.proxies import Proxies
-from gateway.server.alarm import Alarm
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
 from gateway.server.http2.channel import StreamChannel
 from gateway.server.remembered import RememberedAnswer
+from gateway.server.timer import Timer
 from gateway.telemetry.access_record import CloseReason
 
 _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
 _LEAVE_S: Final = 1.0
-"""How long a client that is told of the end may begin requests before it has heard of it."""
-_LOOKS: Final = 4
-"""A connection that may be idle for so long is looked at so often within that time."""
+"""Seconds in which a client may still begin requests after a GOAWAY, before it has heard of it."""
+_IDLE_CHECKS: Final = 4
+"""Checks of an idle connection per keep-alive timeout; this many quiet ones in a row close it."""
 _FLUSH_BYTES: Final = 1 << 15
-"""So much is not held until the end of the loop's turn."""
+"""Output of this size is written without waiting for the end of the loop's turn."""
 _BAD_REQUEST: Final = b"Bad request\n"
 
 
 class Http2Connection(asyncio.Protocol):
-    """Owner of its transport, its session and its channels."""
+    """One client's HTTP/2 connection.  Owner of its transport, its session and its channels."""
 
     def __init__(
         self,
         clients: Clients,
-        told: str | None = None,
+        client: str | None = None,
         *,
         is_secure: bool = False,
         is_expected: bool = True,
         is_local: bool = False,
     ) -> None:
-        """`told` and `is_local` are as over HTTP/1.1; `is_expected` is False where another connection has come before
-        this one, which has been admitted."""
+        """`client` and `is_local` are as in HTTP/1.1's `Connection`.  `is_expected` is False if the connection
+        continues one that has already been admitted."""
         self.clients = clients
         if is_expected:
             clients.expect()
@@ -61,32 +69,32 @@ class Http2Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.scheme = "https" if is_secure else "http"
         self._channels: dict[Stream, StreamChannel] = {}
-        self._begun: list[StreamChannel] = []
-        """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
-        self._client = told
+        self._unanswered: list[StreamChannel] = []
+        """Channels to be answered once the whole input has been read, so that small bodies are whole by then."""
+        self._client = client
         self._is_local = is_local
         self._is_reading = False
-        """Whether what has come is being looked at: what is written goes out after that."""
-        self._is_due = False
-        """Whether what is written goes out at the end of the loop's turn."""
+        """Whether input is being read; output is written after that."""
+        self._is_flush_scheduled = False
+        """Whether a flush is scheduled for the end of the loop's turn."""
         self._is_ended = False
-        """Whether it has failed, and that has been seen to."""
+        """Whether the session has failed and `_end` has handled it."""
         self._is_active = False
-        """Whether the client has asked for anything since the last look at the time."""
-        self._quiet_looks = 0
+        """Whether the client has sent a request since the last check for idleness."""
+        self._quiet_checks = 0
         self._unsent = 0
         wheel = clients.wheel
-        self._idle = Alarm(wheel, self._look_idle)
-        self._head = Alarm(wheel, self._give_up)
-        self._stuck = Alarm(wheel, self._look_stuck)
-        self._leaving = Alarm(wheel, self._leave_finally)
+        self._idle_timer = Timer(wheel, self._check_idle)
+        self._head_timer = Timer(wheel, self._on_head_timeout)
+        self._write_timer = Timer(wheel, self._check_progress)
+        self._leave_timer = Timer(wheel, self._send_last_goaway)
 
     def __repr__(self) -> str:
         return f"<Http2Connection {len(self._channels)} channels, {self.session}>"
 
     @property
     def client(self) -> str | None:
-        """The client's address, without its port."""
+        """The client's address without its port."""
         if self._client is None and self.transport is not None:
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
@@ -94,21 +102,21 @@ class Http2Connection(asyncio.Protocol):
 
     @property
     def proxies(self) -> Proxies | None:
-        """Who is believed about whom they pass on; None where nobody is."""
+        """The proxies whose forwarding headers are believed; None if no proxy is trusted."""
         return self.clients.proxies if not self._is_local else None
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has left unread, as far as this process holds it."""
+        """Bytes that the client has not read yet, as far as this process holds them."""
         if self.transport is None:
             return 0
         queued = sum(stream.queued_bytes for stream in self._channels)
         return self.transport.get_write_buffer_size() + self.session.out_bytes + queued
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports do not inherit from asyncio's.
         made = cast("asyncio.Transport", transport)
         self.transport = made
         if not self.clients.admit(self):
@@ -117,7 +125,7 @@ class Http2Connection(asyncio.Protocol):
         self._begin(made)
 
     def take_over(self, predecessor: ClientConnection, transport: asyncio.Transport, data: bytes) -> None:
-        """Have what came with `data` as HTTP/1.1, and turned out to be HTTP/2."""
+        """Take over a connection that was accepted as HTTP/1.1 and turned out to speak HTTP/2; `data` is its input."""
         self.transport = transport
         self.clients.replace(predecessor, self)
         transport.set_protocol(self)
@@ -128,83 +136,83 @@ class Http2Connection(asyncio.Protocol):
         limits = self.clients.limits
         self.clients.http2.opened(self.session)
         transport.set_write_buffer_limits(high=limits.send_buffer_bytes // 2)
-        self._head.set(limits.client_header_timeout_s)
-        self._idle.set(limits.keepalive_timeout_s / _LOOKS)
+        self._head_timer.set(limits.client_header_timeout_s)
+        self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
     def data_received(self, data: bytes) -> None:
         self._is_reading = True
         try:
-            # After an error nothing is read.
+            # After a failure the session reads nothing.
             for event in self.session.receive(data, self.clients.now()):
                 self._take(event)
-            begun, self._begun = self._begun, []
-            for channel in begun:
-                if channel.stream.gone is None and not self.session.has_failed:
+            unanswered, self._unanswered = self._unanswered, []
+            for channel in unanswered:
+                if channel.stream.reset_code is None and not self.session.has_failed:
                     channel.answer()
         finally:
             self._is_reading = False
         self._flush()
-        self._regard()
+        self._update_deadlines()
 
-    def _regard(self) -> None:
-        """See what is to be waited for next."""
+    def _update_deadlines(self) -> None:
+        """Set the deadlines for what the connection waits for next."""
         session = self.session
         if session.has_failed:
             self._end()
         elif session.is_mid_head or not session.is_greeted:
-            if not self._head.is_set:
-                self._head.set(self.clients.limits.client_header_timeout_s)
+            if not self._head_timer.is_set:
+                self._head_timer.set(self.clients.limits.client_header_timeout_s)
         else:
-            if self._head.is_set:
-                self._head.clear()
-            if session.is_left:
+            if self._head_timer.is_set:
+                self._head_timer.clear()
+            if session.has_goaway:
                 self._close_if_over()
 
     def _take(self, event: Event) -> None:
         match event:
-            case Begun(stream, asked, is_whole):
+            case RequestReceived(stream, request, is_whole):
                 self._is_active = True
-                if stream.gone is not None or self.session.has_failed:
-                    # Taken back in the same breath.
+                if stream.reset_code is not None or self.session.has_failed:
+                    # Reset again by a later frame of the same input.
                     return
-                if not asked.is_answered:
-                    self._refuse(stream, asked)
-                elif not (is_whole and asked.alias is not None and self._is_remembered(stream, asked)):
-                    begun = self._channels[stream] = StreamChannel(self, stream, asked)
+                if not request.is_answered:
+                    self._refuse(stream, request)
+                elif not (is_whole and request.alias is not None and self._is_remembered(stream, request)):
+                    opened = self._channels[stream] = StreamChannel(self, stream, request)
                     if not is_whole:
-                        begun.read_body()
-                    self._begun.append(begun)
-            case Part(stream, data, size):
+                        opened.read_body()
+                    self._unanswered.append(opened)
+            case DataReceived(stream, data, size):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.feed(data, size)
                 else:
                     self.session.acknowledge(stream, size)
-            case Ended(stream):
+            case BodyEnded(stream):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.end_body()
-            case Gone(stream, is_by_client):
+            case StreamReset(stream, is_by_client):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.gone(is_by_client=is_by_client)
                     self.check(channel)
                 elif not is_by_client:
                     self.clients.on_bad_request(400, 0, self.client)
-            case Drained(stream):
+            case StreamDrained(stream):
                 if (channel := self._channels.get(stream)) is not None:
                     channel.drain()
                     self.check(channel)
-            case Sign.PONG:
-                if self._leaving.is_set:
-                    self._leaving.clear()
-                    self._leave_finally()
+            case ConnectionEvent.PING_ACK:
+                if self._leave_timer.is_set:
+                    self._leave_timer.clear()
+                    self._send_last_goaway()
 
     # -- requests
 
-    def _is_remembered(self, stream: Stream, asked: Http2Request) -> bool:
-        """Whether the request was answered, or its live answer begun, from memory."""
-        clients, alias = self.clients, asked.alias
+    def _is_remembered(self, stream: Stream, request: Http2Request) -> bool:
+        """Answer the request from remembered bytes, or begin its live answer by them; False if neither is possible."""
+        clients, alias = self.clients, request.alias
         assert alias is not None
         if clients.join is not None and (join := clients.joins.get(alias)) is not None:
-            channel = self._channels[stream] = StreamChannel(self, stream, asked)
+            channel = self._channels[stream] = StreamChannel(self, stream, request)
             try:
                 if clients.join(channel, join):
                     return True
@@ -216,12 +224,12 @@ class Http2Connection(asyncio.Protocol):
         if clients.remembered is None or (answer := clients.remembered.find(alias)) is None:
             return False
         answer.hits += 1
-        self._give(stream, answer, asked)
+        self._send_remembered(stream, answer, request)
         if clients.on_hit is not None:
             clients.on_hit(answer, self, alias)
         return True
 
-    def _give(self, stream: Stream, answer: RememberedAnswer, asked: Http2Request) -> None:
+    def _send_remembered(self, stream: Stream, answer: RememberedAnswer, request: Http2Request) -> None:
         session = self.session
         body = answer.body
         session.send_head(stream, answer.block(), ends=not body)
@@ -229,27 +237,27 @@ class Http2Connection(asyncio.Protocol):
         for piece in body:
             left -= 1
             session.send(stream, piece, ends=not left)
-        self._see_off(stream, asked)
+        self._track_unsent(stream, request)
 
-    def _see_off(self, stream: Stream, asked: Http2Request) -> None:
-        """Where the answer is not out, there has to be somebody to see that the client takes it."""
+    def _track_unsent(self, stream: Stream, request: Http2Request) -> None:
+        """Make a channel that enforces the write deadline if the answer could not be sent at once."""
         if stream.queued_bytes:
-            channel = self._channels[stream] = StreamChannel(self, stream, asked)
+            channel = self._channels[stream] = StreamChannel(self, stream, request)
             channel.watch()
 
-    def _refuse(self, stream: Stream, asked: Http2Request) -> None:
-        """The request is beyond the bounds, or of a kind that is not answered here."""
+    def _refuse(self, stream: Stream, request: Http2Request) -> None:
+        """Answer 400 to a request that exceeds the bounds, or is of a kind that is not supported."""
         self.clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         headers = CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
         headers["Content-Length"] = str(len(_BAD_REQUEST))
         self.session.send_head(stream, block_of(response_head(400, headers, self.clients.wall(), keeps=True)))
         self.session.send(stream, _BAD_REQUEST, ends=True)
-        self._see_off(stream, asked)
+        self._track_unsent(stream, request)
 
-    # -- what channels ask for
+    # -- called by channels
 
     def check(self, channel: StreamChannel) -> None:
-        """See whether the channel is over, and what that was the last of."""
+        """Remove the channel if it is over; leave or close the connection if it was the last one."""
         if channel.is_over and self._channels.pop(channel.stream, None) is not None:
             channel.close()
         if not self._channels:
@@ -259,24 +267,24 @@ class Http2Connection(asyncio.Protocol):
                 self._close_if_over()
 
     def reset(self, channel: StreamChannel, code: ErrorCode) -> None:
-        """End one stream at once."""
+        """Reset one stream."""
         self.session.reset(channel.stream, code)
         channel.gone(is_by_client=False)
         self.wake()
         self.check(channel)
 
     def wake(self) -> None:
-        """Have what is written go out: now where it is much, else at the end of the loop's turn."""
+        """Write the session's output: now if it is large, else at the end of the loop's turn."""
         if self._is_reading:
             if self.session.out_bytes >= _FLUSH_BYTES:
                 self._write()
         elif self.session.out_bytes >= _FLUSH_BYTES:
             self._flush()
-        elif not self._is_due:
-            self._is_due = True
+        elif not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self.clients.loop.call_soon(self._flush)
 
-    # -- what goes
+    # -- output
 
     def _write(self) -> None:
         out = self.session.take_out()
@@ -284,7 +292,7 @@ class Http2Connection(asyncio.Protocol):
             self.transport.write(b"".join(out))
 
     def _flush(self) -> None:
-        self._is_due = False
+        self._is_flush_scheduled = False
         session = self.session
         drained: list[Stream] = []
         self._write()
@@ -299,8 +307,8 @@ class Http2Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.session.is_blocked = True
         if self.transport is not None:
-            self._expect_taken(self.transport)
-            # What it asks for would have to be answered.
+            self._expect_progress(self.transport)
+            # Further requests would produce more output.
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -309,38 +317,38 @@ class Http2Connection(asyncio.Protocol):
         if transport is None:
             return
         if transport.is_closing():
-            # What is left has to be taken as well, and this is not said again.
-            self._expect_taken(transport)
+            # The rest still has to be taken by the client, and no other event will follow.
+            self._expect_progress(transport)
             return
-        self._stuck.clear()
+        self._write_timer.clear()
         self._flush()
         for channel in list(self._channels.values()):
             channel.drain()
         if not self.session.is_blocked and not transport.is_closing():
             transport.resume_reading()
 
-    # -- time
+    # -- deadlines
 
-    def _look_idle(self) -> None:
+    def _check_idle(self) -> None:
         limits, transport = self.clients.limits, self.transport
         if transport is not None and transport.is_closing():
-            # It may be the client that has ended it, and does not take what is left.
-            if not self._stuck.is_set:
-                self._expect_taken(transport)
+            # The client may have closed the connection without reading what is left.
+            if not self._write_timer.is_set:
+                self._expect_progress(transport)
             return
         if self._channels or self.session.streams or self._is_active:
             self._is_active = False
-            self._quiet_looks = 0
+            self._quiet_checks = 0
         else:
-            self._quiet_looks += 1
-        if self._quiet_looks >= _LOOKS:
+            self._quiet_checks += 1
+        if self._quiet_checks >= _IDLE_CHECKS:
             self.session.leave(is_final=True)
             self._close()
         else:
-            self._idle.set(limits.keepalive_timeout_s / _LOOKS)
+            self._idle_timer.set(limits.keepalive_timeout_s / _IDLE_CHECKS)
 
-    def _give_up(self) -> None:
-        """The client has not finished what it began to say."""
+    def _on_head_timeout(self) -> None:
+        """The preface or a head was not completed in time."""
         if self.transport is not None and self.session.is_greeted:
             self.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
             self._flush()
@@ -348,19 +356,19 @@ class Http2Connection(asyncio.Protocol):
         elif self.transport is not None:
             self.transport.abort()
 
-    def _expect_taken(self, transport: asyncio.Transport) -> None:
-        """Look after a while whether the client has taken anything."""
+    def _expect_progress(self, transport: asyncio.Transport) -> None:
+        """Set the deadline for the client to take any of the transport's bytes."""
         self._unsent = transport.get_write_buffer_size()
-        self._stuck.set(self.clients.limits.client_write_timeout_s)
+        self._write_timer.set(self.clients.limits.client_write_timeout_s)
 
-    def _look_stuck(self) -> None:
-        """See whether the client has taken anything; where it has not, let it go."""
+    def _check_progress(self) -> None:
+        """Check whether the client has taken any bytes since the last check; if not, cut the connection."""
         transport = self.transport
         if transport is None:
             return
         unsent, self._unsent = self._unsent, transport.get_write_buffer_size()
         if self._unsent < unsent:
-            self._stuck.set(self.clients.limits.client_write_timeout_s)
+            self._write_timer.set(self.clients.limits.client_write_timeout_s)
         else:
             self.clients.metrics.slow_consumer()
             self._cut(CloseReason.SLOW)
@@ -368,39 +376,39 @@ class Http2Connection(asyncio.Protocol):
     # -- the end
 
     def close_if_idle(self) -> None:
-        """Used when the gateway leaves: what is being answered is left to end, and what is on its way is answered."""
+        """Begin to leave at the start of a drain: requests in progress and on their way are answered."""
         if self.session.has_failed or self.transport is None:
             return
         self.session.leave(is_final=False)
         self._flush()
-        self._leaving.set(_LEAVE_S)
+        self._leave_timer.set(_LEAVE_S)
 
-    def _leave_finally(self) -> None:
+    def _send_last_goaway(self) -> None:
         self.session.leave(is_final=True)
         self._flush()
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        """Close the connection where no more is asked, and nothing left to be answered."""
+        """Close the connection if either side is leaving and no request is open."""
         session = self.session
-        if (session.is_left or session.is_leaving) and not self._channels and not session.streams:
+        if (session.has_goaway or session.is_leaving) and not self._channels and not session.streams:
             self._close()
 
     def _close(self) -> None:
-        """End the connection when the client has taken what is written, for which there is a bound."""
+        """Close once the client has taken what is written; that is bounded by the write timeout."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             self._flush()
             transport.close()
-            self._expect_taken(transport)
+            self._expect_progress(transport)
 
     def _end(self) -> None:
-        """The connection has failed: whatever is open is over, and the client gets the time to read why."""
+        """The session has failed: drop all channels, and give the client time to read the GOAWAY."""
         if self._is_ended:
             return
         self._is_ended = True
-        self._head.clear()
-        self._leaving.clear()
+        self._head_timer.clear()
+        self._leave_timer.clear()
         self.clients.on_bad_request(400, 0, self.client)
         self._drop_channels(is_by_client=False)
         transport = self.transport
@@ -409,8 +417,8 @@ class Http2Connection(asyncio.Protocol):
         if transport.can_write_eof():
             transport.write_eof()
         transport.resume_reading()
-        self._leaving = Alarm(self.clients.wheel, self._close)
-        self._leaving.set(_LINGER_S)
+        self._leave_timer = Timer(self.clients.wheel, self._close)
+        self._leave_timer.set(_LINGER_S)
 
     def _drop_channels(self, *, is_by_client: bool) -> None:
         for stream, channel in list(self._channels.items()):
@@ -420,19 +428,19 @@ class Http2Connection(asyncio.Protocol):
                 self._channels.pop(stream, None)
 
     def drop(self) -> None:
-        """Used when the gateway's time to leave is over."""
+        """Close the connection at the end of a drain."""
         self._cut(CloseReason.DRAINED)
 
     def _cut(self, why: CloseReason) -> None:
         for channel in self._channels.values():
-            channel.why_cut = why
+            channel.cut_reason = why
         if self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        for alarm in (self._idle, self._head, self._stuck, self._leaving):
-            alarm.clear()
+        for timer in (self._idle_timer, self._head_timer, self._write_timer, self._leave_timer):
+            timer.clear()
         self.session.abandon()
         self.clients.http2.closed(self.session)
         self._drop_channels(is_by_client=True)

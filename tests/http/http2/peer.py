@@ -1,4 +1,4 @@
-"""A session, and frames as a client writes them."""
+"""A session under test, and frames as a client writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hpack import Encoder
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import Begun, Event
+from gateway.http.http2.events import Event, RequestReceived
 from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
@@ -27,7 +27,7 @@ def u32(value: int) -> bytes:
 
 
 def block(headers: Headers) -> bytes:
-    """A block that leaves the table as it is."""
+    """A field block that leaves the table unchanged."""
     return Encoder().encode([(name, value, True) for name, value in headers])
 
 
@@ -56,7 +56,7 @@ def ping(payload: bytes = b"12345678") -> bytes:
 
 
 class Server:
-    """A session that has been greeted; it keeps what it has said."""
+    """A session after the client's preface and settings; keeps what it has written."""
 
     def __init__(self, *, most_streams: int = 128, is_greeted: bool = True) -> None:
         self.counts = SessionCounts()
@@ -71,11 +71,11 @@ class Server:
     def take(self, *pieces: bytes) -> list[Event]:
         events = self.session.receive(b"".join(pieces), self.now)
         self.events += events
-        self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, Begun))
+        self.streams.update((event.stream.id, event.stream) for event in events if isinstance(event, RequestReceived))
         return events
 
     def said(self) -> list[tuple[int, int, int, bytes]]:
-        """Frames that were written since the last call: type, flags, stream, payload."""
+        """The frames written since the last call: type, flags, stream id, payload."""
         raw = b"".join(self.session.take_out())
         found = []
         while raw:
@@ -86,7 +86,7 @@ class Server:
         return found
 
     def resets(self) -> list[tuple[int, ErrorCode]]:
-        """Streams that were reset since the last call."""
+        """The streams reset since the last call."""
         return [
             (stream_id, ErrorCode(int.from_bytes(payload, "big")))
             for kind, _, stream_id, payload in self.said()

@@ -1,4 +1,4 @@
-"""Field blocks: what is remembered is what would be read, and what is written says what the head says."""
+"""Field blocks: remembered blocks decode as without memory, and encoded heads decode to the same fields."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def same(fields: FieldList) -> FieldList:
 
 
 @given(st.lists(st.one_of(_LISTS, st.integers(0, 4_096)), max_size=30), st.data())
-def test_a_block_says_what_it_says_to_a_reader_without_memory(steps: list[object], data: st.DataObject) -> None:
+def test_a_remembered_block_decodes_as_without_memory(steps: list[object], data: st.DataObject) -> None:
     encoder, reader = Encoder(), BlockReader(1 << 20, same)
     lists: list[list[tuple[bytes, bytes, bool]]] = []
     for step in steps:
         if isinstance(step, int):
             if step != encoder.header_table_size:
-                # Set to what it is, the encoder forgets that it has something to say.
+                # Setting an unchanged size would make the encoder drop a pending size update.
                 encoder.header_table_size = step
             continue
         assert isinstance(step, list)
         lists.append(step)
-        # Some come again, as requests do.
+        # Some blocks repeat, as requests do.
         for fields in (step, data.draw(st.sampled_from(lists))):
             block = encoder.encode(fields)
             assert reader.read(block) == [(name, value) for name, value, _ in fields]
 
 
-def test_what_comes_again_is_understood_once() -> None:
+def test_a_repeated_block_is_decoded_once() -> None:
     understood: list[FieldList] = []
 
     def understand(fields: FieldList) -> FieldList:
@@ -46,11 +46,11 @@ def test_what_comes_again_is_understood_once() -> None:
     encoder, reader = Encoder(), BlockReader(1 << 16, understand)
     for _ in range(5):
         reader.read(encoder.encode([(b":path", b"/s"), (b"x", b"y")]))
-    # The first fills the table, the second stands on it.
+    # The first block fills the table, the second refers to it.
     assert len(understood) == 2
 
 
-def test_small_blocks_that_say_much_are_not_all_remembered() -> None:
+def test_small_blocks_that_decode_to_much_are_not_all_remembered() -> None:
     understood: list[FieldList] = []
 
     def understand(fields: FieldList) -> FieldList:
@@ -66,17 +66,17 @@ def test_small_blocks_that_say_much_are_not_all_remembered() -> None:
         reader.read(block)
         blocks.append(block)
     understood.clear()
-    # Those that are remembered are not understood anew, the latest of them first to be asked for.
+    # Remembered blocks are not decoded again; the latest is read first.
     said = [reader.read(block) for block in reversed(blocks)]
     remembered = [fields for fields in said if not any(fields is one for one in understood)]
     assert sum(len(name) + len(value) for fields in remembered for name, value in fields) <= 1 << 16
 
 
-def test_trailers_change_what_a_block_says() -> None:
+def test_trailers_change_the_meaning_of_a_block() -> None:
     encoder, reader = Encoder(), BlockReader(1 << 16, same)
     for _ in range(2):
         assert reader.read(encoder.encode([(b"cookie", b"a")])) == [(b"cookie", b"a")]
-    # Now the same byte stands for another entry.
+    # Now the same byte refers to another entry.
     reader.decode(encoder.encode([(b"cookie", b"b")]))
     block = encoder.encode([(b"cookie", b"b")])
     assert block == b"\xbe"
@@ -96,19 +96,19 @@ def test_trailers_change_what_a_block_says() -> None:
         pytest.param(b"\x82\x20", id="a size behind a field"),
     ],
 )
-def test_what_is_no_block_cannot_be_read(block: bytes) -> None:
+def test_an_invalid_block_is_undecodable(block: bytes) -> None:
     with pytest.raises(Undecodable):
         BlockReader(1 << 16, same).read(block)
 
 
-def test_a_bomb_is_not_read_to_its_end() -> None:
-    # One entry of 4,000 bytes in the table, and then a byte for each time that it is to be said.
+def test_a_decompression_bomb_is_not_decoded_to_its_end() -> None:
+    # One entry of 4,000 bytes in the table, then one byte for each repetition of it.
     block = b"\x40\x01x\x7f\xa1\x1e" + b"y" * 4_000 + b"\xbe" * 16_000
     with pytest.raises(TooLarge):
         BlockReader(1 << 16, same).read(block)
 
 
-def test_a_head_is_written_as_a_block_without_what_is_about_the_connection() -> None:
+def test_a_head_is_encoded_without_connection_fields() -> None:
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n"
         b"Stream-Next-Offset: 12\r\nX-Empty: \r\nX-Long: " + b"z" * 500 + b"\r\n\r\n"

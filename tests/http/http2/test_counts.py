@@ -1,4 +1,4 @@
-"""What sessions are counted by."""
+"""Counters over all sessions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gateway.http.http2.frames import ErrorCode
 from tests.http.http2.peer import POST, Server, ping, request, reset
 
 
-def test_streams_that_this_side_resets_count_by_their_code() -> None:
+def test_streams_reset_by_this_side_count_by_error_code() -> None:
     server = Server(most_streams=1)
     server.take(request(1, POST, ends=False))
     server.take(request(3), request(5))
     assert server.counts.resets == {ErrorCode.REFUSED_STREAM: 2}
-    # What the client takes back is its own affair.
+    # Resets by the client are not counted.
     server.take(reset(1))
     assert server.counts.resets.total() == 2
     server.take(request(7, [("x", "y")]))
@@ -31,7 +31,7 @@ def test_the_two_frames_of_an_orderly_end_count_as_one() -> None:
     assert idle.counts.goaways == {ErrorCode.NO_ERROR: 1}
 
 
-def test_a_connection_that_fails_counts_by_its_code() -> None:
+def test_a_failed_connection_counts_by_error_code() -> None:
     server = Server()
     server.take(request(2))
     server.session.fail(ErrorCode.ENHANCE_YOUR_CALM)
@@ -39,14 +39,14 @@ def test_a_connection_that_fails_counts_by_its_code() -> None:
     assert not server.counts.floods
 
 
-def test_a_flood_counts_by_what_it_was_made_of() -> None:
+def test_a_flood_counts_by_kind_of_frame() -> None:
     server = Server()
     server.take(*[ping()] * (ALLOWANCES[Kind.PING].holds + 5))
     assert server.counts.floods == {Kind.PING: 1}
     assert server.counts.goaways == {ErrorCode.ENHANCE_YOUR_CALM: 1}
 
 
-def test_a_connection_that_is_gone_says_nothing_more() -> None:
+def test_an_abandoned_session_writes_and_counts_nothing() -> None:
     server = Server()
     server.take(request(1, POST, ends=False))
     server.session.abandon()

@@ -1,11 +1,11 @@
-"""What a client may not do, and what each thing gives: the end of one stream, or of the connection."""
+"""Errors of a client, and what each one ends: a stream or the connection."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.events import Begun, Gone
+from gateway.http.http2.events import RequestReceived, StreamReset
 from gateway.http.http2.frames import ErrorCode, Setting
 from tests.http.http2.peer import (
     GET,
@@ -159,10 +159,10 @@ def test_an_error_of_one_stream_resets_it_and_no_other(raw: bytes, code: ErrorCo
     server = Server()
     events = server.take(raw)
     assert (1, code) in server.resets()
-    assert isinstance(events[-1], Gone)
+    assert isinstance(events[-1], StreamReset)
     assert not events[-1].is_by_client
-    # What comes for it late is no error.
+    # Frames that arrive late for the stream are not an error.
     server.take(data(1, b"late", ends=True), window(1, 5), reset(1))
     (begun,) = server.take(request(3))
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, RequestReceived)
     assert server.session.failed is None

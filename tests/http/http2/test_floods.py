@@ -1,4 +1,4 @@
-"""Floods of frames that are each allowed: they end their connection, and have written next to nothing by then."""
+"""Floods of frames that are valid one by one: they end their connection before much has been written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPEN = request(1, POST, ends=False)
 
 
 def counted(make: Callable[[int], bytes]) -> Callable[[], object]:
-    """`make` with 1, 3, 5, ..."""
+    """Calls `make` with 1, 3, 5, ..."""
     ids = iter(range(1, 1 << 30, 2))
     return lambda: make(next(ids))
 
@@ -87,11 +87,11 @@ def test_a_flood_ends_its_connection(flood: Callable[[], Callable[[], bytes]], b
     assert server.session.failed is CALM
 
 
-def test_what_honest_clients_do_is_no_flood() -> None:
+def test_regular_clients_are_not_floods() -> None:
     server = Server()
     ids = iter(range(1, 1 << 30, 2))
     for _ in range(120):
-        # A page that asks, is given, takes a part back, and pings, for two minutes.
+        # A page that sends requests, gets answers, resets some, and pings, for two minutes.
         for _ in range(30):
             id_ = next(ids)
             server.take(request(id_), window(id_, 1_000))
@@ -106,7 +106,7 @@ def test_what_honest_clients_do_is_no_flood() -> None:
     assert server.session.failed is None
 
 
-def test_the_docs_name_what_is_allowed() -> None:
+def test_the_docs_name_the_allowances() -> None:
     page = (Path(__file__).parents[3] / "docs" / "guides" / "http2.md").read_text()
     for allowance in ALLOWANCES.values():
         assert f"| {allowance.holds:,} | {allowance.per_s} |" in page

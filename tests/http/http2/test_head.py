@@ -1,4 +1,4 @@
-"""What a field list of HTTP/2 is allowed to ask for: one meaning, which HTTP/1.1 could spell, or none."""
+"""A valid field list of HTTP/2 has exactly one meaning, which HTTP/1.1 can express; any other is rejected."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def having(name: bytes, value: bytes) -> FieldList:
         pytest.param([*POST, (b"content-length", b"9" * 30)], id="a length beyond all bounds"),
     ],
 )
-def test_what_has_no_one_meaning_is_malformed(fields: FieldList) -> None:
-    asked = Http2Request(fields)
-    assert asked.is_malformed
-    assert not asked.is_answered
-    assert asked.alias is None
+def test_an_ambiguous_request_is_malformed(fields: FieldList) -> None:
+    request = Http2Request(fields)
+    assert request.is_malformed
+    assert not request.is_answered
+    assert request.alias is None
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,17 @@ def test_what_has_no_one_meaning_is_malformed(fields: FieldList) -> None:
         pytest.param([*GET, *[(b"cookie", b"a=" + b"b" * 900)] * 10], id="crumbs of too large a cookie"),
     ],
 )
-def test_what_is_answered_by_nobody_here_is_refused(fields: FieldList) -> None:
-    asked = Http2Request(fields)
-    assert not asked.is_malformed
-    assert not asked.is_answered
+def test_an_unsupported_request_is_refused(fields: FieldList) -> None:
+    request = Http2Request(fields)
+    assert not request.is_malformed
+    assert not request.is_answered
 
 
-def test_a_request_is_read_as_one_of_http_1_1() -> None:
-    asked = Http2Request([*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")])
-    head = asked.head(has_body=False)
+def test_a_request_has_the_form_of_http_1_1() -> None:
+    request = Http2Request(
+        [*GET, (b"user-agent", b"x"), (b"cookie", b"a=1"), (b"te", b"trailers"), (b"cookie", b"b=2")]
+    )
+    head = request.head(has_body=False)
     assert (head.method, head.target, head.version, head.length) == ("GET", "/s?offset=-1", "2.0", 0)
     assert list(head.headers.items()) == [
         ("Host", "edge"), ("user-agent", "x"), ("te", "trailers"), ("cookie", "a=1; b=2")
@@ -123,11 +125,11 @@ def test_a_request_is_read_as_one_of_http_1_1() -> None:
 
 
 @pytest.mark.parametrize("host", [b"edge", b"EDGE"])
-def test_a_host_beside_the_authority_may_say_the_same(host: bytes) -> None:
+def test_a_host_may_repeat_the_authority(host: bytes) -> None:
     assert Http2Request([*GET, (b"host", host)]).head(has_body=False).headers.getall("Host") == ["edge"]
 
 
-def test_a_host_may_stand_for_the_authority() -> None:
+def test_a_host_may_replace_the_authority() -> None:
     assert Http2Request([*without(b":authority"), (b"host", b"edge")]).head(has_body=False).headers["Host"] == "edge"
 
 
@@ -135,24 +137,24 @@ def test_a_host_may_stand_for_the_authority() -> None:
     ("fields", "length"),
     [(POST, None), ([*POST, (b"content-length", b"3")], 3), ([*POST, (b"content-length", b"0")], 0)],
 )
-def test_a_body_has_the_length_that_is_announced(fields: FieldList, length: int | None) -> None:
+def test_a_body_has_the_announced_length(fields: FieldList, length: int | None) -> None:
     assert Http2Request(fields).head(has_body=True).length == length
 
 
-def test_the_same_length_twice_is_one() -> None:
-    asked = Http2Request([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
-    assert asked.head(has_body=True).headers.getall("Content-Length") == ["3"]
+def test_a_repeated_equal_length_counts_once() -> None:
+    request = Http2Request([*POST, (b"content-length", b"3"), (b"content-length", b"3")])
+    assert request.head(has_body=True).headers.getall("Content-Length") == ["3"]
 
 
-def test_a_plain_get_has_a_spelling() -> None:
-    asked = Http2Request([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
-    assert asked.alias == (
+def test_a_plain_get_has_an_alias() -> None:
+    request = Http2Request([*GET, (b"accept-encoding", b"br"), (b"if-none-match", b'"a"')])
+    assert request.alias == (
         b'GET /s?offset=-1 HTTP/1.1\r\nHost: edge\r\nAccept-Encoding: br\r\nIf-None-Match: "a"\r\n\r\n'
     )
 
 
 @pytest.mark.parametrize("fields", [POST, [*GET, (b"content-length", b"0")], [*GET, (b"expect", b"100-continue")]])
-def test_nothing_else_has_one(fields: FieldList) -> None:
+def test_no_other_request_has_an_alias(fields: FieldList) -> None:
     assert Http2Request(fields).alias is None
 
 
@@ -163,14 +165,16 @@ _NAMES = st.one_of(
 
 
 @given(st.lists(st.tuples(_NAMES, _BYTES), max_size=6), _BYTES, _BYTES)
-def test_whatever_passes_is_one_request_to_the_strict_parser(more: FieldList, path: bytes, authority: bytes) -> None:
-    asked = Http2Request([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
-    if asked.alias is None:
+def test_every_valid_request_is_one_request_to_the_http_1_1_parser(
+    more: FieldList, path: bytes, authority: bytes
+) -> None:
+    request = Http2Request([GET[0], GET[1], (b":authority", authority), (b":path", b"/" + path), *more])
+    if request.alias is None:
         return
-    head, end = RequestParser().feed(asked.alias)
+    head, end = RequestParser().feed(request.alias)
     assert end is Mark.END
     assert isinstance(head, RequestHead)
-    mine = asked.head(has_body=False)
+    mine = request.head(has_body=False)
     assert (head.method, head.target) == (mine.method, mine.target)
     assert [(name.lower(), value) for name, value in head.headers.items()] == [
         (name.lower(), value) for name, value in mine.headers.items()

@@ -1,6 +1,6 @@
-"""Bodies both ways over h2's client, in whatever pieces, windows and turns: each comes whole and in order.
+"""Bodies in both directions with h2 as the client, for any pieces, windows and turns: each arrives whole and in order.
 
-And a second opinion: what h2 does not take from a client, the session does not take either.
+Input that h2 refuses from a client is refused by the session too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.http.http2 import frames
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.http2.events import Begun, Ended, Part
+from gateway.http.http2.events import BodyEnded, DataReceived, RequestReceived
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
 from tests.http.http2.peer import (
@@ -38,7 +38,7 @@ SIZES = st.sampled_from([0, 1, 100, 5_000, 16_384, 16_385, 70_000, 150_000])
 
 
 class Exchange:
-    """A client and a session, and the bytes between them."""
+    """A client, a session, and the bytes between them."""
 
     def __init__(self, windows: int) -> None:
         self.client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
@@ -49,19 +49,19 @@ class Exchange:
         self.uploads: dict[int, bytes] = {}
         self.downloads: dict[int, bytes] = {}
         self.to_send: dict[int, bytes] = {}
-        """What the client has not sent yet of each body."""
+        """The bytes of each body that the client has not sent yet."""
         self.whole: set[int] = set()
         self.owed: list[tuple[int, int]] = []
-        """What the client has taken and not acknowledged."""
+        """The bytes that the client has read and not acknowledged."""
         self.held: list[tuple[Stream, int]] = []
-        """What the server has taken and not acknowledged."""
+        """The bytes that the server has read and not acknowledged."""
         self.settings_sent = 1
         self.settings_heard = 0
         self.resize(windows)
 
     def resize(self, window: int) -> None:
-        """Change the windows of all answers.  h2 takes the acknowledgement of settings for one of all that it has sent:
-        those of before have to be acknowledged first."""
+        """Change the windows of all answers.  h2 applies one acknowledgement to all settings that it has sent, so
+        earlier ones have to be acknowledged first."""
         while self.settings_heard < self.settings_sent:
             self.carry_up(1 << 20)
             self.carry_down(1 << 20)
@@ -88,14 +88,14 @@ class Exchange:
         piece, self.up = self.up[:size], self.up[size:]
         for event in self.session.receive(piece, 0.0):
             match event:
-                case Begun(stream):
+                case RequestReceived(stream):
                     self.streams[stream.id] = stream
                     self.uploads[stream.id] = b""
                     self.session.send_head(stream, block([(":status", "200")]))
-                case Part(stream, part, flow):
+                case DataReceived(stream, part, flow):
                     self.uploads[stream.id] += part
                     self.held.append((stream, flow))
-                case Ended(stream):
+                case BodyEnded(stream):
                     self.whole.add(stream.id)
         assert self.session.failed is None
 
@@ -124,7 +124,7 @@ class Exchange:
     st.lists(st.tuples(SIZES, st.lists(SIZES, max_size=4)), min_size=1, max_size=6),
     st.data(),
 )
-def test_every_body_comes_whole_and_in_order(
+def test_every_body_arrives_whole_and_in_order(
     windows: int, plans: list[tuple[int, list[int]]], draw: st.DataObject
 ) -> None:
     exchange = Exchange(windows)
@@ -151,7 +151,7 @@ def test_every_body_comes_whole_and_in_order(
                 exchange.session.pump()
             case "window":
                 exchange.resize(draw.draw(st.sampled_from([0, 1, 10_000, 65_535])))
-    # Then all is let go on.
+    # Then all bodies are allowed to finish.
     exchange.session.is_blocked = False
     exchange.resize(1 << 16)
     for _ in range(400):
@@ -172,7 +172,7 @@ def test_every_body_comes_whole_and_in_order(
 
 
 def _write_part(exchange: Exchange, id_: int, parts: dict[int, list[int]], written: dict[int, bytes]) -> None:
-    """The next part of an answer; the end behind the last, once the request is whole."""
+    """Write the next part of an answer, and its end after the last part once the request is whole."""
     stream = exchange.streams[id_]
     if parts[id_]:
         piece = PATTERN[len(written[id_]) % 251 :][: parts[id_].pop(0)]
@@ -196,7 +196,7 @@ _FRAMES = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(_FRAMES, min_size=1, max_size=8))
-def test_what_h2_refuses_is_refused(sequence: list[bytes]) -> None:
+def test_input_that_h2_refuses_is_refused(sequence: list[bytes]) -> None:
     second = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     second.initiate_connection()
     second.receive_data(frames.PREFACE + NO_SETTINGS)
@@ -212,7 +212,7 @@ def test_what_h2_refuses_is_refused(sequence: list[bytes]) -> None:
         is_refused = server.session.has_failed or bool(server.resets())
         assert is_refused or not refuses
         if refuses or is_refused:
-            # From here on each has another state.
+            # From here on the two have different states.
             return
 
 

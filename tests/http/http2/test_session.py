@@ -1,11 +1,18 @@
-"""Frames in, events and frames out: what a client may do."""
+"""Valid input of a client: frames in, events and frames out."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.http.http2 import frames
-from gateway.http.http2.events import Begun, Drained, Ended, Gone, Part, Sign
+from gateway.http.http2.events import (
+    BodyEnded,
+    ConnectionEvent,
+    DataReceived,
+    RequestReceived,
+    StreamDrained,
+    StreamReset,
+)
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.receiving import MOST_UNREAD_BYTES, STREAM_UNREAD_BYTES
 from tests.http.http2.peer import (
@@ -29,25 +36,25 @@ FLOW, CALM = ErrorCode.FLOW_CONTROL_ERROR, ErrorCode.ENHANCE_YOUR_CALM
 OPEN = request(1, POST, ends=False)
 
 
-def test_a_request_and_its_body_come_as_events() -> None:
+def test_a_request_and_its_body_become_events() -> None:
     server = Server()
     events = server.take(OPEN, data(1, b"abc"), frame(frames.DATA, frames.PADDED, 1, b"\x02de\0\0"), data(1, ends=True))
     begun, first, second, ended = events
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, RequestReceived)
     assert not begun.is_whole
-    assert isinstance(first, Part)
-    assert isinstance(second, Part)
+    assert isinstance(first, DataReceived)
+    assert isinstance(second, DataReceived)
     assert (first.data, first.size, second.data, second.size) == (b"abc", 3, b"de", 5)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, BodyEnded)
 
 
 def test_trailers_are_dropped() -> None:
     server = Server()
     events = server.take(OPEN, data(1, b"abc"), request(1, [("x", "y")]))
-    assert [type(event) for event in events] == [Begun, Part, Ended]
+    assert [type(event) for event in events] == [RequestReceived, DataReceived, BodyEnded]
 
 
-def test_a_block_comes_in_pieces_of_any_size() -> None:
+def test_a_block_may_arrive_in_pieces_of_any_size() -> None:
     server = Server()
     raw = block([*GET, ("x", "y" * 50)])
     pieces = [frame(frames.CONTINUATION, 0, 1, bytes((byte,))) for byte in raw[1:-1]]
@@ -55,17 +62,17 @@ def test_a_block_comes_in_pieces_of_any_size() -> None:
     for byte in whole[:-1]:
         assert server.take(bytes((byte,))) == []
         assert server.session.is_mid_head
-    assert [type(event) for event in server.take(whole[-1:])] == [Begun]
+    assert [type(event) for event in server.take(whole[-1:])] == [RequestReceived]
     assert not server.session.is_mid_head
 
 
-def test_half_a_body_is_no_half_head() -> None:
+def test_a_partial_body_is_not_a_partial_head() -> None:
     server = Server()
     server.take(OPEN + data(1, b"abcdef")[:-2])
     assert not server.session.is_mid_head
 
 
-def test_unknown_frames_and_settings_mean_nothing() -> None:
+def test_unknown_frames_and_settings_are_ignored() -> None:
     server = Server()
     server.take(frame(99, 255, 7, b"x"), setting(0x99, 5))
     assert server.session.failed is None
@@ -83,7 +90,7 @@ def test_settings_are_acknowledged() -> None:
     assert server.said() == [(frames.SETTINGS, frames.ACK, 0, b"")]
 
 
-def test_a_table_that_shrank_is_said_to_have_shrunk() -> None:
+def test_a_smaller_table_is_acknowledged_by_a_size_update() -> None:
     server = Server()
     server.take(setting(Setting.HEADER_TABLE_SIZE, 0), request(1), request(3))
     server.said()
@@ -101,11 +108,11 @@ def test_streams_beyond_the_bound_are_refused() -> None:
     assert len(server.take(request(7))) == 1
 
 
-def test_what_the_client_takes_back_is_gone() -> None:
+def test_a_stream_reset_by_the_client_is_over() -> None:
     server = Server()
     server.take(OPEN)
     (gone,) = server.take(reset(1))
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, StreamReset)
     assert gone.is_by_client
     server.session.send(server.streams[1], b"late", ends=True)
     assert server.said() == []
@@ -143,7 +150,7 @@ def test_an_answer_waits_for_the_window_of_its_stream() -> None:
     assert sent(server) == {3: b"xyz"}
     assert server.take(window(1, 1)) == []
     (drained,) = server.take(window(1, 100))
-    assert drained == Drained(first)
+    assert drained == StreamDrained(first)
     assert sent(server) == {1: b"fgh"}
     assert not server.session.streams
 
@@ -159,7 +166,7 @@ def test_an_answer_waits_for_the_window_of_the_connection() -> None:
     assert sent(server) == {1: body[65_535:], 3: b"xyz"}
 
 
-def test_a_window_below_zero_is_waited_out() -> None:
+def test_a_negative_window_is_waited_out() -> None:
     server = Server()
     server.take(request(1))
     server.session.send(server.streams[1], bytes(100))
@@ -181,8 +188,8 @@ def test_an_end_needs_no_window() -> None:
     assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
-def test_an_end_below_zero_is_no_data() -> None:
-    """h2's client takes even an empty DATA frame for an error there, which RFC 9113 section 6.9.1 allows."""
+def test_an_end_with_a_negative_window_is_sent_as_trailers() -> None:
+    """h2's client treats even an empty DATA frame as an error there, although RFC 9113 section 6.9.1 allows it."""
     server = Server()
     server.take(request(1))
     server.session.send(server.streams[1], bytes(100))
@@ -223,15 +230,15 @@ def test_streams_take_turns() -> None:
     assert ids == [1, 3, 5, 1, 3, 5]
 
 
-def test_what_was_sent_of_a_stream_that_waited_is_told() -> None:
+def test_a_stream_that_has_been_drained_is_reported() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), request(1), request(3))
     first, second = server.streams[1], server.streams[3]
     server.session.send(first, bytes(150_000))
-    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, Drained)]
+    drained = [event.stream for event in server.take(window(0, 1 << 20)) if isinstance(event, StreamDrained)]
     server.said()
     assert first.queued_bytes
-    # An answer on another stream, between two looks at the transport.
+    # An answer on another stream, between two writes to the transport.
     for _ in range(5):
         server.session.send(second, bytes(1 << 15))
         server.said()
@@ -241,7 +248,7 @@ def test_what_was_sent_of_a_stream_that_waited_is_told() -> None:
     assert first in drained
 
 
-def test_nothing_but_heads_goes_to_a_transport_that_is_full() -> None:
+def test_only_heads_are_written_to_a_full_transport() -> None:
     server = Server()
     server.take(request(1))
     server.session.is_blocked = True
@@ -251,26 +258,26 @@ def test_nothing_but_heads_goes_to_a_transport_that_is_full() -> None:
     assert server.streams[1].is_full
 
 
-def test_the_window_of_a_body_opens_as_it_is_taken() -> None:
+def test_the_window_of_a_body_opens_as_it_is_read() -> None:
     server = Server()
     server.take(OPEN)
     stream = server.streams[1]
     for _ in range(20):
         for part in server.take(data(1, bytes(1 << 14))):
-            assert isinstance(part, Part)
+            assert isinstance(part, DataReceived)
             server.session.acknowledge(stream, part.size)
     updates = [(stream_id, int.from_bytes(payload, "big")) for kind, _, stream_id, payload in server.said()]
     assert sum(size for stream_id, size in updates if stream_id == 1) > 18 << 14
     assert sum(size for stream_id, size in updates if not stream_id) >= 16 << 14
 
 
-def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
+def test_the_window_of_an_unread_body_stays_closed() -> None:
     server = Server()
     server.take(OPEN, request(3, POST, ends=False))
     stream = server.streams[1]
     server.session.unread(stream, STREAM_UNREAD_BYTES + 1)
     for part in server.take(data(1, bytes(1 << 14)), data(1, bytes(1 << 14)), data(1, bytes(1 << 14))):
-        assert isinstance(part, Part)
+        assert isinstance(part, DataReceived)
         server.session.acknowledge(stream, part.size)
     assert server.said() == []
     server.take(data(3, b"abc"))
@@ -279,15 +286,15 @@ def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
 
 
 def upload(server: Server, stream_id: int, *, unread: int) -> None:
-    """Half a window of a body, of which so much is left unread."""
+    """Send half a window of a body, and leave `unread` bytes of it unread."""
     stream = server.streams[stream_id]
     for part in server.take(data(stream_id, bytes(1 << 14)), data(stream_id, bytes(1 << 14))):
-        assert isinstance(part, Part)
+        assert isinstance(part, DataReceived)
         server.session.unread(stream, unread)
         server.session.acknowledge(stream, part.size)
 
 
-def test_bodies_that_are_left_unread_share_a_bound() -> None:
+def test_unread_bodies_share_a_bound() -> None:
     server = Server(most_streams=200)
     ids = range(1, 200, 2)
     server.take(*(request(stream_id, POST, ends=False) for stream_id in ids))
@@ -295,7 +302,7 @@ def test_bodies_that_are_left_unread_share_a_bound() -> None:
         upload(server, stream_id, unread=1 << 15)
     grown = {to for kind, _, to, _ in server.said() if kind == frames.WINDOW_UPDATE and to}
     assert len(grown) == MOST_UNREAD_BYTES >> 15
-    # One that is read goes on meanwhile.
+    # A body that is read goes on meanwhile.
     server.take(request(201, POST, ends=False))
     for _ in range(100):
         upload(server, 201, unread=1 << 15)
@@ -304,7 +311,7 @@ def test_bodies_that_are_left_unread_share_a_bound() -> None:
 
 
 @pytest.mark.parametrize("how", ["read", "reset", "answered"])
-def test_a_body_that_is_unread_no_longer_makes_room_for_others(how: str) -> None:
+def test_a_body_that_is_read_or_dropped_makes_room_for_others(how: str) -> None:
     server = Server(most_streams=200)
     server.take(*(request(stream_id, POST, ends=False) for stream_id in (1, 3)))
     first = server.streams[1]
@@ -319,30 +326,30 @@ def test_a_body_that_is_unread_no_longer_makes_room_for_others(how: str) -> None
         case _:
             server.session.send_head(first, b"\x88", ends=True)
     assert (frames.WINDOW_UPDATE, 0, 3, u32(1 << 15)) in server.said()
-    # What is read of it afterwards counts for nothing.
+    # Reading its bytes afterwards has no effect.
     server.session.unread(first, 0)
     server.session.unread(server.streams[3], 0)
     assert "0 unread" in repr(server.session)
 
 
-def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connection() -> None:
+def test_resetting_an_unread_body_opens_the_window_of_the_connection() -> None:
     server = Server()
     for stream_id in range(1, 400, 2):
         server.take(request(stream_id, POST, ends=False))
-        # All of it is taken apart before any of it is looked at.
+        # All frames are parsed before any event is handled.
         events = server.take(data(stream_id, bytes(1 << 14)), reset(stream_id))
-        (part,) = (event for event in events if isinstance(event, Part))
+        (part,) = (event for event in events if isinstance(event, DataReceived))
         server.session.acknowledge(part.stream, part.size)
         server.now += 1
     assert server.session.failed is None
 
 
-def test_many_bodies_that_are_begun_leave_the_window_of_the_connection_open() -> None:
+def test_many_begun_bodies_leave_the_window_of_the_connection_open() -> None:
     server = Server()
-    # What is taken of each is less than its own window is opened for.
+    # The bytes read of each body are too few to reopen its own window.
     for stream_id in range(1, 256, 2):
         for event in server.take(request(stream_id, POST, ends=False), data(stream_id, bytes(1 << 14))):
-            if isinstance(event, Part):
+            if isinstance(event, DataReceived):
                 server.session.acknowledge(event.stream, event.size)
     assert server.session.failed is None
     grown = [int.from_bytes(payload, "big") for kind, _, to, payload in server.said() if kind == frames.WINDOW_UPDATE]
@@ -359,7 +366,7 @@ def test_padding_opens_the_window_of_its_stream() -> None:
     assert server.resets() == []
 
 
-def test_what_is_dropped_opens_the_window_of_the_connection() -> None:
+def test_dropped_data_opens_the_window_of_the_connection() -> None:
     server = Server()
     for stream_id in range(1, 400, 2):
         server.take(request(stream_id, POST, ends=False), data(stream_id, bytes(1 << 14)))
@@ -372,15 +379,15 @@ def test_what_is_dropped_opens_the_window_of_the_connection() -> None:
 # -- the end
 
 
-def test_a_client_is_told_of_the_end_before_it_is_the_end() -> None:
+def test_an_orderly_end_is_announced_first() -> None:
     server = Server()
     server.take(request(1))
     server.session.leave(is_final=False)
     (goaway, ping_) = server.said()
     assert goaway == (frames.GOAWAY, 0, 0, u32((1 << 31) - 1) + u32(0))
-    # What is on its way is answered still.
+    # Requests in flight are still answered.
     assert len(server.take(request(3))) == 1
-    assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [Sign.PONG]
+    assert server.take(frame(frames.PING, frames.ACK, 0, ping_[3])) == [ConnectionEvent.PING_ACK]
     server.session.leave(is_final=True)
     assert server.said() == [(frames.GOAWAY, 0, 0, u32(3) + u32(0))]
     assert server.take(request(5), request(7)) == []
@@ -389,9 +396,9 @@ def test_a_client_is_told_of_the_end_before_it_is_the_end() -> None:
     assert server.session.failed is None
 
 
-def test_a_client_may_leave_first() -> None:
+def test_a_client_may_send_goaway_first() -> None:
     server = Server()
     server.take(request(1), frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"))
-    assert server.session.is_left
+    assert server.session.has_goaway
     server.session.send_head(server.streams[1], b"\x88", ends=True)
     assert len(server.said()) == 1

@@ -1,4 +1,4 @@
-"""One deadline of something that has several."""
+"""A one-shot timer on the wheel, for owners that have several deadlines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from gateway.aio.wheel import NEVER, Wheel
 
 
-class Alarm:
-    """Calls `ring` when its time has come, unless it is cleared or set anew before."""
+class Timer:
+    """Calls `callback` once its time has passed, unless it is cleared or set again before."""
 
-    __slots__ = ("_ring", "_tick", "_wheel")
+    __slots__ = ("_callback", "_tick", "_wheel")
 
-    def __init__(self, wheel: Wheel, ring: Callable[[], None]) -> None:
+    def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
         self._wheel = wheel
-        self._ring = ring
+        self._callback = callback
         self._tick = NEVER
 
     @property
@@ -31,6 +31,6 @@ class Alarm:
             self._tick = NEVER
 
     def due(self) -> None:
-        """The wheel's side."""
+        """Called by the wheel."""
         self._tick = NEVER
-        self._ring()
+        self._callback()

@@ -1,5 +1,5 @@
-"""How an SSE answer is counted and noted, over whichever version of HTTP: a reader more when it begins, one less and a
-request when it ends."""
+"""Accounting of an SSE answer, the same for each version of HTTP: the reader gauge, the request's metrics, and its
+access-log line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from gateway.server.request import Note
 from gateway.telemetry.access_record import CloseReason
 
 
-class Sent(Protocol):
-    """What a channel knows of the answer that it was given."""
+class SseChannel(Protocol):
+    """What a channel knows of the SSE answer that it carried."""
 
     live_bytes: int
     live_first_byte_s: float
-    why_cut: CloseReason | None
+    cut_reason: CloseReason | None
 
 
-class Followed:
-    """The account of one SSE answer; `close` is owed.  `began` is when its request was read, by the streams' clock."""
+class SseAccounting:
+    """The accounting of one SSE answer, from its begin to `close`.  `began` is when its request was read, by the
+    streams' clock."""
 
     __slots__ = ("_clients", "_note", "_route", "began")
 
@@ -32,8 +33,8 @@ class Followed:
         self.began = began
         clients.metrics.subscribers(Mode.SSE, 1, route)
 
-    def close(self, channel: Sent, reason: CloseReason, *, in_order: bool) -> None:
-        """The answer that was given to the channel is whole, or never will be."""
+    def close(self, channel: SseChannel, reason: CloseReason, *, in_order: bool) -> None:
+        """The answer has ended; `in_order` if it is whole."""
         outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
         metrics, route, note = self._clients.metrics, self._route, self._note
         metrics.subscribers(Mode.SSE, -1, route)
@@ -44,8 +45,8 @@ class Followed:
             route,
             first_byte_s=channel.live_first_byte_s,
             sent_bytes=channel.live_bytes,
-            # None would mean the trace of the request that is being answered here, which is another one.
+            # None would take the trace of the current context, which belongs to another request.
             trace_id=(note.trace_id if note is not None else None) or "",
         )
         if note is not None:
-            note.end(outcome, channel.why_cut or reason if reason is CloseReason.LEFT else reason)
+            note.end(outcome, channel.cut_reason or reason if reason is CloseReason.LEFT else reason)
