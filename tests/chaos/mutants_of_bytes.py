@@ -56,7 +56,7 @@ def remembered_tail_is_repeated() -> Patches:
     def is_good(self: RememberedAnswer, now: float) -> bool:
         return now < self.until + 5 and self.stream.stale_marks == self.stale_marks
 
-    return [(RememberedAnswer, "is_good", is_good)]
+    return [(RememberedAnswer, "is_valid", is_good)]
 
 
 @mutant("an acknowledged write is seen by every read that starts after it")

@@ -92,14 +92,14 @@ def credentials_share_a_tape() -> Patches:
 
 @mutant("nothing fetched with credentials reaches a client with others")
 def remembered_answer_ignores_authorization() -> Patches:
-    take = RememberedAnswers.take
+    reset = RememberedAnswers.reset
 
     def taken(self: RememberedAnswers, _: Any) -> None:
-        take(self, [()])
+        reset(self, [()])
 
     return [
         (remembered, "_MEANINGLESS", (*remembered._MEANINGLESS, "authorization")),
-        (RememberedAnswers, "take", taken),
+        (RememberedAnswers, "reset", taken),
     ]
 
 
@@ -173,7 +173,7 @@ def absence_outlives_a_write() -> Patches:
 
 @mutant("a remembered answer ends with its stream")
 def remembered_answer_outlives_its_stream() -> Patches:
-    return [(RememberedAnswers, "forget", nothing), (RememberedAnswer, "is_good", lambda *_: True)]
+    return [(RememberedAnswers, "forget", nothing), (RememberedAnswer, "is_valid", lambda *_: True)]
 
 
 # -- writes
