@@ -430,7 +430,7 @@ async def test_two_gateways_of_one_name_write_to_one_stream(origin: RunningOrigi
     assert await numbers(origin) == list(range(6))
 
 
-async def test_batches_for_a_closed_stream_are_given_up_one_by_one(
+async def test_batches_that_a_stream_refuses_are_given_up_one_by_one(
     origin: RunningOrigin, open_stream: OpenStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aiohttp.ClientSession() as session:

@@ -275,7 +275,7 @@ async def tagged() -> AsyncIterator[Tagged]:
     await tagging.origin.stop()
 
 
-async def test_a_surrogate_key_purges_its_group_in_either_header(start: Start, tagged: Tagged) -> None:
+async def test_a_surrogate_key_from_either_header_purges_its_group(start: Start, tagged: Tagged) -> None:
     bench = await start(tagged.origin.url)
     for path in tagged.keys:
         await bench.warm(f"{path}?offset=-1")
