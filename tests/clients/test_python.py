@@ -161,8 +161,8 @@ async def test_many_readers_from_the_start_cost_the_origin_one_live_request(edge
         # One at a time; it is reconnected if the machine stalls for longer than a live request may lag.
         assert edge.gateway.metrics.upstream_requests(Mode.SSE).value <= 3
         assert edge.gateway.metrics.upstream_requests(Mode.LONGPOLL).value == 0
-        # The first reader's catch-up read, a tail probe by readers that came during it, a request for the stream's metadata,
-        # and the live request.
+        # The first reader's catch-up read, a tail probe by readers that came during it, a request for the stream's
+        # metadata, and the live request.
         assert edge.reads_at_origin <= 10
 
 

@@ -58,7 +58,7 @@ def passes(gateway: RunningGateway) -> int:
 
 
 async def edit_together(yjs: Yjs, url: str, document: str) -> int:
-    """Let ten editors and four late ones edit, each late one in another situation; returns the number of snapshot reads."""
+    """Let ten editors and four late ones edit, each late one in its own situation; returns the snapshot reads."""
     where = {"url": url + SERVICE, "document": document, "live": "sse"}
     await yjs.do("join", editors=EDITORS, **where)
     await yjs.do("edit", edits=3)
