@@ -11,7 +11,7 @@ import contextlib
 from random import Random
 
 from gateway.aio.clock import ManualClock
-from tests.offload.cases import log_of, message, place_of
+from tests.offload.cases import log_of, message, position_of
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.spared import catch_up
 from tests.offload.stage import BINARY, JSON, Figure, Stage, stage
@@ -35,7 +35,7 @@ class Shelf:
 
     @property
     def written_bytes(self) -> int:
-        return place_of(self.content_type, self.messages, self.written)
+        return position_of(self.content_type, self.messages, self.written)
 
     async def write(self, on: Stage) -> None:
         """The next append, through the gateway."""
@@ -44,7 +44,7 @@ class Shelf:
 
 
 class Reader:
-    """One client: it reads its stream to the tail, then follows by SSE or long-poll until it leaves or the stream ends."""
+    """One client: reads its stream to the tail, then follows by SSE or long-poll until it leaves or the stream ends."""
 
     def __init__(self, shelf: Shelf, client: Client, *, by_sse: bool) -> None:
         self._shelf = shelf

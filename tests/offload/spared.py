@@ -10,7 +10,7 @@ import asyncio
 import itertools
 
 from gateway.aio.clock import ManualClock
-from tests.offload.cases import log_of, message, place_of, short
+from tests.offload.cases import log_of, message, position_of, short
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.stage import JSON, Figure, bounded, stage, together
 
@@ -54,7 +54,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
         async def read(client: Client, by_sse: bool, caught_up: asyncio.Event) -> None:
             checker = Checker(log, is_json=content_type == JSON)
             reply = await catch_up(client, "/s", checker)
-            assert checker.position >= place_of(content_type, messages, 3)
+            assert checker.position >= position_of(content_type, messages, 3)
             caught_up.set()
             await (stream_to_end if by_sse else poll_to_end)(client, "/s", reply, checker)
             assert checker.position == len(log)
@@ -90,7 +90,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
         for body in messages[:3]:
             tail = await on.append("/s", content_type, body)
         written = 3
-        checker = Checker(log, is_json=content_type == JSON, position=place_of(content_type, messages, 3))
+        checker = Checker(log, is_json=content_type == JSON, position=position_of(content_type, messages, 3))
         [client] = await on.clients(1)
         for number in range(reads):
             if number and number % (reads // (appends + 1)) == 0 and written < len(messages):
@@ -98,7 +98,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
                 written += 1
             reply = await client.read(f"/s?offset={tail}", checker)
             assert reply.is_up_to_date, reply
-            assert checker.position == place_of(content_type, messages, written)
+            assert checker.position == position_of(content_type, messages, written)
             tail = reply.next_offset
             clock.advance(seconds / reads)
         assert written == len(messages)
