@@ -1,4 +1,4 @@
-"""Courses of events that once went wrong, each as short as it can be; `World` judges every answer."""
+"""Sequences of events that once went wrong, each as short as possible; `World` judges every answer."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.invariant.world import PollReader, Reader, SseReader, ignoring_result
 def test_a_stream_re_created_at_the_origin_with_other_offsets_is_read_live_from_its_start(
     begin: Begin, reader: type[Reader]
 ) -> None:
-    """The tail that is known is no offset of the new stream, and it is not the client who asked for it."""
+    """The known tail is not an offset of the new stream, and the client did not ask for it."""
     world = begin(trust_s=0.0)
     world.run(world.create(messages=1))
     world.run(world.delete(is_direct=True))
@@ -30,7 +30,7 @@ def test_a_cache_of_nothing_streams_all_the_same(begin: Begin) -> None:
 
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
 def test_the_cursor_of_an_sse_connection_never_goes_back(begin: Begin, cache_bytes: int) -> None:
-    """Also for a client whose own is so high that the next one is drawn at random; by the gateway or by the origin."""
+    """Also for a client whose own cursor is so high that the next is drawn at random, by the gateway or the origin."""
     world = begin("application/json", cache_bytes=cache_bytes)
     world.run(world.create(messages=1))
     reader = SseReader(world, "-1")
@@ -45,7 +45,7 @@ def test_the_cursor_of_an_sse_connection_never_goes_back(begin: Begin, cache_byt
 def test_a_writes_answer_that_comes_late_says_nothing_of_the_stream_that_was_created_since(
     begin: Begin, is_closing: bool
 ) -> None:
-    """Its offset may be one of the new stream as well, and there the stream is neither closed nor at its tail."""
+    """Its offset may exist in the new stream as well, which is neither closed nor at its tail there."""
     world = begin("application/json", is_nameless=True)
     world.run(world.create(messages=1))
     late = world.origin.faults.hold(kind="append", when="reply", times=1)
@@ -147,7 +147,7 @@ def test_a_late_404_to_a_writer_does_not_send_off_readers_of_what_was_created_si
 def test_a_large_body_that_the_origin_cuts_short_is_never_ended_in_order(
     begin: Begin, content_type: str, how: str
 ) -> None:
-    """Too large to be waited for: the head is out by then, and with it the offset behind bytes that never come."""
+    """Too large to be buffered: its head has been sent, with the offset after bytes that never arrive."""
     world = begin(content_type, max_chunk_bytes=1 << 22)
     world.run(world.create(messages=30_000))
     world.cause_trouble()
@@ -162,7 +162,7 @@ def test_a_large_body_that_the_origin_cuts_short_is_never_ended_in_order(
 
 
 def test_a_follower_that_was_lost_vouches_for_nothing(begin: Begin) -> None:
-    """It knew the tail when it was connected; what was written since, it has not heard of."""
+    """It knew the tail when it was connected, but not the writes since."""
     world, old_tail = followed(begin)
     gone = world.origin.faults.refuse(kind="sse", times=None)
     world.run(world.restart_origin())
@@ -209,7 +209,7 @@ def test_a_live_reader_of_what_is_too_large_for_the_cache_is_relayed_while_the_b
 
 
 def test_a_stream_known_only_from_its_creation_and_its_live_events_is_told_from_the_one_after_it(begin: Begin) -> None:
-    """Neither of the two names it as an ETag would; it is deleted and created anew while the live request is lost."""
+    """No ETag names either of the two; it is deleted and created again while the live request is lost."""
     world, _ = followed(begin)
     world.run(world.append(1))
     world.run(world.settle())
@@ -218,7 +218,7 @@ def test_a_stream_known_only_from_its_creation_and_its_live_events_is_told_from_
 
 
 def test_what_is_refused_to_the_gateway_itself_is_not_told_to_the_client(begin: Begin) -> None:
-    """The remembered tail is looked at for a live read; meanwhile another read teaches the record of a newer one."""
+    """The remembered tail is probed for a live read; meanwhile another read records a newer one."""
     world = begin(trust_s=0.0, is_nameless=True)
     world.run(world.create(messages=1))
     world.run(world.delete(is_direct=True))
