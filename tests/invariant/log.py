@@ -39,7 +39,7 @@ class Incarnation:
     def is_closed(self) -> bool:
         return self.stream.is_closed
 
-    def place(self, token: str | None) -> Position | None:
+    def position_of(self, token: str | None) -> Position | None:
         """The position of the token in this incarnation in its present state; None if it has none."""
         if token is None or token == "-1":
             return ZERO
@@ -59,7 +59,7 @@ class Incarnation:
 
         A token of an earlier life need not be a position here: the origin begins at the last one before it.
         """
-        position = self.place(token)
+        position = self.position_of(token)
         if position is not None or token is None:
             return position
         named = parse_token(token)

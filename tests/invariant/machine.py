@@ -139,7 +139,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         alive = self.world.log.alive
         if alive is None or len(self.world.readers) > 8:
             return
-        known = [token for token in self.world.tokens if alive.place(token) is not None]
+        known = [token for token in self.world.tokens if alive.position_of(token) is not None]
         offset = picked([*known, alive.tail.token], pick)
         (SseReader if is_sse else PollReader)(self.world, offset, credentials)
         self.world.run(going_on())
@@ -206,13 +206,13 @@ class SystemAgainstLog(RuleBasedStateMachine):
 
     # -- time
 
-    @rule(how=st.sampled_from(["go on", "go on", "rest", "settle"]), spins=SPINS)
+    @rule(how=st.sampled_from(["go on", "go on", "rest", "quiet"]), spins=SPINS)
     def let_time_go_by(self, how: str, spins: int) -> None:
         match how:
             case "rest":
                 self.world.run(self.world.rest())
-            case "settle":
-                self.world.run(self.world.settle())
+            case "quiet":
+                self.world.run(self.world.reach_quiet())
             case _:
                 self.world.run(going_on(spins))
 

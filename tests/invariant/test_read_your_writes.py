@@ -48,9 +48,7 @@ async def keep_reading(world: World) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["start", "tail", "closed"])
-def test_the_same_url_shows_every_write_that_was_acknowledged(
-    begin: Begin, content_type: str, tail: str, place: str
-) -> None:
+def test_the_same_url_shows_every_acknowledged_write(begin: Begin, content_type: str, tail: str, place: str) -> None:
     world = begin(content_type, max_chunk_bytes=1 << 20, tail=tail)
 
     async def life(length: int) -> None:
@@ -81,7 +79,7 @@ def test_the_same_url_shows_every_write_that_was_acknowledged(
 @pytest.mark.parametrize("offset", ["-1", "tail", "now"])
 @pytest.mark.parametrize("is_followed", [False, True])
 @pytest.mark.parametrize("tail", ["followed", "asked"])
-def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
+def test_a_read_in_flight_across_a_write_answers_no_later_reader(
     begin: Begin, kind: str, offset: str, tail: str, is_followed: bool
 ) -> None:
     """The origin has computed its answer but not sent it; by then its tail is old."""
@@ -90,7 +88,7 @@ def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
     assert world.log.alive is not None
     if is_followed:
         SseReader(world, "-1")
-        world.run(world.settle())
+        world.run(world.reach_quiet())
     offset = world.log.alive.tail.token if offset == "tail" else offset
     late = world.origin.faults.hold(kind=kind, when="reply", times=1)
     world.holds.append(late)
@@ -105,18 +103,18 @@ def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
     world.run(going_on())
     late.release()
     world.run(asyncio.wait({early, after}))
-    world.run(world.settle())
+    world.run(world.reach_quiet())
 
 
 @pytest.mark.parametrize("reader", [SseReader, PollReader])
-def test_a_follower_that_has_not_heard_of_a_write_vouches_for_nothing(begin: Begin, reader: type[Reader]) -> None:
+def test_a_follower_that_missed_a_write_confirms_no_tail(begin: Begin, reader: type[Reader]) -> None:
     """The one live request stalls just after it confirmed the tail."""
     first, _ = followed(begin)
     world, old_tail = followed(begin, stall_after=first.origin.counters.body_bytes[Kind.SSE])
     world.run(world.append(1))
     late = reader(world, old_tail)
     world.run(world.rest(seconds=6.0))  # longer than a long-poll: its reader is answered while nothing arrives
-    world.run(world.settle())
+    world.run(world.reach_quiet())
     assert world.log.alive is not None
     assert late.at == world.log.alive.tail.token
 
@@ -190,7 +188,7 @@ async def take(world: World, step: Step) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
+def test_no_interleaving_of_reads_and_writes_in_flight_hides_a_write(
     steps: list[Step], content_type: str, is_small: bool, is_asked: bool
 ) -> None:
     tail = "asked" if is_asked else "followed"
@@ -199,7 +197,7 @@ def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
         world.run(world.create(messages=1))
         for step in steps:
             world.run(take(world, step))
-        world.run(world.settle())
+        world.run(world.reach_quiet())
         assert world.log.alive is not None
         assert world.run(read_to_the_tail(world, "-1")) == world.log.alive.tail.token
     finally:

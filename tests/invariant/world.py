@@ -205,7 +205,7 @@ class World:
         before = self.log.alive
         answer = await self.write("POST", headers, self.body(messages) if messages else b"", is_direct)
         if answer.status in (200, 204) and not is_direct and before is not None and before is self.log.alive:
-            acked = before.place(answer.end)
+            acked = before.position_of(answer.end)
             assert acked is not None, "an acknowledgement names an offset that the stream does not have"
             before.acked = max(before.acked, acked)
             before.is_close_acked = before.is_close_acked or is_closing
@@ -272,7 +272,9 @@ class World:
         if not self.is_excused(answer, since, is_live=False):
             assert answer.status == 200
             assert answer.body == (b"[]" if self.is_json else b"")
-            self.judge_end(answer, [one for one in self.believable(since, answer) if one.place(answer.end)], since)
+            self.judge_end(
+                answer, [one for one in self.believable(since, answer) if one.position_of(answer.end)], since
+            )
         return answer
 
     async def head(self) -> None:
@@ -281,7 +283,7 @@ class World:
         if not self.is_excused(answer, since, is_live=False):
             assert answer.status == 200
             assert any(
-                (place := one.place(answer.end)) is not None and place >= self.least(since).get(one, place)
+                (place := one.position_of(answer.end)) is not None and place >= self.least(since).get(one, place)
                 for one in self.log.incarnations
             )
 
@@ -364,7 +366,7 @@ class World:
         """The incarnations in which `text` is exactly the bytes between the two offsets."""
         found = []
         for one in candidates:
-            start, stop = one.begin(offset), one.place(end)
+            start, stop = one.begin(offset), one.position_of(end)
             if start is not None and stop is not None and start <= stop and one.between(start, stop) == text:
                 found.append(one)
         assert found, f"no incarnation has {text!r} from {offset} to {end}"
@@ -383,7 +385,7 @@ class World:
         self, one: Incarnation, end: str | None, up_to_date: bool, is_closed: bool, since: Moment, *, is_live: bool
     ) -> bool:
         """Whether the answer's claims about the tail were true of this incarnation at some time since the moment."""
-        place = one.place(end)
+        place = one.position_of(end)
         if place is None:
             return False
         if is_closed:
@@ -425,7 +427,7 @@ class World:
 
     # -- quiet
 
-    async def settle(self) -> None:
+    async def reach_quiet(self) -> None:
         """End all faults, let every request be answered, and let every reader reach the tail."""
         self.release_all()
         async with asyncio.timeout(PATIENCE_S):
@@ -458,7 +460,7 @@ class World:
         """Disconnect all clients, and check that nothing is left in the gateway."""
         for reader in self.readers:
             reader.leave()
-        await self.settle()
+        await self.reach_quiet()
         await self.http.close()
         engine = self.gateway.engine
         try:
@@ -523,7 +525,7 @@ class Reader(ABC):
         self.has_seen_end = False
         self.has_left = False
         self.requests = 0
-        self.told: list[str] = []
+        self.up_to_date_at: list[str] = []
         """The offsets at which it was up to date."""
         self.cursor: str | None = None
         self.task: asyncio.Task[None] | None = None
@@ -653,7 +655,7 @@ class SseReader(Reader):
         if not is_closed:
             assert int(control["streamCursor"]) >= int(self.cursor or -1)
         if up_to_date:
-            self.told.append(end)
+            self.up_to_date_at.append(end)
         self.at, self.cursor = end, control.get("streamCursor")
         self.has_seen_end = is_closed
 

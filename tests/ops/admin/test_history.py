@@ -63,7 +63,7 @@ async def test_a_live_read_counts_from_the_moment_it_begins(bench: Bench) -> Non
         reader.close()
     await bench.until_readers("/live", 0)
     shown = (await bench.get("/api/overview"))["spared"]
-    assert (shown["reads"], shown["requests_spared"]) == (0, None), "nobody came"
+    assert (shown["reads"], shown["requests_spared"]) == (0, None), "no reads came"
 
 
 async def test_the_history_begins_with_the_gateway_and_holds_ten_minutes(bench: Bench) -> None:
