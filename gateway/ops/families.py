@@ -244,7 +244,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     yield counter(
         "durable_gateway_reconnects",
         "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
-        "lifetime or after one long-poll's answer, or lost. Excludes those ended because the last reader had left.",
+        "lifetime or of a bulk by long-poll, or lost. Excludes those ended because the last reader had left.",
         ("reason", "route"),
         (
             (("planned" if is_planned else "lost", route), count.value)
