@@ -309,9 +309,9 @@ class Lines:
         return line
 
     def _client_piece(self, client: str | None) -> bytes:
-        shown = self._loggable_client(client)
+        address = self._loggable_client(client)
         # JSON ignores a space, and a piece that is not empty is truthy, so the first lookup finds it.
-        piece = b" " if shown is None else b',"client":' + orjson.dumps(shown)
+        piece = b" " if address is None else b',"client":' + orjson.dumps(address)
         self._clients[client] = piece
         return piece
 

@@ -70,11 +70,11 @@ def histogram(
     for values, spread in children:
         buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = []
         for at, (bound, count) in enumerate(spread.cumulative()):
-            shown = spread.exemplars.get(at)
-            if shown is None:
+            latest = spread.exemplars.get(at)
+            if latest is None:
                 buckets.append((bound, count))
             else:
-                exemplar = SampleExemplar({"trace_id": shown.trace_id}, shown.value, shown.at_s)
+                exemplar = SampleExemplar({"trace_id": latest.trace_id}, latest.value, latest.at_s)
                 buckets.append((bound, count, exemplar))
         family.add_metric(values, buckets, spread.sum_s)
     return family
@@ -244,7 +244,7 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     yield counter(
         "durable_gateway_reconnects",
         "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
-        "lifetime or after one long-poll's answer, or lost. Excludes those ended because the last reader had left.",
+        "lifetime or of a bulk by long-poll, or lost. Excludes those ended because the last reader had left.",
         ("reason", "route"),
         (
             (("planned" if is_planned else "lost", route), count.value)

@@ -1,4 +1,4 @@
-"""A gateway before each of two origins, and the clients that users have."""
+"""A gateway in front of each of two origins, and the clients that users have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 @dataclass(slots=True)
 class Edge:
-    """A gateway and the URL of the origin behind it; `origin` where that is the one in memory."""
+    """A gateway and the URL of the origin behind it; `origin` is set if that is the in-memory one."""
 
     gateway: RunningGateway
     origin_url: str
@@ -45,7 +45,7 @@ class Edge:
         return self.gateway.gateway_url
 
     async def create(self, path: str, content_type: str, *bodies: bytes) -> None:
-        """A stream made by somebody who knows the origin itself, as are all of these."""
+        """Create a stream at the origin itself, past the gateway; the other writes here go there too."""
         await self._write("PUT", path, {"Content-Type": content_type})
         for body in bodies:
             await self.append(path, content_type, body)
@@ -62,7 +62,7 @@ class Edge:
 
     @property
     def reads_at_origin(self) -> int:
-        """Reads that the gateway has sent; the in-memory origin has counted the same."""
+        """Reads that the gateway has sent; the in-memory origin must have counted the same."""
         sent = sum(self.gateway.metrics.upstream_requests(mode).value for mode in READS)
         if self.origin is not None:
             counters = self.origin.origin.counters
@@ -70,7 +70,7 @@ class Edge:
         return sent
 
     async def until_followed(self, path: str) -> None:
-        """Wait until a live reader of the stream has been told, by a follower at the origin, that it is at the tail."""
+        """Wait until the stream's follower has confirmed the tail to a live reader."""
         live = self.gateway.engine.live
         await eventually(
             lambda: any(
@@ -80,14 +80,14 @@ class Edge:
         )
 
     async def restart_gateway(self) -> None:
-        """End the gateway in order and begin another, with an empty memory, at the same address."""
+        """Stop the gateway in order and start another, with an empty memory, at the same address."""
         address = self.url.removeprefix("http://")
         await self.gateway.stop()
         self.gateway = await start_gateway(gateway_config(self.origin_url, listen=address))
 
 
 def gateway_config(origin_url: str, **settings: Any) -> GatewayConfig:
-    """A gateway for tests: any port, short long-polls, a quick end."""
+    """A configuration for tests: any port, short long-polls, a quick shutdown."""
     defaults: dict[str, Any] = {
         "listen": "127.0.0.1:0",
         "admin": "127.0.0.1:0",
@@ -109,13 +109,13 @@ def reference_server() -> Iterator[str]:
 
 @pytest.fixture
 def gateway_settings() -> dict[str, Any]:
-    """Overridden by parametrization where a test needs another gateway."""
+    """Settings of the gateway; overridden by parametrization."""
     return {}
 
 
 @pytest.fixture(params=["memory", "reference"])
 async def edge(request: pytest.FixtureRequest, gateway_settings: dict[str, Any]) -> AsyncIterator[Edge]:
-    """A gateway before the in-memory origin, and one before the reference server."""
+    """A gateway in front of the in-memory origin, and one in front of the reference server."""
     if request.param == "memory":
         origin: RunningOrigin | None = await start_origin(OriginSettings(long_poll_timeout_s=LONG_POLL_TIMEOUT_S))
         assert origin is not None
@@ -139,5 +139,5 @@ async def typescript() -> AsyncIterator[TypeScript]:
 
 @pytest.fixture
 def path() -> str:
-    """A stream of the test's own: the reference server is shared."""
+    """A path unique to the test, because the reference server is shared."""
     return f"/clients/{next(_paths)}"

@@ -1,4 +1,4 @@
-"""A program of `tests/node` that is driven line by line: a command as JSON on stdin, what comes of it on stdout."""
+"""A program of `tests/node` driven line by line: a JSON command on stdin, its result on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 1 << 22
 
 
 class Failed(Exception):
-    """The client gave up; `status` is the HTTP status that made it, if one did."""
+    """The client gave up; `status` is the HTTP status that caused it, if any."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         super().__init__(said["message"])
@@ -23,7 +23,7 @@ class Failed(Exception):
 
 
 class Program:
-    """One process; its commands come one after the other."""
+    """One process; its commands run one after another."""
 
     script: ClassVar[str]
 
@@ -33,7 +33,7 @@ class Program:
     @classmethod
     @asynccontextmanager
     async def start(cls, *arguments: str) -> AsyncIterator[Self]:
-        """Run the program until the block ends; AssertionError when it had anything to complain about."""
+        """Run the program until the block ends; AssertionError if it wrote to stderr."""
         tools = node_tools()
         folder = await asyncio.to_thread(node_packages)
         process = await asyncio.create_subprocess_exec(
@@ -61,7 +61,7 @@ class Program:
                 await process.communicate()
 
     async def do(self, command: str, **fields: Any) -> dict[str, Any]:
-        """One command and its result.  Raises Failed."""
+        """Run one command; returns its result.  Raises Failed."""
         self.say({"do": command, **fields})
         said = await self.hear()
         assert said["done"] == command, said
@@ -72,7 +72,7 @@ class Program:
         self._process.stdin.write(json.dumps(line).encode() + b"\n")
 
     async def hear(self) -> dict[str, Any]:
-        """The next line.  Raises Failed where it says so, AssertionError where there is none."""
+        """The next line.  Raises Failed if it reports a failure, AssertionError if there is none."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(BOUND_S):

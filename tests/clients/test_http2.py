@@ -1,4 +1,4 @@
-"""Clients that people have, over HTTP/2: Node's own and httpx with prior knowledge, a browser by ALPN."""
+"""Common clients over HTTP/2: Node's own and httpx with prior knowledge, a browser by ALPN."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_node_reads_fifty_streams_live_on_one_connection(gateway: RunningG
 async def test_httpx_writes_and_reads(gateway: RunningGateway) -> None:
     url, body = f"{gateway.gateway_url}/s", bytes(range(256)) * 2_000
     async with httpx.AsyncClient(http1=False, http2=True, timeout=BOUND_S) as client:
-        # What is closed is known for good.
+        # The end of a closed stream is final.
         headers = {"Content-Type": "application/octet-stream", "Stream-Closed": "true"}
         created = await client.put(url, headers=headers, content=body)
         assert (created.status_code, created.http_version) == (201, "HTTP/2")
@@ -88,7 +88,7 @@ FIFTY_READERS = """async () => {
 
 
 async def test_a_page_reads_fifty_streams_live(tmp_path: Path) -> None:
-    """Over HTTP/1.1 a browser has six connections to an origin, and the seventh reader waits for ever."""
+    """Over HTTP/1.1 a browser has six connections to an origin, and the seventh reader would wait for ever."""
     trust = made(tmp_path)
     origin = await start_origin(OriginSettings())
     listeners = listening(HTTP_2_TLS, trust)

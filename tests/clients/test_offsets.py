@@ -1,7 +1,7 @@
-"""Offsets that are no positions: the in-memory origin and the reference server are asked the same and answer the same.
+"""Offsets that are not positions: the in-memory origin and the reference server answer the same requests alike.
 
-`@durable-streams/y-durable-streams` makes such offsets: its server calls a snapshot `X_snapshot`, X being where the
-snapshot ends, and sends its reader on to X + 1.
+`@durable-streams/y-durable-streams` makes such offsets: its server names a snapshot `X_snapshot`, where X is the offset
+at which the snapshot ends, and sends its reader on to X + 1.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ START = "0000000000000000_0000000000000000"
 
 
 def incremented(offset: str) -> str:
-    """The offset that the Yjs server sends a snapshot's reader to."""
+    """The offset to which the Yjs server sends a reader of a snapshot."""
     first, second = offset.split("_")
     return f"{first}_{int(second) + 1:0{len(second)}d}"
 
 
 @dataclass(slots=True)
 class Asked:
-    """One stream of one server: its offsets go by the names that they have in both."""
+    """One stream of one server; its offsets have names that are the same for both servers."""
 
     url: str
     content_type: str
@@ -49,7 +49,7 @@ class Asked:
             assert reply.status == 201
 
     async def append(self, body: bytes, name: str) -> None:
-        """Write, and call the tail that comes of it by `name`."""
+        """Append, and give the new tail the name `name`."""
         async with self.http.post(self.url, headers={"Content-Type": self.content_type}, data=body) as reply:
             assert reply.ok, await reply.text()
             self.names[reply.headers["Stream-Next-Offset"]] = name
@@ -59,14 +59,14 @@ class Asked:
             assert reply.ok
 
     def offset(self, question: str) -> str:
-        """`{X}` in a question is the offset that is called X, `{X+1}` what the Yjs server makes of it."""
+        """Replace `{X}` in a question by the offset named X, `{X+1}` by the Yjs server's increment of it."""
         known = {name: offset for offset, name in self.names.items()}
         for name, offset in known.items():
             question = question.replace(f"{{{name}}}", offset).replace(f"{{{name}+1}}", incremented(offset))
         return question
 
     async def answer(self, question: str, live: str | None) -> dict[str, Any]:
-        """What of a reply does not depend on the server's way of writing offsets, cursors and errors."""
+        """The parts of a reply that do not depend on the server's format of offsets, cursors and errors."""
         query = {"offset": self.offset(question)} | ({"live": live} if live else {})
         async with self.http.get(self.url, params=query) as reply:
             said: dict[str, Any] = {
@@ -86,7 +86,7 @@ class Asked:
             return said | {"body": json.loads(body) if body and self.content_type == JSON else body}
 
     async def _events(self, reply: ClientResponse) -> dict[str, Any]:
-        """Everything up to the first control event that says that this is all for now."""
+        """All events up to the first up-to-date control event."""
         data: list[str] = []
         event, lines = "", list[str]()
         async for line in reply.content:
@@ -137,7 +137,7 @@ QUESTIONS = ["{X+1}", "{Y+1}", "9999999999999999_9999999999999999", "snapshot", 
 
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
-async def test_both_origins_answer_an_offset_that_is_no_position_alike(both: list[Asked], is_closed: bool) -> None:
+async def test_both_origins_answer_an_offset_that_is_not_a_position_alike(both: list[Asked], is_closed: bool) -> None:
     for server in both:
         first, second, third = WRITES[server.content_type]
         await server.append(first, "X")
@@ -151,7 +151,7 @@ async def test_both_origins_answer_an_offset_that_is_no_position_alike(both: lis
             assert ours == theirs, (question, live)
 
 
-async def test_an_idle_stream_is_read_from_beyond_its_tail_at_once_and_then_from_its_tail(both: list[Asked]) -> None:
+async def test_a_read_past_the_tail_is_answered_at_once_and_the_next_from_the_tail(both: list[Asked]) -> None:
     for server in both:
         first, second, _ = WRITES[server.content_type]
         await server.append(first, "X")

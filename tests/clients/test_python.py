@@ -1,7 +1,7 @@
-"""PyPI's `durable-streams` through the gateway, before the in-memory origin and before the real server.
+"""PyPI's `durable-streams` through the gateway, in front of the in-memory origin and of the real server.
 
-This client does not know closure: at the end of a closed stream it long-polls in a tight loop, for ever.  The origin is
-not to notice.
+This client does not know closure: at the end of a closed stream it long-polls in a tight loop, for ever.  The origin
+must not notice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ READERS = 12
 
 
 class Enough(Exception):
-    """The client has asked so often that it would for ever."""
+    """The client has sent so many requests that it would never stop."""
 
 
 @pytest.fixture
 async def restless() -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client that raises Enough in place of one request too many."""
+    """An HTTP client that raises Enough instead of sending one request too many."""
     asked = 0
 
     async def count(request: httpx.Request) -> None:
@@ -77,7 +77,7 @@ async def test_the_synchronous_client_reads_too(edge: Edge, path: str) -> None:
 
 
 @pytest.mark.parametrize("live", ["auto", "long-poll"])
-async def test_long_polls_bring_what_is_appended(edge: Edge, path: str, live: Any) -> None:
+async def test_long_polls_deliver_appends(edge: Edge, path: str, live: Any) -> None:
     await edge.create(path, JSON, *MESSAGES[:2])
     async with asyncio.timeout(BOUND_S), astream(edge.url + path, offset="-1", live=live) as read:
         items = read.iter_json()
@@ -88,7 +88,7 @@ async def test_long_polls_bring_what_is_appended(edge: Edge, path: str, live: An
 
 
 @pytest.mark.parametrize("content_type", [JSON, TEXT], ids=["json", "text"])
-async def test_sse_brings_what_is_appended_and_ends_at_closure(edge: Edge, path: str, content_type: str) -> None:
+async def test_sse_delivers_appends_and_ends_at_closure(edge: Edge, path: str, content_type: str) -> None:
     messages = MESSAGES if content_type == JSON else [f"line {number}\n".encode() for number in range(6)]
     items = OBJECTS if content_type == JSON else [message.decode() for message in messages]
     await edge.create(path, content_type, messages[0])
@@ -135,9 +135,7 @@ async def test_its_tight_loop_on_a_closed_stream_costs_the_origin_nothing(
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
-async def test_many_readers_that_begin_at_the_start_and_follow_cost_the_origin_one_live_request(
-    edge: Edge, path: str, live: Any
-) -> None:
+async def test_many_readers_from_the_start_cost_the_origin_one_live_request(edge: Edge, path: str, live: Any) -> None:
     await edge.create(path, JSON, *MESSAGES[:2])
     async with httpx.AsyncClient(timeout=BOUND_S) as http, AsyncExitStack() as reading, asyncio.timeout(BOUND_S):
         begin = partial(astream, edge.url + path, offset="-1", client=http)
@@ -154,21 +152,21 @@ async def test_many_readers_that_begin_at_the_start_and_follow_cost_the_origin_o
         for message, item in zip(MESSAGES[2:], OBJECTS[2:], strict=True):
             await edge.append(path, JSON, message)
             assert await asyncio.gather(*(anext(items) for items in followers)) == [item] * READERS
-        # Others come one after the other: some follow for a while, some read what there is and go.
+        # More readers come one after another: some follow for a while, some read to the tail and leave.
         for _ in range(READERS):
             async with begin(live=live) as read:
                 assert await take(read.iter_json(), len(OBJECTS)) == OBJECTS
             async with begin(live=False) as read:
                 assert await read.read_json() == OBJECTS
-        # One at a time: it is begun anew where the machine stands still for longer than a live request may lag.
+        # One at a time; it is reconnected if the machine stalls for longer than a live request may lag.
         assert edge.gateway.metrics.upstream_requests(Mode.SSE).value <= 3
         assert edge.gateway.metrics.upstream_requests(Mode.LONGPOLL).value == 0
-        # What the first of them began with, a look at the tail by readers who came while that was in the air, what is
-        # known of the stream, and the live request.
+        # The first reader's catch-up read, a tail probe by readers that came during it, a request for the stream's
+        # metadata, and the live request.
         assert edge.reads_at_origin <= 10
 
 
-async def test_what_it_writes_is_what_it_reads(edge: Edge, path: str) -> None:
+async def test_it_reads_what_it_wrote(edge: Edge, path: str) -> None:
     handle = await AsyncDurableStream.create(edge.url + path, content_type=JSON)
     async with handle:
         for count, item in enumerate(OBJECTS, 1):

@@ -1,4 +1,4 @@
-"""Databases in step by way of one stream: `@durable-streams/state` with TanStack DB."""
+"""Databases synchronised through one stream: `@durable-streams/state` with TanStack DB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.clients.program import Program
 
 JSON = "application/json"
 BOUND_READS = 24
-"""What the origin is asked for eleven databases, each of which begins with a read of what there is."""
+"""Bound on the origin's requests for eleven databases, each of which begins with a catch-up read."""
 
 
 class State(Program):
@@ -20,7 +20,7 @@ class State(Program):
     script = "state.mjs"
 
 
-async def test_databases_that_write_at_once_are_in_step_by_one_live_request(edge: Edge, path: str) -> None:
+async def test_concurrently_writing_databases_agree_with_one_live_request(edge: Edge, path: str) -> None:
     await edge.create(path, JSON)
     where = {"url": edge.url + path}
     async with State.start() as state:
@@ -42,7 +42,7 @@ async def test_databases_that_write_at_once_are_in_step_by_one_live_request(edge
     assert len(set(databases[0]["events"])) == rows // 3 * 5
     assert len(databases[0]["users"]) == rows // 3 * 2
     assert 0 < len(databases[0]["active"]) < rows // 3 * 2
-    # One at a time: it is begun anew where the machine stands still for longer than a live request may lag.
+    # One at a time; it is reconnected if the machine stalls for longer than a live request may lag.
     assert edge.gateway.metrics.upstream_requests(Mode.SSE).value <= 3
     assert edge.gateway.metrics.upstream_requests(Mode.LONGPOLL).value == 0
     assert edge.reads_at_origin <= BOUND_READS

@@ -1,4 +1,4 @@
-"""`@durable-streams/client` through the gateway, before the in-memory origin and before the real server."""
+"""`@durable-streams/client` through the gateway, in front of the in-memory origin and of the real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AS = {JSON: "json", BINARY: "bytes", TEXT: "text"}
 
 
 def content(content_type: str, batches: list[dict[str, Any]]) -> Any:
-    """What all batches come to, as the writer's messages would."""
+    """The contents of all batches together, in the form of the writer's messages."""
     return joined(content_type, [batch["batch"] for batch in batches])
 
 
@@ -84,7 +84,7 @@ async def test_a_session_follows_appends_to_the_end_of_the_stream(
     assert offsets == sorted(offsets)
 
 
-async def test_json_arrays_come_as_the_messages_in_them(edge: Edge, typescript: TypeScript, path: str) -> None:
+async def test_json_arrays_arrive_as_their_messages(edge: Edge, typescript: TypeScript, path: str) -> None:
     await typescript.do("create", url=edge.url + path, contentType=JSON)
     await typescript.follow(edge.url + path, "sse", "json")
     batches = await typescript.until_up_to_date()
@@ -138,7 +138,7 @@ async def test_a_session_survives_the_gateways_restart(
 @pytest.mark.parametrize("edge", ["memory"], indirect=True)
 @both_modes
 @pytest.mark.parametrize("grace_s", [0, 1.0], ids=["cut off", "in order"])
-async def test_a_session_survives_the_origins_restart_without_a_request_more(
+async def test_a_session_survives_the_origins_restart_without_another_request(
     edge: Edge, typescript: TypeScript, path: str, live: str, grace_s: float
 ) -> None:
     messages = MESSAGES[JSON]
@@ -166,7 +166,7 @@ async def test_a_session_outlives_many_sse_connections(edge: Edge, typescript: T
     await typescript.follow(edge.url + path, "sse", "json")
     batches = await typescript.until_up_to_date()
     connections = edge.gateway.metrics.requests(Mode.SSE, Outcome.FOLLOWED)
-    # Three connections that the client holds for too short would make it give SSE up, with a complaint on stderr.
+    # After three connections that end too soon, the client would give SSE up and complain on stderr.
     while connections.value < 3:
         batches.append(await typescript.batch())
     for message in messages[1:]:
@@ -178,7 +178,7 @@ async def test_a_session_outlives_many_sse_connections(edge: Edge, typescript: T
 
 
 @every_type
-async def test_what_the_client_writes_and_closes_is_what_it_reads(
+async def test_the_client_reads_what_it_wrote_and_closed(
     edge: Edge, typescript: TypeScript, path: str, content_type: str
 ) -> None:
     at: dict[str, Any] = {"url": edge.url + path, "contentType": content_type}
@@ -207,7 +207,7 @@ async def test_an_idempotent_producer_writes_everything_once_and_in_order(
     at: dict[str, Any] = {"url": edge.url + path, "contentType": JSON}
     await typescript.do("create", **at)
     bodies = [json.dumps({"n": number}) for number in range(100)]
-    # What a producer says again after a restart without a new epoch was said already.
+    # A producer that repeats its messages after a restart without a new epoch adds nothing.
     for epoch, said in ((0, bodies[:50]), (0, bodies[:50]), (1, bodies[50:])):
         produced = await typescript.do("produce", producer="p", epoch=epoch, bodies=said, **at)
         assert produced["errors"] == []
@@ -217,13 +217,13 @@ async def test_an_idempotent_producer_writes_everything_once_and_in_order(
     assert read["content"] == [json.loads(body) for body in bodies]
 
 
-async def test_a_stream_that_is_not_there_is_an_error_at_once(edge: Edge, typescript: TypeScript, path: str) -> None:
+async def test_a_missing_stream_is_an_error_at_once(edge: Edge, typescript: TypeScript, path: str) -> None:
     with pytest.raises(Failed) as failed:
         await typescript.do("read", url=edge.url + path, **{"as": "json"})
     assert failed.value.status == 404
 
 
-async def test_a_session_that_is_away_for_a_moment_costs_no_second_live_request(
+async def test_a_briefly_interrupted_session_costs_no_second_live_request(
     edge: Edge, typescript: TypeScript, path: str
 ) -> None:
     await edge.create(path, JSON, MESSAGES[JSON][0])

@@ -1,7 +1,7 @@
-"""Yjs for real: editors with `@durable-streams/y-durable-streams` and its server, snapshots and compaction included.
+"""Yjs end to end: editors with `@durable-streams/y-durable-streams` and its server, with snapshots and compaction.
 
-The Yjs server keeps its documents in a Durable Streams server.  The gateway stands before the Yjs server, where the
-editors are, or between the two servers.
+The Yjs server keeps its documents in a Durable Streams server.  The gateway is in front of the Yjs server, between it
+and the editors, or between the two servers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Yjs(Program):
     script = "yjs.mjs"
 
     async def both(self, *commands: dict[str, Any]) -> None:
-        """Two commands at the same time."""
+        """Run two commands at the same time."""
         for command in commands:
             self.say(command)
         done = [await self.hear() for _ in commands]
@@ -42,7 +42,7 @@ class Yjs(Program):
 
 @pytest.fixture(params=["memory", "reference"])
 async def streams_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """URL of the Durable Streams server that keeps the documents."""
+    """URL of the Durable Streams server that stores the documents."""
     if request.param == "reference":
         yield request.getfixturevalue("reference_server")
         return
@@ -52,23 +52,23 @@ async def streams_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 
 
 def passes(gateway: RunningGateway) -> int:
-    """Reads of bytes that the gateway has relayed, so far."""
+    """Reads of bytes that the gateway has relayed so far."""
     modes = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
     return round(sum(gateway.metrics.requests(mode, Outcome.PASS).value for mode in modes))
 
 
 async def edit_together(yjs: Yjs, url: str, document: str) -> int:
-    """Ten editors and four who come late, each in another state of affairs; the number of snapshots that were read."""
+    """Let ten editors and four late ones edit, each late one in its own situation; returns the snapshot reads."""
     where = {"url": url + SERVICE, "document": document, "live": "sse"}
     await yjs.do("join", editors=EDITORS, **where)
     await yjs.do("edit", edits=3)
     await yjs.do("greet")
     await yjs.do("compact", editor=0)
-    # The document is idle: the late joiner reads from one more than its tail.
+    # The document is idle: the late joiner reads from one past its tail.
     late = await yjs.do("join", editors=1, **where)
     assert late["had"] == [3 * EDITORS + 1]
     await yjs.do("edit", editors=[0, EDITORS], edits=2)
-    # There are updates behind the snapshot: the next one reads from an offset that is no position.
+    # There are updates after the snapshot: the next joiner reads from an offset that is not a position.
     late = await yjs.do("join", editors=1, **where)
     assert late["had"] == [3 * EDITORS + 5]
     await yjs.do("compact", editor=EDITORS + 1)
@@ -81,20 +81,20 @@ async def edit_together(yjs: Yjs, url: str, document: str) -> int:
 
 
 async def assert_one_document(yjs: Yjs) -> None:
-    """Every editor has the same, and every edit once."""
+    """All editors have the same document, with every edit once."""
     said = await yjs.do("documents")
     assert said["errors"] == []
     assert len(said["documents"]) == EDITORS + 3
     assert len({json.dumps(document, sort_keys=True) for document in said["documents"]}) == 1
     document = said["documents"][0]
     assert sorted(document["edits"]) == sorted(said["made"])
-    # Edits are made in the midst of each other.
+    # Edits are interleaved.
     assert Counter(document["text"]) == Counter("".join(f"[{edit}]" for edit in said["made"]))
     assert said["compactions"] >= 2
 
 
 async def test_editors_without_a_gateway_have_one_document(streams_url: str, path: str) -> None:
-    # What the other tests say of the gateway says nothing where the editors or their server would fail without it.
+    # The baseline: failures of the editors or their server themselves would show here too.
     async with Yjs.start(streams_url, str(COMPACTION_THRESHOLD_BYTES)) as yjs:
         await edit_together(yjs, (await yjs.hear())["url"], path[1:])
         await assert_one_document(yjs)
@@ -118,19 +118,17 @@ async def test_editors_before_the_gateway_have_one_document_and_its_server_one_l
         "snapshot" if str(request["offset"]).endswith("snapshot") else "live" if request["live"] else "catch-up"
         for request in reads
     )
-    # One live request for the document and one for its awareness, whoever comes and goes.
+    # One live request for the document and one for its awareness, whichever editors come and go.
     assert {stream: live["peak"] for stream, live in asked["live"].items()} == dict.fromkeys(asked["live"], 1)
     assert len(asked["live"]) == 2 <= offsets["live"] <= 6, offsets
-    # Every editor asks where the snapshot is, and some read it; one compacted away meanwhile is asked for anew.
+    # Every editor asks for the snapshot's address, and some read it; one compacted away meanwhile is asked for again.
     assert offsets["snapshot"] == relayed >= EDITORS + 4 + with_snapshot, (offsets, relayed)
-    # Of the 28 of editors: some from the start, one from each offset behind a snapshot, some where awareness is now.
+    # Of 28 by editors: some from the start, one from each offset after a snapshot, some at the awareness tail.
     assert offsets["catch-up"] <= 24, offsets
 
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "updates behind the snapshot"])
-async def test_a_snapshot_is_what_its_server_says_and_no_part_of_the_stream(
-    streams_url: str, path: str, is_idle: bool
-) -> None:
+async def test_a_snapshot_is_relayed_and_not_part_of_the_stream(streams_url: str, path: str, is_idle: bool) -> None:
     async with Yjs.start(streams_url, str(COMPACTION_THRESHOLD_BYTES)) as yjs, ClientSession() as http:
         url = (await yjs.hear())["url"]
         await yjs.do("join", editors=2, url=url + SERVICE, document=path[1:], live="sse")
@@ -149,7 +147,7 @@ async def test_a_snapshot_is_what_its_server_says_and_no_part_of_the_stream(
                 told = ("Location", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed")
                 return reply.status, [reply.headers.get(name) for name in told], await reply.read()
 
-        # A gateway that has not seen the redirect: the snapshot's address may be known from before it was started.
+        # A gateway that has not seen the redirect: a client may know the snapshot's address from before its start.
         gateway = await start_gateway(gateway_config(url))
         try:
             for offset in 2 * (snapshot, behind, snapshot, tail, "-1", behind, "snapshot", tail):
@@ -175,8 +173,8 @@ async def test_editors_whose_server_reads_through_the_gateway_have_one_document_
     finally:
         await gateway.stop()
     assert relayed == 0
-    # One at a time each: it is begun anew where the machine stands still for longer than a live request may lag.
+    # One at a time each; it is reconnected if the machine stalls for longer than a live request may lag.
     assert (2 <= sent["sse"] <= 6, sent["longpoll"]) == (True, 0), sent
-    # Of some 63: the Yjs server asks for a HEAD at each join, for its index until there is one, and reads the last
-    # snapshot and what is behind it when it makes another.
+    # Of some 63: the Yjs server sends a HEAD at each join, and for its index until that exists, and reads the last
+    # snapshot and the updates after it when it makes another.
     assert sent["catchup"] + sent["head"] <= 50, sent

@@ -1,4 +1,4 @@
-"""The reference client, `@durable-streams/client`, in a Node.js process of its own: see `tests/node/client.mjs`."""
+"""The reference client, `@durable-streams/client`, in a Node.js process: see `tests/node/client.mjs`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tests.clients.program import Program
 
 
 class TypeScript(Program):
-    """One client process; its commands come one after the other, save for `cancel`."""
+    """One client process; its commands run one after another, except `cancel`."""
 
     script = "client.mjs"
 
     async def follow(self, url: str, live: str | bool, as_: str, offset: str = "-1") -> None:
-        """Begin to follow a stream; `batch` has what comes."""
+        """Begin to follow a stream; `batch` returns its data."""
         self.say({"do": "follow", "url": url, "live": live, "as": as_, "offset": offset})
 
     async def batch(self) -> dict[str, Any]:
@@ -28,7 +28,7 @@ class TypeScript(Program):
         return batches
 
     async def until_end(self) -> list[dict[str, Any]]:
-        """The batches that are left, without the line that says that it is over."""
+        """The remaining batches, without the final `done` line."""
         batches = []
         while "done" not in (said := await self.batch()):
             batches.append(said)

@@ -1,4 +1,4 @@
-"""The servers that the conformance suite runs against, each as the program that a user would start."""
+"""The servers that the conformance suite runs against, each started as the program that a user would start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.served import durable_gateway, served
 from tests.transports import made
 
 AT_ONCE = 2
-"""Runs beside each other.  The suite gives half a second of grace to streams that expire, which more would use up."""
+"""Concurrent runs.  The suite allows expiring streams half a second, which more runs would use up."""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def memory_origin() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gateway_before_memory_origin(memory_origin: str) -> Iterator[str]:
-    """URL of a gateway in front of the in-memory origin, set up by flags alone."""
+    """URL of a gateway in front of the in-memory origin, configured by flags alone."""
     command = durable_gateway(
         *("serve", "--origin", memory_origin),
         *("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"),
@@ -48,7 +48,7 @@ def gateway_before_memory_origin(memory_origin: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gateway_before_reference_server(reference_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a gateway in front of the reference server that answers CORS itself."""
+    """URL of a gateway in front of the reference server; the gateway answers CORS itself."""
     config = tmp_path_factory.mktemp("gateway") / "gateway.toml"
     config.write_text(
         f"""\
@@ -75,7 +75,7 @@ def results(
     reference_server: str,
     gateway_before_reference_server: str,
 ) -> Iterator[Callable[[str], dict[str, bool]]]:
-    """Gives the results of one server's URL.  A run sleeps for two thirds of its time."""
+    """Gives the results of the server at a URL.  A run sleeps for two thirds of its time."""
     urls = (gateway_before_reference_server, reference_server, gateway_before_memory_origin, memory_origin)
     with ThreadPoolExecutor(AT_ONCE) as runs:
         running = {url: runs.submit(run_conformance, url) for url in urls}
@@ -86,7 +86,7 @@ def results(
 def results_over_tls(
     request: pytest.FixtureRequest, memory_origin: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bool]:
-    """Of a gateway over TLS: all tests where all transports are asked for, else those about connections."""
+    """Results of a gateway over TLS: all tests if all transports are asked for, otherwise those about connections."""
     folder = tmp_path_factory.mktemp("tls")
     trust = made(folder)
     config = folder / "gateway.toml"

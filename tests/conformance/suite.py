@@ -11,16 +11,16 @@ from typing import Final
 from tests.node_tools import node_packages, node_tools
 
 LONG_POLL_TIMEOUT_S = 0.5
-"""What servers under test are started with: a test of the suite may take 5 s in all."""
+"""Settings of the servers under test: a test of the suite may take 5 s in all."""
 
 TESTS = 332
-"""Those of release 0.3.6 that do not ask for subscriptions."""
+"""The number of tests in release 0.3.6 that do not need subscriptions."""
 
 RUN_TIMEOUT_S = 280.0
 
 
 SHORT: Final = "Long-Poll|SSE Mode"
-"""Names of the tests that are about connections."""
+"""Pattern of the names of tests about connections."""
 
 
 def run_conformance(
@@ -28,8 +28,8 @@ def run_conformance(
 ) -> dict[str, bool]:
     """Whether each test passed, by its full name; the opt-in subscription tests are left out.
 
-    `authority` has signed the server's certificate, where it speaks TLS; `names` is a pattern of the tests to run;
-    `is_http_2` has the client speak HTTP/2 where the server agrees to it.
+    `authority` has signed the server's certificate, if the server uses TLS.  `names` is a pattern of the tests to run.
+    With `is_http_2` the client uses HTTP/2 if the server agrees to it.
     """
     tools = node_tools()
     folder = node_packages()
@@ -70,5 +70,5 @@ def run_conformance(
 
 
 def failures(results: dict[str, bool]) -> list[str]:
-    """The names of those that failed."""
+    """The names of the failed tests."""
     return [name for name, passed in results.items() if not passed]

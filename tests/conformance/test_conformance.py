@@ -1,4 +1,4 @@
-"""Every server passes what the protocol's own suite asks of it; the gateway adds nothing wrong and mends two things."""
+"""Every server passes the protocol's conformance suite; the gateway breaks nothing and repairs two failures."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ MENDED = {
     "SSE Mode JSON SSE catch-up pairs every data event with a control event",
     "SSE Mode base64 SSE catch-up pairs every data event with a control event",
 }
-"""What the reference server fails and the gateway can put right, because it answers these itself."""
+"""Failures of the reference server that the gateway repairs, because it answers these requests itself."""
 
 
 def test_the_in_memory_origin_passes_every_test(results: Results, memory_origin: str) -> None:
@@ -30,7 +30,7 @@ def test_the_gateway_before_the_in_memory_origin_passes_every_test(
     assert len(found) == TESTS
 
 
-def test_the_gateway_before_the_reference_server_fails_nothing_that_the_server_passes(
+def test_the_gateway_before_the_reference_server_passes_every_test_that_the_server_passes(
     results: Results, reference_server: str, gateway_before_reference_server: str
 ) -> None:
     alone = results(reference_server)

@@ -1,7 +1,7 @@
-"""A gateway before the in-memory origin, and a real Chromium that looks at its console.
+"""A gateway in front of the in-memory origin, and a real Chromium that opens its console.
 
-The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  Every test
-has a gateway and an origin of its own, and with their ports a page that remembers nothing.
+The browser is started once, so all tests here share a loop (each file says so in its `pytestmark`).  Every test has its
+own gateway and origin; their new ports give it a page without stored state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def settings() -> dict[str, Any]:
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """Where the admin port's token is; overridden by parametrization."""
+    """Environment of the gateway, with the admin port's token; overridden by parametrization."""
     return {}
 
 
@@ -75,7 +75,7 @@ async def stage(origin: RunningOrigin, settings: dict[str, Any], environ: dict[s
 
 @shared_loop
 async def visit(browser: BrowserContext, stage: Stage) -> AsyncIterator[Visit]:
-    """A visitor who must have nothing to complain about at the end."""
+    """A visitor whose browser must not have complained by the end."""
     one = Visit(await browser.new_page(), stage.gateway.admin_url)
     yield one
     await one.page.close()

@@ -1,6 +1,6 @@
-"""The README's pictures of the console: `python -m tests.console.pictures` takes them anew, with a minute of load.
+"""The README's pictures of the console: `python -m tests.console.pictures` takes them again, with a minute of load.
 
-Everything in them is real: an origin, a gateway, live readers and writers in this process, and a Chromium that looks.
+Everything in them is real: an origin, a gateway, live readers and writers in this process, and a Chromium.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def read_on(session: ClientSession, url: str, live: str) -> None:
-    """One live reader, for ever: its place is where it was told to go on."""
+    """Run one live reader for ever; it resumes at the offset of the previous answer."""
     offset = "-1"
     while True:
         with suppress(ClientError):
@@ -44,7 +44,7 @@ async def read_on(session: ClientSession, url: str, live: str) -> None:
 
 
 async def read_often(session: ClientSession, urls: list[str], rng: random.Random) -> None:
-    """Readers that come, take what there is, and go."""
+    """Run readers that connect, read to the tail and leave."""
     while True:
         async with session.get(f"{rng.choice(urls)}?offset=-1") as reply:
             await reply.read()

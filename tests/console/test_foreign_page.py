@@ -22,7 +22,7 @@ EDGE_CORS = {"cors": {"allow_origins": ["*"]}}
 
 
 def bundled() -> bytes:
-    """`tests/node/page.mjs` with all that it imports, as one module."""
+    """`tests/node/page.mjs` with its imports, as one module."""
     tools, folder = node_tools(), node_packages()
     command = [str(folder / "node_modules" / ".bin" / "esbuild"), "page.mjs", "--bundle", "--format=esm"]
     done = subprocess.run(command, cwd=folder, env=tools.environment, capture_output=True, check=False, timeout=60)
@@ -32,7 +32,7 @@ def bundled() -> bytes:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def foreign_url() -> AsyncIterator[str]:
-    """A page with the bundle on it, at an origin that is not the gateway's."""
+    """A page with the bundle, on an origin other than the gateway's."""
     script = await asyncio.to_thread(bundled)
 
     async def page(_: web.Request) -> web.Response:
@@ -69,7 +69,7 @@ both_answers = pytest.mark.parametrize("settings", [{}, EDGE_CORS], ids=["the or
 
 @both_answers
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-async def test_a_page_elsewhere_follows_a_stream_to_its_end(foreign: Page, stage: Stage, live: str) -> None:
+async def test_a_page_of_another_origin_follows_a_stream_to_its_end(foreign: Page, stage: Stage, live: str) -> None:
     await stage.create("/far", {"n": 0}, {"n": 1})
     url = stage.gateway.gateway_url + "/far"
     following = asyncio.create_task(foreign.evaluate("([url, live]) => follow(url, live, 'json')", [url, live]))
@@ -93,7 +93,7 @@ async def test_a_page_elsewhere_follows_a_stream_to_its_end(foreign: Page, stage
 
 
 @pytest.mark.parametrize("settings", [EDGE_CORS])
-async def test_a_script_elsewhere_sees_the_protocols_headers(foreign: Page, stage: Stage) -> None:
+async def test_a_script_of_another_origin_sees_the_protocols_headers(foreign: Page, stage: Stage) -> None:
     await stage.create("/seen", 1)
     await stage.close("/seen")
     seen = await foreign.evaluate("(url) => look(url)", f"{stage.gateway.gateway_url}/seen?offset=-1")

@@ -1,4 +1,4 @@
-"""The overview's headline: what the origin is spared now, how it is, and the ten minutes before the page was opened."""
+"""The overview: current shares spared, the origins' health, and the ten minutes before the page was opened."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def answer_origins(page: Page, origins: list[Row]) -> None:
-    """Have the page be given these by `/api/origins`."""
+    """Make `/api/origins` answer the page with these origins."""
     await page.route("**/api/origins", lambda route: route.fulfill(json={"origins": origins}))
 
 
 class Past:
-    """A gateway whose ten minutes go by at a word."""
+    """A gateway on a manual clock."""
 
     def __init__(self, stage: Stage, clock: ManualClock) -> None:
         self.stage = stage
         self.clock = clock
 
     async def rounds(self, count: int, reads: int) -> None:
-        """So many times two seconds, with so many reads of a closed stream in each."""
+        """Let `count` times two seconds pass, with `reads` reads of a closed stream in each."""
         for _ in range(count):
             for _ in range(reads):
                 await self.stage.read("/past?offset=-1")
@@ -67,12 +67,12 @@ REMEMBERED = """async () => (await import("/console/overview.js")).memory.histor
 
 
 async def remembered(visit: Visit) -> list[Any]:
-    """What the charts are drawn from: time, whether it is a gap, requests and hits a second, reads spared."""
+    """The data of the charts: time, whether it is a gap, requests and hits per second, reads spared."""
     found: list[Any] = await visit.page.evaluate(REMEMBERED)
     return found
 
 
-async def test_the_headline_is_of_the_last_ten_seconds_and_not_of_all(visitor: Visit, past: Past) -> None:
+async def test_the_headline_covers_the_last_ten_seconds_only(visitor: Visit, past: Past) -> None:
     await past.rounds(1, reads=400)
     past.clock.advance(30)
     await visitor.open()
@@ -84,7 +84,7 @@ async def test_the_headline_is_of_the_last_ten_seconds_and_not_of_all(visitor: V
     share = f"{(1 - origin_requests / 400) * 100:.1f} % since the start"
     await expect(headline.locator("small")).to_have_text(share)
 
-    # Two of the same seconds: 50 reads of memory, and 50 of names that are not there.
+    # In the same two seconds: 50 reads from memory, and 50 of streams that do not exist.
     for number in range(50):
         await past.stage.read("/past?offset=-1")
         await past.stage.read(f"/none/{number}?offset=-1")
@@ -97,9 +97,7 @@ async def test_the_headline_is_of_the_last_ten_seconds_and_not_of_all(visitor: V
     await expect(visitor.page.locator(".caption")).to_contain_text("in the last 10 s; writes aside")
 
 
-async def test_a_page_begins_with_the_ten_minutes_before_it(
-    visitor: Visit, past: Past, browser: BrowserContext
-) -> None:
+async def test_a_new_page_shows_the_ten_minutes_before_it(visitor: Visit, past: Past, browser: BrowserContext) -> None:
     await past.rounds(3, reads=20)
     past.clock.advance(590)
     await past.rounds(2, reads=20)
@@ -128,7 +126,7 @@ async def test_a_page_begins_with_the_ten_minutes_before_it(
     await other.page.close()
 
 
-async def test_what_went_by_while_another_view_was_open_is_there_as_well(visitor: Visit, past: Past) -> None:
+async def test_charts_include_the_time_when_another_view_was_open(visitor: Visit, past: Past) -> None:
     await past.rounds(2, reads=20)
     await visitor.open()
     await expect(visitor.page.locator(".uplot canvas")).to_have_count(5)
@@ -148,7 +146,7 @@ async def test_what_went_by_while_another_view_was_open_is_there_as_well(visitor
     assert {clients for _, _, clients, _, _ in found[len(before) :]} == {2}
 
 
-async def test_origins_in_words_are_those_of_the_terminal(visit: Visit) -> None:
+async def test_the_words_for_origins_match_those_of_the_terminal(visit: Visit) -> None:
     await visit.open("#/streams")
     said = await visit.page.evaluate(
         """async (cases) => { const { words, worst } = await import("/console/origins.js")
@@ -158,7 +156,7 @@ async def test_origins_in_words_are_those_of_the_terminal(visit: Visit) -> None:
     assert said == [[words, health] for _, words, health in WORDS]
 
 
-async def test_the_origin_s_health_stands_beside_what_it_is_spared(visit: Visit) -> None:
+async def test_the_origins_health_is_shown_beside_the_shares_spared(visit: Visit) -> None:
     await answer_origins(visit.page, [origin_row()])
     await visit.open()
     lines = visit.page.locator(".hero .health li")

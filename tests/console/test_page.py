@@ -45,7 +45,7 @@ async def test_every_view_loads_without_a_complaint_in_both_themes_and_on_a_phon
                 assert await visit.page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
 
 
-async def test_scripts_from_elsewhere_and_in_the_page_are_stopped(visit: Visit) -> None:
+async def test_foreign_and_inline_scripts_are_blocked(visit: Visit) -> None:
     await visit.open()
     violated = await visit.page.evaluate(
         """async () => {
@@ -79,7 +79,7 @@ async def test_scripts_from_elsewhere_and_in_the_page_are_stopped(visit: Visit) 
     visit.complaints.clear()
 
 
-async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) -> None:
+async def test_the_figures_agree_with_the_metrics(visit: Visit, stage: Stage) -> None:
     await some_load(stage)
     await visit.open()
     await expect(visit.figure("client reads/s").locator("small")).to_have_text("42 requests since the start")
@@ -88,7 +88,7 @@ async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) 
     origin = await stage.total("durable_gateway_upstream_requests_total")
     await expect(visit.figure("origin requests/s").locator("small")).to_have_text(f"{origin:.0f} since the start")
 
-    # Nobody wrote through the gateway: all requests were reads.
+    # No client wrote through the gateway: all requests were reads.
     requests_spared = f"{(1 - origin / asked) * 100:.1f} % since the start"
     await expect(visit.figure("reads spared").locator("small")).to_have_text(requests_spared)
     fetched = await stage.total("durable_gateway_upstream_bytes_total")
@@ -107,7 +107,7 @@ async def test_the_figures_are_those_of_the_metrics(visit: Visit, stage: Stage) 
     await expect(visit.figure("sent to clients").locator("strong")).to_have_text(f"{sent / 1024:.1f} KiB")
 
 
-async def test_live_readers_and_what_they_cost_are_seen(visit: Visit, stage: Stage) -> None:
+async def test_live_readers_and_their_cost_are_shown(visit: Visit, stage: Stage) -> None:
     await stage.create("/live", 1)
     readers = [
         await stage.session.get(f"{stage.gateway.gateway_url}/live?offset=-1&live=sse&cursor={number}")
@@ -124,7 +124,7 @@ async def test_live_readers_and_what_they_cost_are_seen(visit: Visit, stage: Sta
     await expect(live.locator("strong")).to_have_text("0")
 
 
-async def test_the_delivery_delay_is_that_of_the_histogram(visit: Visit, stage: Stage) -> None:
+async def test_the_delivery_delay_agrees_with_the_histogram(visit: Visit, stage: Stage) -> None:
     await visit.open()
     delay = visit.figure("delivery delay")
     await expect(delay.locator("small")).to_have_text("nothing delivered yet")
@@ -164,7 +164,7 @@ async def test_charts_are_drawn_and_follow_the_theme(visit: Visit, stage: Stage)
     await expect(visit.page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-async def test_the_page_is_used_by_keys_alone(visit: Visit, stage: Stage) -> None:
+async def test_the_page_can_be_used_by_keyboard_alone(visit: Visit, stage: Stage) -> None:
     await some_load(stage)
     await visit.open()
     keys = visit.page.keyboard
@@ -203,12 +203,12 @@ async def test_the_token_is_asked_for_once_and_again_where_it_was_wrong(visit: V
     await page.reload()
     await expect(page.locator("#state")).to_have_text("live")
     await expect(page.locator("#token-dialog")).to_be_hidden()
-    # The browser itself notes the two refusals.
+    # The browser itself logs the two refused requests.
     assert all("401" in complaint for complaint in visit.complaints)
     visit.complaints.clear()
 
 
-async def test_a_gateway_that_is_gone_is_said_to_be(visit: Visit, stage: Stage) -> None:
+async def test_an_unreachable_gateway_is_reported(visit: Visit, stage: Stage) -> None:
     await stage.create("/x", 1, content_type=JSON)
     await visit.open()
     await visit.page.route("**/api/overview", lambda route: route.abort())

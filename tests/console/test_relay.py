@@ -1,4 +1,4 @@
-"""What the admin port does for the console's page, asked as a page could ask it."""
+"""The console's endpoints on the admin port, requested as a page could request them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reading(target: str) -> str:
     return f"/api/console/read?target={quote(target, safe='')}"
 
 
-async def test_a_streams_content_can_never_run_on_the_admin_ports_origin(stage: Stage) -> None:
+async def test_stream_content_never_runs_on_the_admin_ports_origin(stage: Stage) -> None:
     await stage.create("/page", b"<script>alert(1)</script>", content_type="text/html")
     async with stage.session.get(stage.gateway.admin_url + reading("/page?offset=-1")) as reply:
         assert await reply.read() == b"<script>alert(1)</script>"
@@ -34,7 +34,7 @@ async def test_a_streams_content_can_never_run_on_the_admin_ports_origin(stage: 
     assert reply.headers["Stream-Up-To-Date"] == "true"
 
 
-async def test_the_page_has_a_strict_policy_and_is_asked_for_again_while_it_is_the_same(stage: Stage) -> None:
+async def test_the_page_has_a_strict_policy_and_is_revalidated(stage: Stage) -> None:
     async with stage.session.get(stage.gateway.admin_url + "/") as reply:
         assert reply.headers["Content-Security-Policy"] == POLICY
         assert "unsafe" not in POLICY
@@ -47,20 +47,20 @@ async def test_the_page_has_a_strict_policy_and_is_asked_for_again_while_it_is_t
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "none"])
-async def test_a_read_is_for_the_page_and_not_for_a_link_to_it(stage: Stage, site: str) -> None:
+async def test_only_the_page_itself_may_read(stage: Stage, site: str) -> None:
     url = stage.gateway.admin_url + reading("/page")
     async with stage.session.get(url, headers={"Sec-Fetch-Site": site}) as reply:
         assert reply.status == 403
 
 
 @pytest.mark.parametrize("target", ["", "demo", "//evil@host /x", "/a b", "/a#b", "/é", "/a\r\nX: y"])
-async def test_what_is_no_target_is_refused(stage: Stage, target: str) -> None:
+async def test_an_invalid_target_is_refused(stage: Stage, target: str) -> None:
     async with stage.session.get(stage.gateway.admin_url + reading(target)) as reply:
         assert reply.status == 400
         assert "target" in (await reply.json())["error"]
 
 
-async def test_a_page_that_leaves_leaves_no_reader_behind(stage: Stage) -> None:
+async def test_a_page_that_closes_leaves_no_reader_behind(stage: Stage) -> None:
     await stage.create("/live", 1)
     async with stage.session.get(stage.gateway.admin_url + reading("/live?offset=-1&live=sse")) as reply:
         await reply.content.readany()
@@ -69,7 +69,7 @@ async def test_a_page_that_leaves_leaves_no_reader_behind(stage: Stage) -> None:
     await stage.until_readers(0)
 
 
-async def test_a_read_that_breaks_off_is_broken_off_here_too(stage: Stage) -> None:
+async def test_a_truncated_read_is_truncated_for_the_page_too(stage: Stage) -> None:
     await stage.create("/broken", b"x" * 500_000, content_type="text/plain")
     stage.origin.origin.faults.truncate(after_bytes=100_000, times=10)
     async with stage.session.get(stage.gateway.admin_url + reading("/broken?offset=-1")) as reply:
@@ -90,7 +90,7 @@ async def test_a_read_that_breaks_off_is_broken_off_here_too(stage: Stage) -> No
         ({"do": "create", "target": "/x", "more": 1}, "more:"),
     ],
 )
-async def test_a_write_that_cannot_be_meant_is_refused_by_the_name_of_its_fault(
+async def test_an_invalid_write_is_refused_with_the_field_at_fault(
     stage: Stage, command: dict[str, Any], fault: str
 ) -> None:
     async with stage.session.post(stage.gateway.admin_url + "/api/console/write", json=command) as reply:
@@ -100,7 +100,7 @@ async def test_a_write_that_cannot_be_meant_is_refused_by_the_name_of_its_fault(
     assert "\n" not in error
 
 
-async def test_writes_reach_the_stream_and_say_what_the_gateway_said(stage: Stage) -> None:
+async def test_writes_reach_the_stream_and_return_the_gateways_answer(stage: Stage) -> None:
     async def write(**command: Any) -> tuple[int, str]:
         async with stage.session.post(stage.gateway.admin_url + "/api/console/write", json=command) as reply:
             assert reply.status == 200, await reply.text()
@@ -117,7 +117,7 @@ async def test_writes_reach_the_stream_and_say_what_the_gateway_said(stage: Stag
 
 
 @pytest.mark.parametrize("settings", [{"console_writes": False}])
-async def test_without_leave_nothing_is_written(stage: Stage) -> None:
+async def test_without_permission_nothing_is_written(stage: Stage) -> None:
     command = {"do": "create", "target": "/w", "content_type": JSON}
     async with stage.session.post(stage.gateway.admin_url + "/api/console/write", json=command) as reply:
         assert reply.status == 403

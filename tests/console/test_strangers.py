@@ -1,4 +1,4 @@
-"""Origins that are not what the console takes them for, more than it can show, and more than it should read."""
+"""Origins that do not behave like Durable Streams servers, more data than the page shows, and names of streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Before = Callable[[Answer], Awaitable[RunningGateway]]
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def before() -> AsyncIterator[Before]:
-    """Start a gateway before an origin with this answer to everything."""
+    """Starts a gateway in front of an origin that gives this answer to every request."""
     async with AsyncExitStack() as stack:
 
         async def start(answer: Answer) -> RunningGateway:
@@ -42,10 +42,10 @@ async def before() -> AsyncIterator[Before]:
         yield start
 
 
-# -- what is no stream -------------------------------------------------------------------------------------------------
+# -- answers that are not streams --------------------------------------------------------------------------------------
 
 
-async def test_a_page_that_is_no_stream_ends_the_tail(browser: BrowserContext, before: Before) -> None:
+async def test_an_answer_that_is_not_a_stream_ends_the_tail(browser: BrowserContext, before: Before) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="<h1>hi</h1>", content_type="text/html")
 
@@ -113,13 +113,13 @@ CONTROL = 'event: control\ndata: {"streamNextOffset": "%s", "upToDate": true}\n\
     ],
     ids=lambda value: None if isinstance(value, str) else f"{value[-1][0]} {value[-1][2][:20]!r}",
 )
-async def test_who_says_nothing_at_once_is_asked_after_pauses_that_double(
+async def test_immediate_empty_answers_are_followed_by_doubling_pauses(
     visit: Visit, live: str, answers: list[Any]
 ) -> None:
     await visit.open("#/streams")
     rounds = 9
     told = await visit.page.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": rounds})
-    # The first read, and the step from there to live, are without a pause before them.
+    # The first read, and the switch from there to live, have no pause before them.
     assert len(told["pauses"]) >= rounds - 2
     assert told["pauses"][-1] >= 4000
     assert told["seen"] in ([1], [])
@@ -140,7 +140,9 @@ async def test_who_says_nothing_at_once_is_asked_after_pauses_that_double(
     ],
     ids=lambda value: None,
 )
-async def test_what_is_no_stream_ends_it(visit: Visit, live: str, answers: list[Any], said: str) -> None:
+async def test_answers_that_are_not_of_a_stream_end_following(
+    visit: Visit, live: str, answers: list[Any], said: str
+) -> None:
     await visit.open("#/streams")
     told = await visit.page.evaluate(FOLLOW, {"answers": answers, "live": live, "rounds": 9})
     assert told["ended"].startswith(said)
@@ -151,7 +153,7 @@ async def test_what_is_no_stream_ends_it(visit: Visit, live: str, answers: list[
 # -- more than is shown ------------------------------------------------------------------------------------------------
 
 
-async def test_only_messages_that_will_be_seen_become_elements(visit: Visit, stage: Stage) -> None:
+async def test_only_visible_messages_become_elements(visit: Visit, stage: Stage) -> None:
     body = b"[" + b",".join([b"1"] * 20_000) + b"]"
     async with stage.session.put(f"{stage.origin.url}/many", data=body, headers={"Content-Type": JSON}) as reply:
         assert reply.status == 201
@@ -169,7 +171,7 @@ async def test_only_messages_that_will_be_seen_become_elements(visit: Visit, sta
     assert await visit.page.evaluate("window.made") == 500
 
 
-async def test_events_are_the_same_however_their_bytes_are_cut(visit: Visit) -> None:
+async def test_events_do_not_depend_on_how_their_bytes_are_split(visit: Visit) -> None:
     await visit.open("#/streams")
     text = (
         "\ufeffevent: data\r\ndata: é\rdata:2\n\r\n: comment\n\ndata\n\r\r"
@@ -203,7 +205,7 @@ async def test_events_are_the_same_however_their_bytes_are_cut(visit: Visit) -> 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-async def test_streams_that_not_all_share_are_called_private(visit: Visit, stage: Stage) -> None:
+async def test_streams_of_some_readers_only_are_marked_private(visit: Visit, stage: Stage) -> None:
     await stage.create("/s", 1)
     await stage.read("/s?offset=-1", {"Authorization": "Bearer one"})
     await visit.open("#/streams")
@@ -225,7 +227,7 @@ async def test_streams_that_not_all_share_are_called_private(visit: Visit, stage
         ("gone", None, None),
     ],
 )
-async def test_a_streams_public_address_is_by_its_own_route(
+async def test_a_streams_public_address_uses_its_own_route(
     visit: Visit, route: str, host: str | None, target: str | None
 ) -> None:
     def one(name: str, host: str, **more: Any) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def reading(target: str) -> str:
     return f"/api/console/read?target={quote(target, safe='')}"
 
 
-async def test_more_reads_than_are_allowed_are_refused_and_none_waits(stage: Stage) -> None:
+async def test_reads_beyond_the_limit_are_refused_at_once(stage: Stage) -> None:
     await stage.create("/live", 1)
     url = stage.gateway.admin_url + reading("/live?offset=now&live=sse")
     async with ClientSession(connector=TCPConnector(limit=0)) as session, asyncio.timeout(BOUND_S):
@@ -283,7 +285,7 @@ async def test_more_reads_than_are_allowed_are_refused_and_none_waits(stage: Sta
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
-async def test_a_redirect_is_not_the_pages_to_follow(before: Before, code: int) -> None:
+async def test_a_redirect_is_not_passed_on_to_the_page(before: Before, code: int) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=code, headers={"Location": "http://elsewhere.example/s"})
 

@@ -1,4 +1,4 @@
-"""The streams: found, paged, opened; one stream's tape as it is held."""
+"""The list of streams: search, pages, rows; and one stream with its tape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.console.visit import BOUND_S, Stage, Visit
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_streams_are_found_by_the_beginning_of_their_path_and_paged(visit: Visit, stage: Stage) -> None:
+async def test_streams_are_found_by_prefix_and_paged(visit: Visit, stage: Stage) -> None:
     for number in range(56):
         await stage.create(f"/many/{number:03}", number)
         await stage.read(f"/many/{number:03}?offset=-1")
@@ -53,9 +53,9 @@ async def test_arrows_go_from_row_to_row_and_enter_opens(visit: Visit, stage: St
     await expect(visit.page.locator("h1")).to_have_text("/c")
 
 
-async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> None:
+async def test_the_drawing_matches_the_tape(visit: Visit, stage: Stage) -> None:
     await stage.create("/tape")
-    # A block takes no more when it has a mebibyte.
+    # A block is full at one mebibyte.
     for number in range(3):
         await stage.append("/tape", {"n": number, "text": "x" * 600_000})
         async with stage.session.get(f"{stage.gateway.gateway_url}/tape?offset=-1") as reply:
@@ -83,7 +83,7 @@ async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> No
     await expect(page.locator(".tape-told")).to_contain_text(f"From {chosen['start']} to {chosen['end']}")
     await expect(page.locator(".readers")).to_contain_text("sse")
 
-    # An offset may be wrapped between its numbers.
+    # An offset may wrap between its numbers.
     assert await page.locator(".facts dd").first.inner_text() == one["tail"]
     assert await page.locator(".facts dd").first.locator("wbr").count() == one["tail"].count("_") + 1
 
@@ -94,7 +94,7 @@ async def test_the_tape_is_drawn_as_it_is_held(visit: Visit, stage: Stage) -> No
     reader.close()
 
 
-async def test_gaps_and_overlaps_of_a_tape_are_told_apart(visit: Visit) -> None:
+async def test_gaps_and_overlaps_of_a_tape_are_distinguished(visit: Visit) -> None:
     await visit.open("#/streams")
     runs = [("8", "9", 5), ("2", "3", 10), ("-1", "5", 100), ("5", "6", 50)]
     tape = [{"start": start, "end": end, "bytes": size, "tokens": 1, "age_s": 1} for start, end, size in runs]
@@ -126,7 +126,7 @@ async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) 
     await visit.open(f"#/streams/{row['id']}")
     await visit.page.get_by_role("button", name="Soft purge").click()
     await expect(visit.page.locator(".tools [role=status]")).to_have_text("1 tape to be looked at before the next hit")
-    # A purge asks before it acts, and takes a look elsewhere for a no.
+    # A purge asks for confirmation; leaving the button cancels.
     await visit.page.get_by_role("button", name="Purge", exact=True).click()
     await visit.page.get_by_role("link", name="Tail it live").focus()
     await expect(visit.page.get_by_role("button", name="Purge", exact=True)).to_be_visible()
@@ -135,22 +135,22 @@ async def test_purging_empties_the_tape_and_says_so(visit: Visit, stage: Stage) 
     await visit.page.get_by_role("button", name="Really purge?").click()
     await expect(visit.page.locator(".tools [role=status]")).to_contain_text("no longer on a tape")
     assert (await stage.admin("/api/streams"))["streams"] == []
-    # Nothing of the old tape is left in the picture.
+    # Nothing of the old tape is left in the drawing.
     await expect(visit.page.locator(".tape-block, .tape-tail")).to_have_count(0)
     await expect(visit.page.locator(".tape-told")).to_have_text("Nothing is on the tape now.")
     assert set(await visit.page.locator(".facts dd").all_inner_texts()) == {"–"}
-    # Read again, it is drawn again.
+    # After another read it is drawn again.
     await stage.read("/purged?offset=-1")
     await expect(visit.page.locator(".tape-block")).to_have_count(1)
     await expect(visit.page.get_by_role("button", name="Purge", exact=True)).to_be_visible()
     await expect(visit.page.locator(".facts dd").first).to_have_text(row["tail"])
-    # The browser itself notes the 404.
+    # The browser itself logs the 404.
     assert all("404" in complaint for complaint in visit.complaints)
     visit.complaints.clear()
 
 
-async def test_a_purge_is_seen_without_waiting_for_the_next_look(visit: Visit, stage: Stage) -> None:
-    """An answer that was on its way before the purge is not drawn after it."""
+async def test_a_purge_shows_without_waiting_for_the_next_refresh(visit: Visit, stage: Stage) -> None:
+    """An answer to a request from before the purge is not drawn after it."""
     await stage.create("/purged", 1)
     await stage.read("/purged?offset=-1")
     (row,) = (await stage.admin("/api/streams?prefix=/purged"))["streams"]
@@ -176,7 +176,7 @@ async def test_a_purge_is_seen_without_waiting_for_the_next_look(visit: Visit, s
     visit.complaints.clear()
 
 
-async def test_live_readers_are_listed_by_where_they_stand(visit: Visit, stage: Stage) -> None:
+async def test_live_readers_are_listed_by_offset(visit: Visit, stage: Stage) -> None:
     await stage.create("/crowd", "one")
     await stage.read("/crowd?offset=-1")
     url = f"{stage.gateway.gateway_url}/crowd"
@@ -204,7 +204,7 @@ async def test_live_readers_are_listed_by_where_they_stand(visit: Visit, stage: 
     replies[19].close()
 
 
-async def test_readers_beyond_those_that_are_listed_are_counted(visit: Visit) -> None:
+async def test_readers_beyond_the_listed_ones_are_counted(visit: Visit) -> None:
     await visit.open("#/streams")
     readers = [{"mode": "sse", "at": f"{at:03}", "clients": 2, "lived_s": at} for at in range(20)]
     readers += [{"mode": "longpoll", "at": "500", "clients": 50, "lived_s": None}]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize(("live", "label"), [("sse", "live by SSE"), ("long-poll", "live by long-poll")])
-async def test_a_tail_shows_what_was_and_what_comes_to_the_end(
+async def test_a_tail_shows_old_and_new_messages_up_to_the_end(
     visit: Visit, stage: Stage, live: str, label: str
 ) -> None:
     await stage.create("/live", {"n": 0}, {"n": 1})
@@ -46,7 +46,7 @@ async def test_nothing_is_lost_or_repeated_when_connections_end(visit: Visit, st
     assert [json.loads(text) for text in await visit.texts()] == list(range(sent))
 
 
-async def test_what_a_stream_holds_is_shown_and_never_run(visit: Visit, stage: Stage) -> None:
+async def test_stream_content_is_shown_and_never_run(visit: Visit, stage: Stage) -> None:
     hostile = "<img src=x onerror='window.ran = 1'><script>window.ran = 1</script>"
     await stage.create("/hostile", {hostile: hostile})
     await stage.create("/text", hostile.encode(), content_type="text/html")
@@ -70,7 +70,7 @@ async def test_bytes_are_shown_in_hexadecimal(visit: Visit, stage: Stage) -> Non
     assert second.startswith("0000  00 ff 5a")
 
 
-async def test_a_held_tail_counts_on_and_a_filter_hides(visit: Visit, stage: Stage) -> None:
+async def test_a_paused_tail_keeps_counting_and_a_filter_hides(visit: Visit, stage: Stage) -> None:
     await stage.create("/held", {"colour": "red"})
     await visit.open("#/tail?path=/held")
     await expect(visit.state_of_tail).to_have_text("live by SSE")
@@ -88,7 +88,7 @@ async def test_a_held_tail_counts_on_and_a_filter_hides(visit: Visit, stage: Sta
     await stage.until_readers(0)
 
 
-async def test_a_stream_that_is_not_there_is_said_to_be_so(visit: Visit) -> None:
+async def test_a_missing_stream_is_reported(visit: Visit) -> None:
     await visit.open("#/tail?path=/nowhere")
     await expect(visit.state_of_tail).to_contain_text("ended: 404")
     visit.complaints.clear()
@@ -126,7 +126,7 @@ async def test_a_stream_is_created_appended_to_closed_and_deleted_by_the_forms(v
 
 
 @pytest.mark.parametrize("settings", [{"console_writes": False}])
-async def test_without_leave_there_are_no_forms(visit: Visit) -> None:
+async def test_without_permission_there_are_no_forms(visit: Visit) -> None:
     await visit.open("#/tail")
     await expect(visit.page.locator(".bench")).to_contain_text("server.console_writes is off")
     await expect(visit.page.locator("form")).to_have_count(3)  # the tail's, and those of the two dialogs

@@ -1,4 +1,4 @@
-"""What is looked at, and who looks."""
+"""The parts of a console test: a gateway with its origin and clients, and one visitor's page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stage:
     session: ClientSession
 
     async def create(self, path: str, *messages: Any, content_type: str = JSON) -> None:
-        """A stream made at the origin, with messages of its type."""
+        """Create a stream at the origin, with messages of its type."""
         async with self.session.put(self.origin.url + path, headers={"Content-Type": content_type}) as reply:
             assert reply.status == 201, await reply.text()
         for message in messages:
@@ -48,7 +48,7 @@ class Stage:
             assert reply.ok, await reply.text()
 
     async def read(self, target: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """One read through the gateway."""
+        """Read once through the gateway; returns the body."""
         async with self.session.get(self.gateway.gateway_url + target, headers=headers) as reply:
             return await reply.read()
 
@@ -58,7 +58,7 @@ class Stage:
             return await reply.json()
 
     async def samples(self) -> list[tuple[str, dict[str, str], float]]:
-        """Everything that `/metrics` says."""
+        """All samples of `/metrics`."""
         async with self.session.get(self.gateway.admin_url + "/metrics") as reply:
             text = await reply.text()
         families = text_string_to_metric_families(text)
@@ -73,7 +73,7 @@ class Stage:
         )
 
     async def until_readers(self, count: int) -> None:
-        """Wait until so many live readers are connected."""
+        """Wait until `count` live readers are connected."""
 
         async def has_them() -> bool:
             return await self.total("durable_gateway_subscribers") == count
@@ -82,7 +82,7 @@ class Stage:
 
 
 class Visit:
-    """One visitor's page and everything the browser complained of."""
+    """One visitor's page, and all complaints of the browser."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -97,12 +97,12 @@ class Visit:
             self.complaints.append(f"{message.type}: {message.text}")
 
     async def open(self, hash_: str = "") -> None:
-        """Open a view and wait until it is there and has looked at the gateway."""
+        """Open a view and wait until it is shown and has refreshed once."""
         await self.page.goto(f"{self.url}/{hash_}")
         await expect(self.page.locator("#state")).to_have_text("live")
 
     def figure(self, label: str) -> Locator:
-        """One figure of the overview: its value is in `strong`, what is beside it in `small`."""
+        """One figure of the overview: its value is in `strong`, its note in `small`."""
         return self.page.locator(".figure").filter(has=self.page.get_by_text(label, exact=True))
 
     @property

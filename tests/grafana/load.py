@@ -1,4 +1,4 @@
-"""Load of every kind, so that the figures have something to show."""
+"""Load of every kind, so that every metric has something to show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.plans import PlanFile, entry
 JSON = {"Content-Type": "application/json"}
 LIVE = "/live"
 EARLY = "/planned/warm"
-"""To be at the origin before the gateway starts."""
+"""Created at the origin before the gateway starts."""
 READERS = 5
 BOUND_S = 10.0
 _LARGE = b"[" + b",".join(b'{"n":%d,"text":"some words, again and again"}' % n for n in range(1_000)) + b"]"
@@ -30,7 +30,7 @@ async def send(
 
 
 def write_plan(plan: PlanFile) -> None:
-    """A wish of each kind that needs no waiting, one of them for a route that is not there."""
+    """Write a plan with an entry of each kind that takes effect at once, one of them for a missing route."""
     plan.write(
         pin=[entry("/planned/pinned")],
         warm=[entry(EARLY)],
@@ -46,7 +46,7 @@ async def ask_everything(session: ClientSession, url: str, faults: Faults) -> No
             assert await send(session, "GET", f"{url}/cold/{number}?offset=-1") == 200
     assert await send(session, "HEAD", f"{url}/cold/1") == 200
     assert await send(session, "GET", f"{url}/cold/1?offset=-1", headers={"Accept-Encoding": "gzip"}) == 200
-    # A closed stream is answered from the tape to its end.
+    # A closed stream is answered from the tape up to its end.
     assert await send(session, "PUT", f"{url}/closed", b'["last words"]', {"Stream-Closed": "true"}) == 201
     for _ in range(20):
         assert await send(session, "GET", f"{url}/closed?offset=-1") == 200
@@ -72,7 +72,7 @@ async def ask_everything(session: ClientSession, url: str, faults: Faults) -> No
 
 
 async def _until(reply: ClientResponse, words: bytes) -> None:
-    """Read an event stream until it has said this."""
+    """Read an event stream until these words have come."""
     said = b""
     async with asyncio.timeout(BOUND_S):
         while words not in said:
@@ -83,7 +83,7 @@ async def _until(reply: ClientResponse, words: bytes) -> None:
 
 @asynccontextmanager
 async def live_readers(session: ClientSession, url: str) -> AsyncIterator[None]:
-    """SSE readers of one stream who were sent what was appended, and long-polls that wait, until the block ends."""
+    """Hold SSE readers of one stream, which have received an append, and waiting long-polls, until the block ends."""
     assert await send(session, "PUT", f"{url}{LIVE}", b'["first"]') == 201
     async with AsyncExitStack() as stack:
         replies = [

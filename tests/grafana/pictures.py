@@ -1,7 +1,7 @@
-"""The README's picture of dashboard queries: `python -m tests.grafana.pictures` takes it anew after two minutes' load.
+"""The README's picture of dashboard queries: `python -m tests.grafana.pictures` takes it again after two minutes' load.
 
-The queries are read from the dashboards' files, a real Prometheus answers them of a gateway under load, and a Chromium
-draws the answers with the console's own charts.  Only Grafana is missing, which would draw them in its own look.
+The queries come from the dashboards' files, a real Prometheus answers them from a gateway under load, and a Chromium
+draws the answers with the console's charts.  Only Grafana itself is missing; it would draw them in its own style.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READERS = 90
 STAY_S = 60.0
 """How long a live reader stays, on average."""
 RATE_WINDOW = "10s"
-"""Grafana takes four scrapes at least; the Prometheus here scrapes twice a second."""
+"""Grafana uses at least four scrapes; this Prometheus scrapes twice a second."""
 STEP = "1s"
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Dashboard queries</title>
@@ -84,7 +84,7 @@ SHOWN = (Shown("overview", "Spared over time"), Shown("overview", "By outcome"),
 
 
 async def answered(prometheus: Prometheus, shown: Shown, start: float, end: float) -> dict[str, Any]:
-    """What the page draws: the panel's own query and Prometheus's answer, second by second between two Unix times."""
+    """The page's data: the panel's query and Prometheus's answer, second by second between two Unix times."""
     board = json.loads((GRAFANA / "dashboards" / f"{shown.board}.json").read_text())
     panel = next(panel for panel in board["panels"] if panel["title"] == shown.title)
     columns = []
@@ -96,7 +96,7 @@ async def answered(prometheus: Prometheus, shown: Shown, start: float, end: floa
             label = target["legendFormat"]
             for name, value in one["metric"].items():
                 label = label.replace(f"{{{{{name}}}}}", value)
-            # A ratio of nothing to nothing is a gap.
+            # NaN, a ratio without data, is a gap.
             columns.append((label, {at: None if value == "NaN" else float(value) for at, value in one["values"]}))
     times = sorted({at for _, values in columns for at in values})
     defaults = panel["fieldConfig"]["defaults"]
@@ -113,7 +113,7 @@ async def answered(prometheus: Prometheus, shown: Shown, start: float, end: floa
 
 
 async def come_and_go(session: ClientSession, urls: list[str], live: str, rng: random.Random) -> None:
-    """A live reader who comes, stays for a while, and later comes to another stream."""
+    """Run a live reader that reads one stream for a while, and later others."""
     while True:
         await asyncio.sleep(rng.expovariate(2 / STAY_S))
         with suppress(TimeoutError):
@@ -122,7 +122,7 @@ async def come_and_go(session: ClientSession, urls: list[str], live: str, rng: r
 
 
 async def under_load(session: ClientSession, url: str, rng: random.Random, load: Tasks) -> None:
-    """Rooms and orders, some of them closed: writers, visitors who read from the start, live readers."""
+    """Run rooms and orders, some of them closed, with writers, readers from the start, and live readers."""
     at = [url + path for path in (*ROOMS, *ORDERS)]
     for one in at:
         async with session.put(one, headers=JSON):
@@ -144,7 +144,7 @@ async def under_load(session: ClientSession, url: str, rng: random.Random, load:
 
 
 async def draw(admin: str, panels: list[dict[str, Any]], path: Path) -> None:
-    """Have the page drawn beside the console, whose files it uses."""
+    """Draw the page on the console's origin, because it uses the console's files."""
 
     async def page_itself(route: Route) -> None:
         await route.fulfill(body=PAGE, content_type="text/html")
@@ -170,7 +170,7 @@ async def main() -> None:
             ClientSession(connector=TCPConnector(limit=0)) as session,
             running_prometheus(Path(folder), gateway.admin_url.removeprefix("http://"), session) as prometheus,
         ):
-            # Rates begin with the second sample: the zeros are to be seen first.
+            # Rates begin with the second sample, so the zeros have to be scraped first.
             await prometheus.scrapes(2)
             start = time.time()
             await under_load(session, gateway.gateway_url, rng, load)

@@ -1,4 +1,4 @@
-"""A real Prometheus with the project's own rules and scrape configuration, pointed at one gateway."""
+"""A real Prometheus with the project's rules and scrape configuration, pointed at one gateway."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INTERVAL_S = 0.5
 
 
 class Prometheus:
-    """A client of one that runs."""
+    """A client of a running Prometheus."""
 
     def __init__(self, url: str, session: ClientSession) -> None:
         self._url = url
         self._session = session
 
     async def get(self, path: str, **parameters: str) -> Any:
-        """The data of an answer; AssertionError with its words where it refuses."""
+        """The data of an answer; AssertionError with the answer's text if it is an error."""
         async with self._session.get(f"{self._url}/api/v1/{path}", params=parameters) as reply:
             answer = await reply.json()
         assert answer["status"] == "success", (parameters, answer["error"])
@@ -38,7 +38,7 @@ class Prometheus:
 
     async def query(self, query: str, at: float | None = None) -> Series:
         """The values of an expression, now or at a time (Unix seconds), without the names of series."""
-        # A sample's own millisecond, written as a decimal, may be cut to the one before it.
+        # A sample's millisecond, written as a decimal, may be truncated to the one before.
         when = {} if at is None else {"time": f"{at + 0.001:.3f}"}
         data = await self.get("query", query=query, **when)
         assert data["resultType"] == "vector", query
@@ -57,12 +57,12 @@ class Prometheus:
             return False
 
     async def scraped_at(self) -> float:
-        """When the gateway was last scraped (Unix seconds); 0 before the first time."""
-        # The time of a sample is told of a plain series only; of anything computed it is the time of the question.
+        """The time of the last scrape (Unix seconds); 0 before the first."""
+        # Only a plain selector has the sample's time; a computed value has the time of the query.
         return max((await self.query('timestamp(up{job="durable-gateway"})')).values(), default=0.0)
 
     async def scrapes(self, count: int) -> float:
-        """Wait for so many further scrapes; when the last of them began."""
+        """Wait for `count` more scrapes; returns the start of the last one (Unix seconds)."""
         latest = await self.scraped_at()
 
         async def is_scraped_anew() -> bool:
@@ -75,7 +75,7 @@ class Prometheus:
 
 
 def _configured(folder: Path, admin: str) -> Path:
-    """The checked-in configuration with another target, scraping more often."""
+    """The checked-in configuration with another target and more frequent scrapes."""
     shutil.copytree(GRAFANA / "rules", folder / "rules")
     (folder / "targets").mkdir()
     (folder / "targets" / "durable-gateway.yml").write_text(yaml.safe_dump([{"targets": [admin]}]))
@@ -95,7 +95,7 @@ def _free_port() -> int:
 
 @asynccontextmanager
 async def running_prometheus(folder: Path, admin: str, session: ClientSession) -> AsyncIterator[Prometheus]:
-    """One that scrapes the gateway whose admin port is `admin` (host:port), until the block ends."""
+    """Run a Prometheus that scrapes the admin port `admin` (host:port), until the block ends."""
     address = f"127.0.0.1:{_free_port()}"
     command = [
         str(program("prometheus", "prometheus")),

@@ -1,4 +1,4 @@
-"""Queries of panels and alerts, and what the sums in them come to by the gateway's own figures.
+"""Queries of panels and alerts, and the values of their aggregations computed from the gateway's own figures.
 
 `SUMS` finds every aggregation of one series in a query.  Each is evaluated twice: by Prometheus, without its rate, and
 here, over the text of `/metrics`.
@@ -28,11 +28,11 @@ _MATCHER = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
 _SELECTION = re.compile(r"\b((?:durable_gateway|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 
 Series = dict[tuple[tuple[str, str], ...], float]
-"""Values by labels, sorted by name; labels that are empty are none."""
+"""Values by labels, sorted by name; empty labels are left out."""
 
 
 class Asked(NamedTuple):
-    """A query, and where it stands."""
+    """A query and its place."""
 
     where: str
     query: str
@@ -48,7 +48,7 @@ class Sum(NamedTuple):
 
     @property
     def query(self) -> str:
-        """For Prometheus, without a rate."""
+        """The aggregation for Prometheus, without a rate."""
         by = f" by ({', '.join(self.by)})" if self.by else ""
         return f"{self.how}{by} ({self.name}{{{self.matching}}})"
 
@@ -72,7 +72,7 @@ def figures(text: str, instance: str) -> list[Figure]:
 
 
 def panels() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every panel of every dashboard, with its dashboard's name."""
+    """Every panel of every dashboard, with the dashboard's name."""
     for path in sorted((GRAFANA / "dashboards").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             if panel["type"] != "row":
@@ -90,7 +90,7 @@ def panel_queries() -> list[Asked]:
 
 
 def annotation_queries() -> list[Asked]:
-    """What every dashboard marks its moments by."""
+    """The queries of every dashboard's annotations."""
     return [
         Asked(f"{path.stem}: {mark['name']}", mark["expr"].replace("$instance", ".*"))
         for path in sorted((GRAFANA / "dashboards").glob("*.json"))
@@ -105,7 +105,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def alert_queries() -> list[Asked]:
-    """Every alert's expression, saying 0 or 1 instead of nothing or something."""
+    """Every alert's expression, made to give 0 or 1 instead of an empty or non-empty result."""
     return [Asked(rule["alert"], re.sub(r" ([<>]) (?=[\d.])", r" \1 bool ", rule["expr"])) for rule in alerts()]
 
 
@@ -119,7 +119,7 @@ def sums(query: str) -> list[Sum]:
 
 
 def unanswered(query: str, own: Iterable[Figure]) -> set[str]:
-    """The selections in a query, such as `name{mode="sse"}`, that none of these samples fit."""
+    """The selectors in a query, such as `name{mode="sse"}`, that match none of these samples."""
     found = set()
     for name, matching in _SELECTION.findall(query):
         matchers = _MATCHER.findall(matching)
@@ -129,7 +129,7 @@ def unanswered(query: str, own: Iterable[Figure]) -> set[str]:
 
 
 def evaluate(one: Sum, own: Iterable[Figure]) -> Series:
-    """What the aggregation comes to."""
+    """The value of the aggregation."""
     groups: dict[tuple[tuple[str, str], ...], list[float]] = defaultdict(list)
     matchers = _MATCHER.findall(one.matching)
     for figure in own:

@@ -1,4 +1,4 @@
-"""The dashboards are what the script writes, and speak of series that exist."""
+"""The dashboards match their source, and query series that exist."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.plans import SAMPLE
 PROVISIONING = GRAFANA / "provisioning"
 
 
-def test_the_files_are_what_the_script_writes() -> None:
+def test_the_files_are_up_to_date() -> None:
     assert generator.drifted() == []
 
 
-def test_a_file_that_was_changed_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_by_hand_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "FOLDER", tmp_path)
     page = tmp_path / "operating.md"
     page.write_text("# Operating\n<!-- alerts -->\nold\n<!-- /alerts -->\nmore\n")
@@ -66,7 +66,7 @@ def test_a_file_that_was_changed_by_hand_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_every_query_reads_series_that_the_gateway_has() -> None:
-    """With the labels that it asks for, and before anything has happened: rates miss what a series begins with."""
+    """With the labels in its selectors, and before anything has happened: rates miss a series' first value."""
     metrics = Metrics(routes=["default"], limits={"connections": 1, "followed_streams": 1})
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(PlanState)), 0)
     state = PlanState(**{**nothing, "plan": parse_plan(SAMPLE)})
@@ -98,7 +98,7 @@ def test_every_heatmap_shows_the_buckets_of_a_histogram_as_they_are() -> None:
         assert (target["format"], panel["options"]["calculate"]) == ("heatmap", False)
 
 
-def test_readers_that_leave_are_no_errors() -> None:
+def test_readers_that_leave_are_not_errors() -> None:
     asked = {
         panel["title"]: [query["expr"] for query in panel["targets"]] for _, panel in panels() if panel.get("targets")
     }
@@ -106,7 +106,7 @@ def test_readers_that_leave_are_no_errors() -> None:
         assert "aborted" not in query or 'mode!="sse"' in query
 
 
-def test_what_is_spared_is_said_of_the_same_reads_on_both_sides_and_not_cut_off_below_nothing() -> None:
+def test_shares_spared_count_the_same_reads_on_both_sides_and_may_be_negative() -> None:
     shown = {panel["title"]: panel for name, panel in panels() if name == "overview" and panel.get("targets")}
     both = [target["expr"] for target in shown["Spared over time"]["targets"]]
     for title, said in zip(("Requests spared", "Bytes spared"), both, strict=True):
@@ -121,7 +121,7 @@ def test_what_is_spared_is_said_of_the_same_reads_on_both_sides_and_not_cut_off_
         assert (defaults.get("min"), defaults["max"]) == (None, 1)
 
 
-def test_every_panel_says_what_it_shows() -> None:
+def test_every_panel_has_a_description() -> None:
     for name, panel in panels():
         if panel["type"] != "text":
             assert panel["description"], (name, panel["title"])
@@ -129,7 +129,7 @@ def test_every_panel_says_what_it_shows() -> None:
             assert panel["fieldConfig"]["defaults"]["unit"], (name, panel["title"])
 
 
-def test_no_two_panels_of_a_dashboard_lie_on_one_another() -> None:
+def test_no_panels_of_a_dashboard_overlap() -> None:
     for (name, panel), (other_name, other) in combinations(panels(), 2):
         if name == other_name:
             one, two = panel["gridPos"], other["gridPos"]
@@ -143,7 +143,7 @@ def test_no_two_panels_of_a_dashboard_lie_on_one_another() -> None:
             assert panel["id"] != other["id"]
 
 
-def test_grafana_is_told_of_the_data_source_and_of_the_dashboards() -> None:
+def test_grafana_provisions_the_data_source_and_the_dashboards() -> None:
     sources = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert [source["type"] for source in sources] == ["prometheus"]
     scraping = yaml.safe_load((GRAFANA / "prometheus.yml").read_text())["global"]

@@ -1,4 +1,4 @@
-"""A real Prometheus with the project's own rules and queries shows what a gateway under load has counted."""
+"""A real Prometheus with the project's rules and queries shows the counts of a gateway under load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.plans import PlanFile
 BOUND_S = 60.0
 ATTEMPTS = 10
 RESTLESS = ("process_", "durable_gateway_event_loop_delay", "durable_gateway_upstream_connection", "up")
-"""What changes while nothing is asked: the process's own figures, and ages."""
+"""Series that change without requests: the process's own figures, and ages."""
 
 MOVED = {
     "durable_gateway_cache_bytes",
@@ -81,7 +81,7 @@ MOVED = {
     "durable_gateway_upstream_requests_total",
     "durable_gateway_upstream_retries_total",
 }
-"""What this load is there to move."""
+"""Series that this load is meant to change."""
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -89,16 +89,16 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 class Stage(NamedTuple):
-    """A gateway whose figures are at rest, and a Prometheus that has scraped them since."""
+    """A gateway at rest, and a Prometheus that has scraped it since."""
 
     gateway: RunningGateway
     origin: RunningOrigin
-    past_it: int
-    """Requests that the origin had before there was the gateway."""
+    requests_before: int
+    """Requests to the origin from before the gateway started."""
     prometheus: Prometheus
     own: list[Figure]
     at: float
-    """When it was scraped, at rest (Unix seconds)."""
+    """Time of the scrape at rest (Unix seconds)."""
 
     def of(self, name: str) -> float:
         return sum(figure.value for figure in self.own if figure.name == name)
@@ -124,11 +124,11 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     connector = TCPConnector(limit=0)
     async with ClientSession(timeout=ClientTimeout(total=BOUND_S), connector=connector) as session:
         assert await send(session, "PUT", f"{origin.url}{EARLY}", b'["early"]') == 201
-        past_it = origin.origin.counters.total_requests
+        requests_before = origin.origin.counters.total_requests
         gateway = await start_gateway(config)
         admin = gateway.admin_url.removeprefix("http://")
         async with running_prometheus(tmp_path, admin, session) as prometheus:
-            # Rates begin with the second sample: the zeros are to be seen first.
+            # Rates begin with the second sample, so the zeros have to be scraped first.
             await prometheus.scrapes(2)
             await ask_everything(session, gateway.gateway_url, origin.origin.faults)
             secure = int(gateway.listeners.urls[-1].rpartition(":")[2])
@@ -137,7 +137,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
                 assert reply.status == 200
             async with live_readers(session, gateway.gateway_url):
                 own, at = await at_rest(session, gateway, prometheus)
-                yield Stage(gateway, origin, past_it, prometheus, own, at)
+                yield Stage(gateway, origin, requests_before, prometheus, own, at)
         await gateway.stop()
     await origin.stop(grace_s=0)
 
@@ -168,7 +168,7 @@ async def at_rest(
     raise AssertionError("the figures do not come to rest")
 
 
-async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -> None:
+async def test_prometheus_shows_the_gateways_counts(stage: Stage) -> None:
     seen: set[str] = set()
     for asked in (*panel_queries(), *alert_queries()):
         for one in sums(asked.query):
@@ -180,15 +180,15 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
     assert len(seen) > 20
     assert seen <= counted
 
-    # And what the gateway counted is what the origin saw, and what the clients did.
+    # The gateway's counts are those of the origin and of the clients.
     counters = stage.origin.origin.counters
-    assert stage.of("durable_gateway_upstream_requests_total") == counters.total_requests - stage.past_it
+    assert stage.of("durable_gateway_upstream_requests_total") == counters.total_requests - stage.requests_before
     assert stage.of("durable_gateway_subscribers") == 2 * READERS
     assert stage.of("durable_gateway_followed_streams") == 1
     assert stage.of("durable_gateway_upstream_failures_total") == 1
     assert stage.of("durable_gateway_ready") == 1
 
-    # Over all that came after the zeros, the headline's queries say what the gateway itself does.
+    # Over everything since the zeros, the headline's queries agree with the gateway's own shares.
     tally = stage.gateway.sample().tally
     assert tally.requests_spared is not None
     for query, share in ((REQUESTS_SPARED, tally.requests_spared), (BYTES_SPARED, tally.bytes_spared)):
@@ -200,7 +200,7 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
         name = f"durable_gateway_plan_{ratio}_ratio"
         assert {one.labels["kind"] for one in stage.own if one.name == name and one.value} == {"expected", "actual"}
 
-    # Every panel has data, and shows something where there is something.
+    # Every panel has data, and values where the load causes some.
     assert {name for name in counted if stage.of(name)} >= MOVED
     for asked in panel_queries():
         found = await stage.prometheus.query(asked.query, stage.at)
@@ -209,12 +209,12 @@ async def test_what_prometheus_shows_is_what_the_gateway_counted(stage: Stage) -
         if all(part and any(part.values()) for part in parts):
             assert any(value > 0 and math.isfinite(value) for value in found.values()), (asked, found)
 
-    # What marks a moment is understood, and the start is one.
+    # Prometheus understands the annotations' queries; the start is an annotation.
     marks = {asked.where: await stage.prometheus.query(asked.query, stage.at) for asked in annotation_queries()}
     (started_ms,) = marks["overview: Starts"].values()
     assert 0 < started_ms / 1000 <= stage.at
 
-    # Every alert is evaluated, has figures to go by, and is silent.
+    # Every alert is evaluated, has data, and is silent.
     groups = (await stage.prometheus.get("rules"))["groups"]
     loaded = {rule["name"]: rule for group in groups for rule in group["rules"]}
     assert set(loaded) == {rule["alert"] for rule in alerts()}

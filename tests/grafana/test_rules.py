@@ -1,4 +1,4 @@
-"""The alert rules, by promtool's judgement."""
+"""The alert rules, checked by promtool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = GRAFANA / "rules" / "tests.yml"
 
 
 def promtool(*arguments: str | Path) -> str:
-    """What promtool says; AssertionError where it finds fault."""
+    """The output of promtool; AssertionError if it reports a fault."""
     tool = program("promtool", "prometheus")
     done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -28,7 +28,7 @@ def test_the_configuration_and_the_rules_are_valid() -> None:
     assert f"{len(alerts())} rules found" in said
 
 
-def test_every_alert_waits_fires_and_spares_those_that_are_well() -> None:
+def test_every_alert_waits_fires_and_ignores_healthy_gateways() -> None:
     promtool("test", "rules", CASES)
 
 
@@ -43,7 +43,7 @@ def test_every_alert_has_a_case_in_which_it_is_silent_waits_and_fires() -> None:
         assert 'instance="well"' not in expected, rule["alert"]
 
 
-def test_every_alert_says_whom_it_wakes_and_what_to_do() -> None:
+def test_every_alert_has_a_severity_and_a_runbook() -> None:
     for rule in alerts():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
@@ -53,7 +53,7 @@ def test_every_alert_says_whom_it_wakes_and_what_to_do() -> None:
     assert "runbook" in ALERTS.read_text()
 
 
-def test_every_alert_leads_to_its_heading_on_the_operators_page() -> None:
+def test_every_alert_links_to_its_heading_on_the_operators_page() -> None:
     assert GRAFANA.parent / RUNBOOKS == PAGE
     headings = {line.removeprefix("### ") for line in PAGE.read_text().splitlines() if line.startswith("### ")}
     for rule in alerts():
@@ -61,7 +61,7 @@ def test_every_alert_leads_to_its_heading_on_the_operators_page() -> None:
         assert rule["alert"] in headings
 
 
-def test_the_place_where_the_page_is_published_can_be_named() -> None:
+def test_the_url_of_the_published_page_can_be_set() -> None:
     elsewhere = with_runbooks(ALERTS.read_text(), "https://docs.test/operating/")
     rules = yaml.safe_load(elsewhere)["groups"][0]["rules"]
     assert [rule["annotations"]["runbook_url"] for rule in rules] == [

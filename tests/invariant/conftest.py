@@ -10,7 +10,7 @@ Begin = Callable[..., World]
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Begins worlds; each is seen to leave nothing behind after the test."""
+    """Begins worlds, and checks after the test that each leaves nothing behind."""
     worlds: list[World] = []
 
     def begin_one(*arguments: Any, **keywords: Any) -> World:
@@ -23,7 +23,7 @@ def begin() -> Iterator[Begin]:
 
 
 def followed(begin: Begin, stall_after: int | None = None) -> tuple[World, str]:
-    """A world in which a live reader stands at the tail, and the tail; the origin's one live request may be stalled."""
+    """A world with a live reader at the tail, and that tail; the origin's one live request may stall."""
     world = begin("application/json")
     world.run(world.create(messages=1))
     if stall_after is not None:

@@ -1,8 +1,8 @@
-"""What really happened at the origin: every incarnation of one stream, and when it lived.
+"""The ground truth at the origin: every incarnation of one stream, and when it lived.
 
-The origin's own stream objects are the log; they outlive their deletion here.  `tick` orders what happened.  A death is
-known to the gateway when a DELETE or a creation that passed through it was answered (`known_dead_at`); before that, a
-read may still be given old bytes, but never be told that they are up to date.
+The origin's own stream objects are the log; here they outlive their deletion.  `tick` orders events.  The gateway knows
+of a death once a DELETE or a creation through it was answered (`known_dead_at`); before that, a read may still get old
+bytes, but they must never be called up to date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ALL = 1 << 40
 
 @dataclass(eq=False)
 class Incarnation:
-    """One life of the stream."""
+    """One life of the stream, from creation to deletion."""
 
     stream: Stream
     born_at: int
@@ -39,8 +39,8 @@ class Incarnation:
     def is_closed(self) -> bool:
         return self.stream.is_closed
 
-    def place(self, token: str | None) -> Position | None:
-        """Where the token lies in this incarnation as it is now; None when nowhere."""
+    def position_of(self, token: str | None) -> Position | None:
+        """The position of the token in this incarnation in its present state; None if it has none."""
         if token is None or token == "-1":
             return ZERO
         position = parse_token(token)
@@ -55,11 +55,11 @@ class Incarnation:
         return position
 
     def begin(self, token: str | None) -> Position | None:
-        """Where a read from the token begins in this incarnation as it is now; None when nowhere.
+        """The position at which a read from the token begins in this incarnation now; None if it has none.
 
         A token of an earlier life need not be a position here: the origin begins at the last one before it.
         """
-        position = self.place(token)
+        position = self.position_of(token)
         if position is not None or token is None:
             return position
         named = parse_token(token)
@@ -84,7 +84,7 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class Moment:
-    """The state of things when a request was sent."""
+    """The state of the stream when a request was sent."""
 
     tick: int
     at: float
@@ -148,7 +148,7 @@ class Log:
         )
 
     def bury(self) -> None:
-        """The gateway has answered a DELETE or a creation: whatever is dead now, it knows to be dead."""
+        """Note that the gateway has answered a DELETE or a creation: it now knows of every death so far."""
         self.tick += 1
         for one in self.incarnations:
             if one.died_at is not None and one.known_dead_at is None:
@@ -159,5 +159,5 @@ class Log:
         return since.alive is not None and since.alive.died_at is None
 
     def believable(self, since: Moment) -> list[Incarnation]:
-        """Those that an answer to a request sent at that moment may come from."""
+        """The incarnations that may answer a request sent at that moment."""
         return [one for one in self.incarnations if one.known_dead_at is None or one.known_dead_at >= since.tick]

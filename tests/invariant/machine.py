@@ -1,4 +1,4 @@
-"""Everything that may happen to a stream, in any order, on the whole system."""
+"""The state machine: everything that may happen to a stream, in any order, on the whole system."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.invariant.world import PollReader, SseReader, World, going_on, ignoring_result
 
 HUNT = int(os.environ.get("INVARIANT_EXAMPLES", "0"))
-"""Examples for each machine in a run by hand, other ones each time; without it always the same, few ones."""
+"""Examples for each machine, different ones in each run; without it a few, always the same."""
 PICK = st.integers(0, 1 << 16)
-"""Which of however many there are: what Hypothesis draws must not depend on how the network was timed."""
+"""Picks one of any number of items: Hypothesis's draws must not depend on the timing of the network."""
 CREDENTIALS = st.sampled_from([None, None, "Bearer a"])
 READ_KINDS = st.sampled_from(["catchup", "longpoll", "sse", "head", None])
 WRITE_KINDS = st.sampled_from(["create", "append", "delete"])
@@ -21,10 +21,10 @@ SPINS = st.sampled_from([1, 5, 20])
 
 
 class SystemAgainstLog(RuleBasedStateMachine):
-    """One stream, any number of lives; `content_type` and who may delete are fixed by subclasses.
+    """One stream with any number of lives; subclasses fix `content_type` and who may delete.
 
-    Rules are few and wide, because each is drawn as often as any other: what fills a stream and who reads it live has
-    to happen in nearly every run.
+    There are few rules, each wide, because each is drawn as often as any other: filling a stream and reading it live
+    have to happen in nearly every run.
     """
 
     content_type = "application/octet-stream"
@@ -58,7 +58,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         is_nameless: bool,
         live: list[tuple[int, bool, str | None]],
     ) -> None:
-        # Nothing but its name tells a stream that was re-created behind the gateway's back from one that has grown.
+        # Only an ETag distinguishes a stream re-created behind the gateway's back from one that has grown.
         is_nameless = is_nameless and not self.is_out_of_band
         self.begun = World(self.content_type, cache_bytes, max_chunk_bytes, trust_s, tail, is_nameless)
         self.world.run(self.world.create(messages=messages))
@@ -66,7 +66,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
             self.follow(pick, is_sse, credentials)
 
     def do(self, work: Coroutine[Any, Any, Any], *, is_awaited: bool = True) -> None:
-        """Do it to the end, or as far as it gets when something is held."""
+        """Run the work to its end, or as far as it gets while a reply is held."""
         task = self.world.spawn(ignoring_result(work))
         self.world.run(_awaiting(task) if is_awaited and not self.world.holds else going_on())
 
@@ -139,7 +139,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
         alive = self.world.log.alive
         if alive is None or len(self.world.readers) > 8:
             return
-        known = [token for token in self.world.tokens if alive.place(token) is not None]
+        known = [token for token in self.world.tokens if alive.position_of(token) is not None]
         offset = picked([*known, alive.tail.token], pick)
         (SseReader if is_sse else PollReader)(self.world, offset, credentials)
         self.world.run(going_on())
@@ -154,7 +154,7 @@ class SystemAgainstLog(RuleBasedStateMachine):
             self.world.run(going_on(spins))
             task.cancel()
 
-    # -- bad luck
+    # -- faults
 
     @rule(
         how=st.sampled_from(["status", "truncate", "chunked", "drop", "refuse", "lose a write"]),
@@ -206,13 +206,13 @@ class SystemAgainstLog(RuleBasedStateMachine):
 
     # -- time
 
-    @rule(how=st.sampled_from(["go on", "go on", "rest", "settle"]), spins=SPINS)
+    @rule(how=st.sampled_from(["go on", "go on", "rest", "quiet"]), spins=SPINS)
     def let_time_go_by(self, how: str, spins: int) -> None:
         match how:
             case "rest":
                 self.world.run(self.world.rest())
-            case "settle":
-                self.world.run(self.world.settle())
+            case "quiet":
+                self.world.run(self.world.reach_quiet())
             case _:
                 self.world.run(going_on(spins))
 
@@ -231,7 +231,7 @@ def picked(tokens: Sequence[str], pick: int) -> str:
 
 
 async def _walking(world: World) -> None:
-    """From the start to the tail, as a client does that keeps nothing."""
+    """Read from the start to the tail, as a client without a stored offset does."""
     offset: str | None = None
     while True:
         answer = await world.catch_up(offset)

@@ -1,7 +1,8 @@
-"""The invariant, on the whole system: what a client has received from an offset is what the origin holds from there.
+"""The invariant, on the whole system: the bytes that a client receives from an offset are those that the origin holds.
 
-Nothing lost, repeated or reordered; no false up-to-date or closed; no offset ahead of the bytes; and when all is quiet
-again, nothing left behind.  `World` judges every answer as it comes; the machine makes life hard.
+No byte is lost, repeated or reordered; no answer is falsely up to date or closed; no offset is ahead of the bytes; and
+once the system is quiet, nothing is left behind.  `World` judges every answer as it arrives; the machine injects
+faults.
 """
 
 import pytest

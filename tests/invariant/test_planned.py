@@ -1,4 +1,4 @@
-"""The invariant under cache plans that come and go: a plan changes what is kept, never what is answered."""
+"""The invariant under changing cache plans: a plan changes what is stored, never what is answered."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SAMPLE: Final = json.loads((Path(__file__).parents[2] / "config" / "cache-plan.j
 GRANTS: Final = CachePlanConfig(warm_s=30.0, pin_share=0.9)
 
 
-def plan_of(wishes: frozenset[str]) -> CachePlan:
-    """A plan with these wishes for the one stream that there is."""
+def plan_of(kinds: frozenset[str]) -> CachePlan:
+    """A plan with these kinds of entries for the one stream."""
     entry: dict[str, Any] = {"route": "default", "stream": PATH, "bytes": 1, "reason": "so"}
     lists = {
-        name: [entry | ({"idle_s": 1.0} if name == "lifetimes" else {})] if name in wishes else []
+        name: [entry | ({"idle_s": 1.0} if name == "lifetimes" else {})] if name in kinds else []
         for name in ("pin", "warm", "do_not_store", "lifetimes")
     }
     return parse_plan(json.dumps(SAMPLE | lists).encode())
@@ -48,7 +48,7 @@ PLANS: Final = [
 
 
 class _Planned:
-    """Rules beside those of a system."""
+    """Rules added to those of a system."""
 
     @rule(plan=st.sampled_from(PLANS))
     def take_a_plan(self: Any, plan: CachePlan | None) -> None:
@@ -73,7 +73,7 @@ class PlannedBinary(_Planned, Binary):
 
 
 @pytest.mark.parametrize("machine", [PlannedJson, PlannedText, PlannedBinary])
-def test_every_client_has_exactly_the_streams_bytes_whatever_is_planned(machine: type[SystemAgainstLog]) -> None:
+def test_every_client_has_exactly_the_streams_bytes_under_any_plan(machine: type[SystemAgainstLog]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

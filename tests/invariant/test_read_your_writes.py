@@ -1,8 +1,7 @@
 """A write that was acknowledged through the gateway is in every read that starts afterwards.
 
-The same URL is read before and after each write, because a cache that is wrong here is wrong by remembering.  `World`
-judges every answer; what is added here is that reads are repeated, and that reads and writes are held in the air while
-others go past them.
+The same URL is read before and after each write, because a cache errs by remembering.  `World` judges every answer;
+these tests repeat reads, and hold reads and writes in flight while others overtake them.
 """
 
 import asyncio
@@ -18,11 +17,11 @@ from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, World, going_on, ignoring_result
 
 ROUNDS = 100
-"""For each type and place: with nine of them some thousands of reads that each follow a write."""
+"""For each content type and place; nine of them make some thousands of reads that each follow a write."""
 
 
 async def read_to_the_tail(world: World, offset: str | None) -> str:
-    """As a client does it: every answer is taken, until one says that it is up to date."""
+    """Read as a client does, answer by answer, until one is up to date."""
     for _ in range(1_000):
         answer = await world.catch_up(offset)
         assert answer.status == 200
@@ -49,9 +48,7 @@ async def keep_reading(world: World) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["start", "tail", "closed"])
-def test_the_same_url_shows_every_write_that_was_acknowledged(
-    begin: Begin, content_type: str, tail: str, place: str
-) -> None:
+def test_the_same_url_shows_every_acknowledged_write(begin: Begin, content_type: str, tail: str, place: str) -> None:
     world = begin(content_type, max_chunk_bytes=1 << 20, tail=tail)
 
     async def life(length: int) -> None:
@@ -82,16 +79,16 @@ def test_the_same_url_shows_every_write_that_was_acknowledged(
 @pytest.mark.parametrize("offset", ["-1", "tail", "now"])
 @pytest.mark.parametrize("is_followed", [False, True])
 @pytest.mark.parametrize("tail", ["followed", "asked"])
-def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
+def test_a_read_in_flight_across_a_write_answers_no_later_reader(
     begin: Begin, kind: str, offset: str, tail: str, is_followed: bool
 ) -> None:
-    """The origin has computed its answer and not sent it; what it says of the tail is old by then."""
+    """The origin has computed its answer but not sent it; by then its tail is old."""
     world = begin(tail=tail)
     world.run(world.create(messages=1))
     assert world.log.alive is not None
     if is_followed:
         SseReader(world, "-1")
-        world.run(world.settle())
+        world.run(world.reach_quiet())
     offset = world.log.alive.tail.token if offset == "tail" else offset
     late = world.origin.faults.hold(kind=kind, when="reply", times=1)
     world.holds.append(late)
@@ -106,25 +103,25 @@ def test_a_read_in_the_air_across_a_write_answers_nobody_who_came_after_it(
     world.run(going_on())
     late.release()
     world.run(asyncio.wait({early, after}))
-    world.run(world.settle())
+    world.run(world.reach_quiet())
 
 
 @pytest.mark.parametrize("reader", [SseReader, PollReader])
-def test_a_follower_that_has_not_heard_of_a_write_vouches_for_nothing(begin: Begin, reader: type[Reader]) -> None:
-    """The one live request stands still just after it said where the tail was."""
+def test_a_follower_that_missed_a_write_confirms_no_tail(begin: Begin, reader: type[Reader]) -> None:
+    """The one live request stalls just after it confirmed the tail."""
     first, _ = followed(begin)
     world, old_tail = followed(begin, stall_after=first.origin.counters.body_bytes[Kind.SSE])
     world.run(world.append(1))
     late = reader(world, old_tail)
-    world.run(world.rest(seconds=6.0))  # longer than a long-poll: its reader is answered while nothing is heard
-    world.run(world.settle())
+    world.run(world.rest(seconds=6.0))  # longer than a long-poll: its reader is answered while nothing arrives
+    world.run(world.reach_quiet())
     assert world.log.alive is not None
     assert late.at == world.log.alive.tail.token
 
 
 @dataclass(frozen=True)
 class Step:
-    """Begin a read or a write, possibly to be held; let one that is held go; or look whether all is there."""
+    """Begin a read or a write, possibly held; release a held one; or check that everything is there."""
 
     what: str
     held: str | None = None
@@ -150,7 +147,7 @@ KINDS = {
 
 
 async def look(world: World) -> None:
-    """A read that starts now, after whatever has been acknowledged."""
+    """Read now, after everything that has been acknowledged."""
     assert world.log.alive is not None
     acked = world.log.alive.acked
     answer = await world.catch_up(acked.token)
@@ -191,7 +188,7 @@ async def take(world: World, step: Step) -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
+def test_no_interleaving_of_reads_and_writes_in_flight_hides_a_write(
     steps: list[Step], content_type: str, is_small: bool, is_asked: bool
 ) -> None:
     tail = "asked" if is_asked else "followed"
@@ -200,7 +197,7 @@ def test_no_interleaving_of_reads_and_writes_in_the_air_hides_a_write(
         world.run(world.create(messages=1))
         for step in steps:
             world.run(take(world, step))
-        world.run(world.settle())
+        world.run(world.reach_quiet())
         assert world.log.alive is not None
         assert world.run(read_to_the_tail(world, "-1")) == world.log.alive.tail.token
     finally:

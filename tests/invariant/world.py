@@ -1,4 +1,4 @@
-"""A whole system in one event loop: origin, gateway, writers and readers; every answer is judged against the log."""
+"""A whole system in one event loop: origin, gateway, writers and readers.  Every answer is judged against the log."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from tests.waiting import eventually, pass_turns
 
 PATH: Final = "/s"
 SPEED: Final = 50.0
-"""Seconds of the system's time in one second: pauses between retries cost milliseconds."""
+"""Seconds of system time in one real second: pauses between retries cost milliseconds."""
 PATIENCE_S: Final = 6.0
 """Real seconds after which a request counts as hung."""
 
 
 @dataclass
 class World:
-    """`content_type` decides how bodies look; `is_out_of_band` allows deletion behind the gateway's back."""
+    """`content_type` decides the format of bodies; `is_out_of_band` allows deletion behind the gateway's back."""
 
     content_type: str = "application/octet-stream"
     cache_bytes: int = 1 << 20
     max_chunk_bytes: int = 64
     trust_s: float = 60.0
     tail: str = "followed"
-    """Who is believed about the tail, as the route has it."""
+    """The route's setting for the source of the tail."""
     is_nameless: bool = False
-    """Whether the origin's ETags do not tell one incarnation from the next, as those of real ones do not."""
+    """Whether the origin's ETags fail to distinguish incarnations, as those of real origins do."""
     seed: int = 0
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     has_trouble: bool = False
-    """Whether the origin has misbehaved since all was quiet last: only then may a request fail."""
+    """Whether the origin has misbehaved since the last quiet: only then may a request fail."""
     was_out_of_band: bool = False
     """Whether the stream was deleted behind the gateway's back since the gateway last saw it end."""
     made_unseen_at: float = -math.inf
     """When the stream was last created behind the gateway's back."""
     held_until: float = -math.inf
-    """When the last of the origin's replies that were held up was let go."""
+    """When the last of the origin's held replies was released."""
 
     def __post_init__(self) -> None:
         self.count = 0
@@ -94,8 +94,8 @@ class World:
                 sse_lifetime_s=20.0,
                 live_linger_s=0.5,
                 collapse_wait_s=1.0,
-                # Real seconds.  An origin that stops may leave a connection behind that it had accepted and nobody
-                # serves: asyncio's listener forgets those.
+                # Real seconds.  A stopping origin may leave behind an accepted connection that it never serves:
+                # asyncio's listener forgets those.
                 first_byte_timeout_s=1.0,
                 live_first_byte_timeout_s=2.0,
                 max_reply_bytes=1024,
@@ -109,7 +109,7 @@ class World:
         )
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Let the world go on until `work` is done."""
+        """Run the world until `work` is done."""
         result = self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE_S * 2))
         self.raise_failures()
         return result
@@ -132,7 +132,7 @@ class World:
     # -- writing
 
     def message(self) -> bytes:
-        """The next message: every one differs, and all are of one length, so that offsets of two lives agree."""
+        """The next message: each is different, and all have one length, so that offsets of two lives agree."""
         self.count += 1
         if self.is_json:
             return json.dumps(f"{self.count:04d},[]").encode()
@@ -167,7 +167,7 @@ class World:
         before = self.log.alive
         answer = await self.write("POST", headers, self.body(messages) if messages else b"", is_direct)
         if answer.status in (200, 204) and not is_direct and before is not None and before is self.log.alive:
-            acked = before.place(answer.end)
+            acked = before.position_of(answer.end)
             assert acked is not None, "an acknowledgement names an offset that the stream does not have"
             before.acked = max(before.acked, acked)
             before.is_close_acked = before.is_close_acked or is_closing
@@ -207,7 +207,7 @@ class World:
     async def catch_up(
         self, offset: str | None, *, is_conditional: bool = False, credentials: str | None = None
     ) -> Answer:
-        """One catch-up read, judged.  Readers with credentials read from tapes of their own."""
+        """One catch-up read, judged.  Readers with credentials read from separate tapes."""
         since = self.log.moment()
         key = (offset, credentials)
         remembered = self.etags.get(key) if is_conditional else None
@@ -234,7 +234,9 @@ class World:
         if not self.is_excused(answer, since, is_live=False):
             assert answer.status == 200
             assert answer.body == (b"[]" if self.is_json else b"")
-            self.judge_end(answer, [one for one in self.believable(since, answer) if one.place(answer.end)], since)
+            self.judge_end(
+                answer, [one for one in self.believable(since, answer) if one.position_of(answer.end)], since
+            )
         return answer
 
     async def head(self) -> None:
@@ -243,7 +245,7 @@ class World:
         if not self.is_excused(answer, since, is_live=False):
             assert answer.status == 200
             assert any(
-                (place := one.place(answer.end)) is not None and place >= self.least(since).get(one, place)
+                (place := one.position_of(answer.end)) is not None and place >= self.least(since).get(one, place)
                 for one in self.log.incarnations
             )
 
@@ -261,17 +263,17 @@ class World:
     # -- judging
 
     def is_excused(self, answer: Answer, since: Moment, *, is_live: bool) -> bool:
-        """Whether an answer without bytes is what may be said here; fails when it may not."""
+        """Whether an answer without bytes is allowed here; fails if it is not."""
         status = answer.status
         if status is None or status >= 500:
             assert self.has_trouble, f"failed without a cause: {status} {answer.body!r}"
             return True
         if status == 404:
             was_here = self.log.was_alive_throughout(since)
-            # Where the follower is believed, it may be late to tell of what happens behind the gateway's back.
+            # A trusted follower may be late to report what happens behind the gateway's back.
             is_late = self.was_out_of_band and (is_live or self.tail == "followed")
             absent_s = self.gateway.config.routes[0].absent_s if self.tail == "followed" else -1.0
-            # A 404 of before it was made is repeated for a while, and given to all who wait for it when it is held up.
+            # A 404 from before the creation is repeated for a while, and shared by all waiting requests if it is held.
             is_late |= math.isfinite(self.made_unseen_at) and (
                 since.at <= max(self.made_unseen_at, self.was_held_at) + absent_s
             )
@@ -281,29 +283,29 @@ class World:
 
     @property
     def was_held_at(self) -> float:
-        """When a reply of the origin's was last held up; now, where one is."""
+        """When one of the origin's replies was last held; now, if one is."""
         return self.log.now() if self.holds else self.held_until
 
     def release(self, pick: int) -> None:
-        """Let go of one reply that is held up."""
+        """Release one held reply."""
         self.holds.pop(pick % len(self.holds)).release()
         self.held_until = self.log.now()
 
     def least(self, since: Moment) -> dict[Incarnation, Position]:
-        """How far an answer about the tail has to reach that was not given on a live read."""
+        """The least position that an up-to-date answer may end at, unless it is a live read's."""
         return since.tails if self.tail == "asked" else since.acked
 
     def believable(self, since: Moment, answer: Answer) -> list[Incarnation]:
         return self.log.believable(since)
 
     def judge(self, answer: Answer, offset: str | None, since: Moment, *, is_live: bool) -> None:
-        """Fail unless the answer is true of one incarnation that it may come from."""
+        """Fail unless the answer is true of one of the incarnations that it may come from."""
         if self.is_excused(answer, since, is_live=is_live):
             return
         candidates = [one for one in self.log.believable(since) if one.begin(offset) is not None]
         was_here = since.alive in candidates and self.log.was_alive_throughout(since)
         if not was_here and (answer.status == 400 or not self.strip(answer)):
-            # Not an offset of the stream as it was when it was asked for: whatever the origin makes of it.
+            # Not an offset of the stream at the time of the request: any answer of the origin is allowed.
             return
         assert answer.status in (200, 204), f"{answer.status} {answer.body!r}"
         self.judge_end(
@@ -323,10 +325,10 @@ class World:
     def matching(
         self, text: bytes, offset: str | None, end: str | None, candidates: list[Incarnation]
     ) -> list[Incarnation]:
-        """Those of which `text` is exactly what lies between the two offsets."""
+        """The incarnations in which `text` is exactly the bytes between the two offsets."""
         found = []
         for one in candidates:
-            start, stop = one.begin(offset), one.place(end)
+            start, stop = one.begin(offset), one.position_of(end)
             if start is not None and stop is not None and start <= stop and one.between(start, stop) == text:
                 found.append(one)
         assert found, f"no incarnation has {text!r} from {offset} to {end}"
@@ -344,8 +346,8 @@ class World:
     def is_true(
         self, one: Incarnation, end: str | None, up_to_date: bool, is_closed: bool, since: Moment, *, is_live: bool
     ) -> bool:
-        """Whether what was said of the tail is true of this incarnation, some time between the moment and now."""
-        place = one.place(end)
+        """Whether the answer's claims about the tail were true of this incarnation at some time since the moment."""
+        place = one.position_of(end)
         if place is None:
             return False
         if is_closed:
@@ -353,7 +355,7 @@ class World:
         if not up_to_date:
             return True
         if is_live or self.tail == "followed":
-            # A live read hears of writes behind the gateway's back when they arrive, of others before they are told.
+            # A live read learns of writes behind the gateway's back on arrival, of others before their acknowledgement.
             at_least, was_closed = since.acked.get(one, place), one in since.close_acked
         else:
             at_least, was_closed = since.tails.get(one, place), one in since.closed
@@ -361,13 +363,13 @@ class World:
                 return False
         return place >= at_least and not was_closed
 
-    # -- bad luck
+    # -- faults
 
     def cause_trouble(self) -> None:
         self.has_trouble = True
 
     async def restart_origin(self, meanwhile: Callable[[], object] | None = None) -> None:
-        """Cut every connection to the origin; it comes back at the same address, after what happened `meanwhile`."""
+        """Cut every connection to the origin; it returns at the same address, after `meanwhile` has run."""
         self.has_trouble = True
         await self.served.stop(grace_s=0)
         if meanwhile is not None:
@@ -376,7 +378,7 @@ class World:
         self.served = await start_origin(settings, origin=self.origin)
 
     def create_anew(self) -> None:
-        """Delete the stream and create it with three messages, at once and behind everybody's back."""
+        """Delete the stream and create it with three messages, at once and behind the gateway's back."""
         now = self.origin.clock.wall()
         self.was_out_of_band = True
         self.made_unseen_at = self.log.now()
@@ -385,24 +387,24 @@ class World:
         for _ in range(2):
             self.origin.store.append(PATH, AppendParams(body=self.body(1), content_type=self.content_type), now)
 
-    # -- calm
+    # -- quiet
 
-    async def settle(self) -> None:
-        """End all trouble, let every request be answered and every reader get to where the stream is."""
+    async def reach_quiet(self) -> None:
+        """End all faults, let every request be answered, and let every reader reach the tail."""
         self.release_all()
         async with asyncio.timeout(PATIENCE_S):
             while others := self.tasks - {reader.task for reader in self.readers if reader.task is not None}:
                 await asyncio.wait(others)
                 self.raise_failures()
             await self.until(lambda: all(reader.has_arrived for reader in self.readers))
-            # The gateway asks nobody while it takes the origin for unreachable, and only requests make it look again.
+            # While the gateway considers the origin unreachable it sends nothing, and only requests make it probe.
             while any(origin.retry_in_s is not None for origin in self.gateway.engine.origins.look()):
                 await self._exchange("HEAD", self.url(False), {})
                 await self.rest()
         self.has_trouble = False
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the world go on until the condition holds; nothing in the gateway tells of everything that counts."""
+        """Run the world until the condition holds; not every relevant change in the gateway has a signal."""
 
         def holds() -> bool:
             self.raise_failures()
@@ -411,16 +413,16 @@ class World:
         await eventually(holds, within_s=2 * PATIENCE_S, look_s=0.002)
 
     async def rest(self, seconds: float = 0.5) -> None:
-        """Let some of the system's time go by."""
+        """Let some system time pass."""
         await asyncio.sleep(seconds / SPEED)
 
     # -- the end
 
     async def close(self) -> None:
-        """Send everybody home, and see that nothing is left in the gateway."""
+        """Disconnect all clients, and check that nothing is left in the gateway."""
         for reader in self.readers:
             reader.leave()
-        await self.settle()
+        await self.reach_quiet()
         await self.http.close()
         engine = self.gateway.engine
         try:
@@ -432,7 +434,7 @@ class World:
         assert engine.store.cost == sum(stream.tape.cost for stream in engine.store)
 
     def left_over(self) -> list[str]:
-        """What the gateway still holds although nobody wants anything of it."""
+        """What the gateway still holds although no client needs it."""
         engine = self.gateway.engine
         left = [repr(engine.tasks)] if engine.tasks else []
         left += [f"{count} {what}" for what, count in (
@@ -452,7 +454,7 @@ class World:
             self.loop.close()
 
     def release_all(self) -> None:
-        """No fault is left, and nobody is held."""
+        """Remove all faults, and release all held replies."""
         self.origin.faults.clear()
         while self.holds:
             self.release(-1)
@@ -475,7 +477,7 @@ class World:
 
 
 class Reader(ABC):
-    """A client that stays: it resumes from its last offset whatever happens, until the stream it reads has ended."""
+    """A client that stays: it resumes from its last offset after any failure, until its stream has ended."""
 
     def __init__(self, world: World, offset: str, credentials: str | None = None) -> None:
         self.world = world
@@ -485,8 +487,8 @@ class Reader(ABC):
         self.has_seen_end = False
         self.has_left = False
         self.requests = 0
-        self.told: list[str] = []
-        """The offsets at which it was told to be up to date."""
+        self.up_to_date_at: list[str] = []
+        """The offsets at which it was up to date."""
         self.cursor: str | None = None
         self.task: asyncio.Task[None] | None = None
         world.readers.append(self)
@@ -494,16 +496,16 @@ class Reader(ABC):
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the incarnation that it began with is no more."""
+        """Whether the incarnation that it began with is dead."""
         return self.alive is None or self.alive.died_at is not None
 
     @property
     def has_arrived(self) -> bool:
-        """Whether it has everything that there is to have, and knows it."""
+        """Whether it has everything that there is, and has been told so."""
         if self.has_left or self.task is None or self.task.done():
             return True
         if self.is_orphan or self.alive is None:
-            return False  # it will be told so, and go
+            return False  # its next answer will say so, and it will leave
         is_there = self.at == self.alive.tail.token
         return is_there and (self.has_seen_end or not self.alive.is_closed)
 
@@ -522,7 +524,7 @@ class Reader(ABC):
 
     @abstractmethod
     async def once(self) -> bool:
-        """One request; whether to go on."""
+        """Send one request; returns whether to continue."""
 
 
 class PollReader(Reader):
@@ -556,7 +558,7 @@ class SseReader(Reader):
                 if reply.status != 200:
                     answer = Answer(reply.status, reply.headers, await reply.read())
                     if reply.status == 400:
-                        # What it read before may have been of a stream that the gateway did not know to be dead.
+                        # Earlier events may be of a stream that the gateway did not know to be dead.
                         assert self.is_orphan or world.was_out_of_band, answer
                         return False
                     world.is_excused(answer, since, is_live=True)
@@ -597,7 +599,7 @@ class SseReader(Reader):
             assert event == "control"
             control = json.loads(text)
             if self.is_orphan and not data:
-                return  # its offset may be none of the stream that is there now: whatever the origin makes of it
+                return  # its offset may not exist in the present stream: any answer of the origin is allowed
             self._advance(b"".join(data), control, candidates, since)
             data = []
             if self.has_seen_end:
@@ -607,7 +609,7 @@ class SseReader(Reader):
         world = self.world
         end, is_closed = control["streamNextOffset"], control.get("streamClosed", False)
         up_to_date = control.get("upToDate", False)
-        # One connection tells of one incarnation: what does not fit here has never been the one.
+        # One connection reports one incarnation: those that do not fit here were never the one.
         candidates[:] = world.matching(text, self.at, end, candidates)
         assert any(world.is_true(one, end, up_to_date, is_closed, since, is_live=True) for one in candidates), (
             f"{control} but {[(one.died_at, one.tail.token, one.acked.token, one.is_closed) for one in candidates]}"
@@ -615,16 +617,16 @@ class SseReader(Reader):
         if not is_closed:
             assert int(control["streamCursor"]) >= int(self.cursor or -1)
         if up_to_date:
-            self.told.append(end)
+            self.up_to_date_at.append(end)
         self.at, self.cursor = end, control.get("streamCursor")
         self.has_seen_end = is_closed
 
 
 async def ignoring_result(work: Coroutine[Any, Any, Any]) -> None:
-    """What is judged already need not be looked at again."""
+    """Await work whose result has been judged already."""
     await work
 
 
 async def going_on(spins: int = 20) -> None:
-    """Let whatever is due happen, without letting time go by."""
+    """Let everything that is due happen, without letting time pass."""
     await pass_turns(spins)

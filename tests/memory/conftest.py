@@ -1,4 +1,4 @@
-"""The clients here move gigabytes: on the loop that does so fastest."""
+"""Tests that move gigabytes run on the fastest loop."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """One loop."""
+    """The fastest event loop."""
     return {"uvloop": uvloop.new_event_loop}

@@ -1,6 +1,6 @@
-"""What large streams cost in memory: the tape's budget and a bounded buffer for each client, and little beyond.
+"""The memory cost of large streams: the tape's budget, a bounded buffer for each client, and little more.
 
-The peak is the process's own word at its end, so that none is missed between two looks.
+The peak is the one that the process reports at its end, so that none is missed between two samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIB: Final = 1 << 20
 BOUND_S: Final = 60.0
 REPLY_BYTES: Final = 4 * MIB
 PATTERN: Final = bytes(range(251)) * 4_500
-"""No power of two long: bytes from a wrong place are other bytes."""
+"""Not a power of two, so that bytes from a wrong position differ."""
 
 PROGRAM: Final = """
 import resource, sys
@@ -36,13 +36,13 @@ sys.exit(status)
 
 
 def stretch(start: int, size: int) -> bytes:
-    """The stream's bytes from `start` on."""
+    """`size` bytes of the stream from `start` on."""
     skip = start % len(PATTERN)
     return (PATTERN * (1 + (skip + size) // len(PATTERN)))[skip : skip + size]
 
 
 def origin_of(total: int) -> HostileOrigin:
-    """A closed stream of `total` bytes that is nowhere held."""
+    """A closed stream of `total` bytes, generated on demand."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         found = re.search(r"offset=(\d+)", asked.target)
@@ -59,7 +59,7 @@ def origin_of(total: int) -> HostileOrigin:
 
 
 class Gateway:
-    """A gateway process; `stop` tells its peak."""
+    """A gateway process; `stop` returns its peak memory."""
 
     def __init__(self, origin: str, folder: Path, cache_mib: int) -> None:
         config = folder / "gateway.toml"
@@ -94,7 +94,7 @@ class Gateway:
 
 
 async def leave(writer: asyncio.StreamWriter) -> None:
-    """Drop a connection, whatever is still on it."""
+    """Abort a connection, whatever is still in flight on it."""
     writer.close()
     with suppress(ConnectionError):
         await writer.wait_closed()
@@ -112,7 +112,7 @@ class Reader:
         self.is_closed = False
 
     async def ask(self) -> None:
-        """Ask for what comes next, and read the head of the answer."""
+        """Request the next part, and read the head of the answer."""
         offset = f"{self.at:012d}" if self.at else "-1"
         self._writer.write(f"GET /big?offset={offset} HTTP/1.1\r\nHost: edge\r\n\r\n".encode())
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -123,7 +123,7 @@ class Reader:
         self.is_closed = fields.get("stream-closed") == "true"
 
     async def read(self, most: int = 1 << 62) -> None:
-        """Read on in the answer, `most` bytes of it."""
+        """Read up to `most` bytes of the answer."""
         while self._left and most > 0:
             data = await self._reader.read(min(self._left, most, MIB))
             assert data
@@ -151,7 +151,7 @@ async def peak_of(origin: HostileOrigin, folder: Path, cache_mib: int, load: Loa
 
 
 async def nothing(gateway: Gateway) -> None:
-    """What a gateway takes that has served one small answer."""
+    """Serve one small answer; measures the baseline."""
     reader, writer = await gateway.connect()
     writer.write(b"GET /nowhere?offset=now HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")
     await reader.read()
@@ -174,7 +174,7 @@ async def middling() -> AsyncIterator[HostileOrigin]:
     await origin.stop()
 
 
-async def test_a_replay_of_a_gibibyte_takes_little_beyond_the_tape(large: HostileOrigin, tmp_path: Path) -> None:
+async def test_a_replay_of_a_gibibyte_takes_little_more_than_the_tape(large: HostileOrigin, tmp_path: Path) -> None:
     async def replay(gateway: Gateway) -> None:
         reader = Reader(*await gateway.connect())
         while not reader.is_closed:
@@ -197,12 +197,12 @@ async def test_a_herd_on_a_large_stream_stays_within_its_buffers(middling: Hosti
             await first.ask()
             await first.read()
         readers = [Reader(*await gateway.connect()) for _ in range(clients)]
-        # All have been answered and take nothing: whatever the gateway holds for them it holds now.
+        # All readers have their heads and read no bytes: the gateway now holds the most that it ever holds for them.
         await asyncio.gather(*(reader.ask() for reader in readers))
         await asyncio.gather(*(reader.read(64 * 1024) for reader in readers))
         for reader in readers:
             await reader.read()
-        # Half of them go on, from the door's own answers, and the others stay where they are.
+        # Half of them read on, from remembered answers, and the others stay where they are.
         await asyncio.gather(*(reader.ask() for reader in readers))
         for reader in readers[::2]:
             await reader.read()
@@ -236,5 +236,5 @@ async def test_stalled_replays_by_sse_stay_within_their_buffers(middling: Hostil
 
     idle = await peak_of(middling, tmp_path, 128, nothing)
     peak = await peak_of(middling, tmp_path, 128, stall)
-    # One event may go beyond the bound: it is written whole.
+    # One event may exceed the bound: it is written whole.
     assert peak - idle < (128 + clients * (buffer_mib + 0.5)) * MIB, f"{(peak - idle) / MIB:.0f} MiB"

@@ -1,7 +1,7 @@
-"""The cases of the offload table.  Each plays one out, checks every byte that any client was given, and counts.
+"""The cases of the offload table.  Each runs a load, checks every byte that any client received, and counts.
 
-What a figure has to be is said by the tests; a case that returns at all has served every client right.  Most stand on a
-clock that does not move: no timeout and no heartbeat can then cover up for a client that was not woken.
+The tests state the bounds of the figures; a case that returns has served every client correctly.  Most run on a clock
+that does not move: no timeout and no heartbeat can then hide a client that was not woken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def message(content_type: str, number: int, size: int = 0) -> bytes:
-    """One append; no two are alike, and in a text every kind of line end comes by."""
+    """The body of one append; no two are alike, and texts hold every kind of line end."""
     if content_type == JSON:
         filler = (f"{number:x}-" * size)[:size]
         return json.dumps({"n": number, "filler": filler}, separators=(",", ":")).encode()
@@ -29,16 +29,16 @@ def message(content_type: str, number: int, size: int = 0) -> bytes:
 
 
 def as_sse_shows(content_type: str, body: bytes) -> bytes:
-    """What is left of a message after SSE: every line end of a text comes out as LF."""
+    """The message as SSE delivers it: every line end of a text becomes LF."""
     return body.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if content_type == TEXT else body
 
 
 def log_of(content_type: str, messages: list[bytes]) -> bytes:
-    """What a checker compares with."""
+    """The log that a checker compares with."""
     return (b"," if content_type == JSON else b"").join(messages)
 
 
-def place_of(content_type: str, messages: list[bytes], count: int) -> int:
+def position_of(content_type: str, messages: list[bytes], count: int) -> int:
     """The position in the log after the first `count` messages."""
     return len(log_of(content_type, messages[:count]))
 
@@ -47,7 +47,7 @@ def place_of(content_type: str, messages: list[bytes], count: int) -> int:
 
 
 async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: int = 50) -> Figure:
-    """Long-polls at one tail, each with one of many cursors; one append wakes all."""
+    """Long-polls at one tail, each with one of many cursors; one append answers all."""
     messages = [message(content_type, number) for number in range(4)]
     log = log_of(content_type, messages)
     async with stage(clock=ManualClock()) as on:
@@ -56,9 +56,9 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
         for body in messages[:3]:
             tail = await on.append("/s", content_type, body)
         now = interval(on.gateway.engine.clock.wall())
-        # Below, at and above the current interval: some clients are a while behind, some were given a jittered one.
+        # Below, at and above the current interval: some clients are a while behind, some got a jittered cursor.
         shown = [now - 5 + number for number in range(cursors)]
-        position = place_of(content_type, messages, 3)
+        position = position_of(content_type, messages, 3)
 
         async def poll(client: Client, cursor: int) -> None:
             checker = Checker(log, is_json=content_type == JSON, position=position)
@@ -82,7 +82,7 @@ async def long_polls(content_type: str = JSON, clients: int = 1_000, cursors: in
 async def subscribers(
     content_type: str = JSON, clients: int = 1_000, offsets: int = 20, appends: int = 20, message_bytes: int = 200
 ) -> Figure:
-    """SSE from many offsets: a replay of its own for each, then the same live appends for all, then the end."""
+    """SSE from many offsets: an individual replay for each, then the same live appends for all, then the end."""
     messages = [message(content_type, number, message_bytes) for number in range(offsets + appends)]
     seen = [as_sse_shows(content_type, body) for body in messages]
     log = log_of(content_type, seen)
@@ -91,7 +91,7 @@ async def subscribers(
         starts = [("-1", 0)]
         for number, body in enumerate(messages[:offsets]):
             tail = await on.append("/s", content_type, body)
-            starts.append((tail, place_of(content_type, seen, number + 1)))
+            starts.append((tail, position_of(content_type, seen, number + 1)))
         starts = starts[:offsets]
 
         now = interval(on.gateway.engine.clock.wall())
@@ -127,7 +127,7 @@ async def both_modes(content_type: str = JSON, each: int = 500, appends: int = 1
     async with stage(clock=ManualClock()) as on:
         await on.create("/s", content_type)
         tail = await on.append("/s", content_type, messages[0])
-        position = place_of(content_type, messages, 1)
+        position = position_of(content_type, messages, 1)
 
         def checker() -> Checker:
             return Checker(log, is_json=content_type == JSON, position=position)
@@ -169,10 +169,10 @@ async def growing(
     *,
     is_live: bool = False,
 ) -> Figure:
-    """Readers from the start of a stream that is partly there when they begin; each reads until it closes.
+    """Readers from the start of a stream that exists in part when they begin; each reads until it closes.
 
     At the tail a reader asks again when there is more, or long-polls (`is_live`).  An append is made whenever some
-    reader has reached the tail, so the others are behind it, each at a place of its own.
+    reader has reached the tail, so the others are behind it, each at its own offset.
     """
     append_bytes = 32 * 1024 if is_live else 128 * 1024
     messages = [message(content_type, number, append_bytes) for number in range(size // append_bytes)]
@@ -202,7 +202,7 @@ async def growing(
                         while not is_live and seen == (appended, is_closed) and at >= end and not is_closed:
                             await written.wait()
                     if not is_live:
-                        # What a live request tells of the tail may be a moment late.
+                        # The tail from a live request may be known a moment late.
                         await on.brought("/s", end, is_closed=is_closed)
             assert checker.position == len(log)
 
@@ -234,7 +234,7 @@ async def growing(
 
 
 async def closed_loop(content_type: str = JSON, clients: int = 20, rounds: int = 100) -> Figure:
-    """Clients that do not know closure and ask at a closed stream's end again and again, in both modes."""
+    """Clients that do not know closure and read at a closed stream's end again and again, in both modes."""
     messages = [message(content_type, number) for number in range(3)]
     log = log_of(content_type, messages)
     async with stage() as on:
@@ -259,14 +259,14 @@ async def closed_loop(content_type: str = JSON, clients: int = 20, rounds: int =
 
 
 async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 20) -> Figure:
-    """Long-poll clients that all have their answer before any of them comes back: nobody reads in between."""
+    """Long-poll clients that all have their answer before any of them returns: no reader is connected in between."""
     messages = [message(content_type, number) for number in range(rounds + 1)]
     log = log_of(content_type, messages)
     clock = ManualClock()
     async with stage(clock=clock) as on:
         await on.create("/s", content_type)
         tail = await on.append("/s", content_type, messages[0])
-        position = place_of(content_type, messages, 1)
+        position = position_of(content_type, messages, 1)
         crowd = await on.clients(clients)
         checkers = [Checker(log, is_json=content_type == JSON, position=position) for _ in crowd]
         for body in messages[1:]:
@@ -287,7 +287,8 @@ async def returning(content_type: str = JSON, clients: int = 100, rounds: int = 
 
 
 async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
-    """Streams with some live readers each, in both modes; every stream wakes its own, and is let go after the last."""
+    """Streams with some live readers each, in both modes; an append wakes its own readers only, and a stream is
+    released after its last reader."""
     clock = ManualClock()
     messages = [message(JSON, number) for number in range(2 * streams)]
     async with stage(clock=clock) as on:

@@ -1,7 +1,7 @@
 """Clients in great number, each as cheap as a socket allows.
 
-They share no code with the gateway: heads, chunks and events are taken apart here once more, so that one framing bug
-cannot hide another.  Bytes are compared with what the writer wrote as they come in, never collected.
+They share no code with the gateway: heads, chunks and events are parsed here again, so that one framing bug cannot hide
+another.  Bytes are compared with the writer's as they arrive, never collected.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 BOUND_S = 30.0
-"""No answer on loopback takes this long, not even to the last of a thousand clients."""
+"""Bound on any answer over loopback, even to the last of a thousand clients."""
 
 _READ_BYTES = 1 << 18
 
 
 class WrongBytes(AssertionError):
-    """A client was given other bytes than the stream has."""
+    """A client received other bytes than the stream holds."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all clients of a crowd have asked for and been given."""
+    """Requests and received bytes of all clients of a crowd."""
 
     requests: int = 0
     body_bytes: int = 0
@@ -34,7 +34,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The head of an answer whose body has been taken."""
+    """The head of an answer whose body has been read."""
 
     status: int
     headers: dict[str, str]
@@ -57,7 +57,7 @@ class Reply:
 
 
 class Checker:
-    """One reader's place in the log that the writer has written, or will have.
+    """One reader's position in the writer's log, of which a part may not be written yet.
 
     The log of a JSON stream is its messages joined by commas, which is what the insides of its replies add up to.
     """
@@ -87,7 +87,7 @@ class Checker:
                 raise WrongBytes(f"no array: {data[:40]!r}")
             data = data[1:]
             self._is_open = True
-        # The last byte may be the bracket that closes the array, or not.
+        # The last byte may be the bracket that closes the array.
         self._held, data = data[-1:], data[:-1]
         if data and self._is_first:
             self._is_first = False
@@ -117,7 +117,7 @@ class Checker:
 
 @dataclass(slots=True)
 class Client:
-    """One keep-alive connection; its requests come one after the other."""
+    """One keep-alive connection; its requests are sent one after another."""
 
     tally: Tally
     _reader: asyncio.StreamReader
@@ -140,7 +140,7 @@ class Client:
         body: bytes = b"",
         take: Callable[[bytes], None] | None = None,
     ) -> Reply:
-        """One request and its whole answer; `take` is given the body as it comes.  EOFError when it is cut short."""
+        """One request and its whole answer; `take` gets the body as it arrives.  EOFError if it is truncated."""
         async with asyncio.timeout(BOUND_S):
             reply = await self._ask(method, target, headers or {}, body)
             async for data in self._body(method, reply):
@@ -157,7 +157,7 @@ class Client:
         return reply
 
     async def subscribe(self, target: str) -> Subscription:
-        """An SSE connection; AssertionError when it is refused."""
+        """An SSE connection; AssertionError if it is refused."""
         async with asyncio.timeout(BOUND_S):
             reply = await self._ask("GET", target, {"Accept": "text/event-stream"}, b"")
         assert reply.status == 200, reply
@@ -235,7 +235,7 @@ class Subscription:
         assert buffer == b"", f"half an event at the end: {buffer[:40]!r}"
 
     async def follow(self, checker: Checker) -> AsyncIterator[dict[str, Any]]:
-        """The control events, in order; the data event before each has gone to the checker by then."""
+        """The control events, in order; the checker has had the data event before each."""
         waiting = 0
         async for event in self.events():
             if event.name == "data":

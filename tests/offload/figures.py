@@ -1,9 +1,10 @@
-"""The offload table: `python -m tests.offload.figures` plays every case and prints it as Markdown.
+"""The offload table: `python -m tests.offload.figures` runs every case and prints it as Markdown.
 
 The figures are the origin's own counters.  Requests are reads (GET and HEAD), bytes are those of bodies; for SSE that
-includes event names and control events.  "Live at once" is the most live requests that were ever open at the origin.
+includes event names and control events.  "Live at once" is the most live requests that were open at the origin at any
+time.
 
-`--keep FILE` leaves them as JSON, too: `tests.offload.readme` writes the tables of the README and of
+`--keep FILE` also stores them as JSON: `tests.offload.readme` writes the tables of the README and of
 `docs/performance.md` from `docs/offload.json`.
 """
 
@@ -48,7 +49,7 @@ CASES: Final[Mapping[str, Callable[[], Awaitable[Figure]]]] = {
     "returning-text": lambda: cases.returning(TEXT),
     "streams": lambda: cases.many_streams(),
 }
-"""By the names under which their figures are kept."""
+"""Cases by the names under which their figures are stored."""
 
 HEAD = (
     "| case | clients | requests asked | bytes given | requests at the origin | live at once | connections "
@@ -75,7 +76,7 @@ def row(figure: Figure) -> str:
 
 
 async def main(argv: Sequence[str]) -> None:
-    """Play the cases, one after the other."""
+    """Run the cases one after another."""
     parser = argparse.ArgumentParser(prog="python -m tests.offload.figures", description="Play the offload cases.")
     parser.add_argument("--only", nargs="+", choices=[*CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where to leave the figures of all cases as JSON")

@@ -1,7 +1,7 @@
 """A day's load in small: live readers of many streams that come and go, and writers that write through the gateway.
 
-Origin and gateway stand on one manual clock that moves step by step; a step ends when every live reader has what was
-written in it.  Who comes, goes and writes is drawn from a seed, so that all runs ask the same.
+Origin and gateway share one manual clock that moves in steps; a step ends when every live reader has all that was
+written in it.  A seed decides which readers come and go and which streams are written, so all runs are alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from random import Random
 
 from gateway.aio.clock import ManualClock
-from tests.offload.cases import log_of, message, place_of
+from tests.offload.cases import log_of, message, position_of
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.spared import catch_up
 from tests.offload.stage import BINARY, JSON, Figure, Stage, stage
@@ -19,12 +19,12 @@ from tests.waiting import eventually
 
 STEP_S = 0.05
 _ARRIVALS_PER_S = 6
-"""Each takes the place of a reader that leaves."""
+"""Readers that replace those that leave."""
 _APPENDS_PER_S = 16
 
 
 class Shelf:
-    """One stream: all that will be written to it, and how much of that has been."""
+    """One stream: all messages it will get, and how many of them are written."""
 
     def __init__(self, number: int, appends: int) -> None:
         self.path = f"/s/{number}"
@@ -35,7 +35,7 @@ class Shelf:
 
     @property
     def written_bytes(self) -> int:
-        return place_of(self.content_type, self.messages, self.written)
+        return position_of(self.content_type, self.messages, self.written)
 
     async def write(self, on: Stage) -> None:
         """The next append, through the gateway."""
@@ -44,7 +44,7 @@ class Shelf:
 
 
 class Reader:
-    """One client: it reads all of its stream, then follows by SSE or long-poll until it leaves or the stream ends."""
+    """One client: reads its stream to the tail, then follows by SSE or long-poll until it leaves or the stream ends."""
 
     def __init__(self, shelf: Shelf, client: Client, *, by_sse: bool) -> None:
         self._shelf = shelf
@@ -56,12 +56,12 @@ class Reader:
 
     @property
     def has_all(self) -> bool:
-        """Whether it has everything that was written so far, or has failed."""
+        """Whether it has everything written so far, or has failed."""
         is_over = self.task is not None and self.task.done()
         return is_over or (self.is_live and self._checker.position == self._shelf.written_bytes)
 
     async def run(self) -> None:
-        """Read until the stream is closed, and have every byte of it."""
+        """Read until the stream is closed, and check every byte of it."""
         acknowledged = self._shelf.written_bytes
         reply = await catch_up(self._client, self._shelf.path, self._checker)
         assert self._checker.position >= acknowledged, "what was acknowledged before it asked"
@@ -70,7 +70,7 @@ class Reader:
         assert self._checker.position == len(self._shelf.log)
 
     async def leave(self) -> None:
-        """Go away in the middle."""
+        """Leave midway."""
         assert self.task is not None
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -80,7 +80,7 @@ class Reader:
     async def _stream(self, reply: Reply) -> None:
         at, is_closed = reply.next_offset, False
         while not is_closed:
-            # The gateway ends each connection after a while.
+            # The gateway ends each connection after its lifetime.
             subscription = await self._client.subscribe(f"{self._shelf.path}?offset={at}&live=sse")
             async for control in subscription.follow(self._checker):
                 at, is_closed = control["streamNextOffset"], control.get("streamClosed", False)
@@ -94,7 +94,7 @@ class Reader:
 
 
 async def mixed(readers: int = 180, streams: int = 12, seconds: float = 60.0) -> Figure:
-    """So many live readers at any time, one half by SSE and one by long-poll, for so long."""
+    """`readers` live readers at any time, one half by SSE and one by long-poll, for `seconds`."""
     rng, clock = Random(14), ManualClock()
     steps = round(seconds / STEP_S)
     first = 3

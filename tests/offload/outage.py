@@ -1,7 +1,7 @@
-"""An origin that is down for a while under steady load: what it would have seen, and what clients are told meanwhile.
+"""An origin that is down for a while under steady load: the requests that reach it, and the answers of clients.
 
 The origin's address accepts connections, counts and resets them.  The gateway's clock moves by a fixed step for each
-request, so that the rate is that of the named time.
+request, so that the rate is the stated one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.waiting import eventually, pass_turns, time_passing
 
 _POOL = 400
 _TURNS = 8
-"""Turns of the loop that each request has before the clock moves on."""
+"""Turns of the loop for each request before the clock moves on."""
 _STEP_S = 0.1
 _PATIENCE_S = 60.0
-"""After the outage everything is as before within this."""
+"""Bound on the recovery after the outage, in seconds."""
 
 
 async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> Figure:
-    """Catch-up reads of what is in memory and of what is not, HEADs and writes, for as long as nobody answers at the
-    origin; a client that follows one stream by SSE through all of it."""
+    """Catch-up reads of streams in memory and of others, HEADs and writes, while the origin is down; one client
+    follows a stream by SSE throughout."""
     clock = ManualClock()
     messages = [message(JSON, number) for number in range(4)]
     known, log = log_of(JSON, messages[:3]), log_of(JSON, messages)
@@ -95,7 +95,7 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
 
 
 async def _follow(client: Client, log: bytes) -> None:
-    """Follow by SSE to the end, coming back whenever the connection ends before."""
+    """Follow by SSE to the end, reconnecting whenever the connection ends before it."""
     checker, at, is_closed = Checker(log, is_json=True), "-1", False
     while not is_closed:
         subscription = await client.subscribe(f"/s/0?offset={at}&live=sse")
@@ -105,7 +105,7 @@ async def _follow(client: Client, log: bytes) -> None:
 
 
 async def _until_back(client: Client, body: bytes) -> None:
-    """Ask for what is not in memory until it is given."""
+    """Request a stream that is not in memory until it is answered."""
     given, status = bytearray(), 0
     while status != 200:
         given.clear()
@@ -114,6 +114,6 @@ async def _until_back(client: Client, body: bytes) -> None:
 
 
 async def _until(clock: ManualClock, condition: Callable[[], bool]) -> None:
-    """Let time go by until the condition holds."""
+    """Let time pass until the condition holds."""
     async with time_passing(clock, _STEP_S, _STEP_S / 100):
         await eventually(condition)

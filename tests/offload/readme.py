@@ -1,4 +1,4 @@
-"""Kept figures as the tables of the README and of `docs/performance.md`: they show what was counted, number for number.
+"""Writes the stored figures as tables into the README and `docs/performance.md`, number for number.
 
 `python -m tests.offload.readme` writes both tables from `docs/offload.json`: chosen cases into the README, all of the
 shown cases into the page.
@@ -30,7 +30,7 @@ _TITLES: Final = {
     "closed": "20 clients that loop at the end of a closed stream",
     "streams": "100 streams with 10 live readers each",
 }
-"""The cases that are shown, and what is said of each."""
+"""The cases that are shown, and their titles."""
 
 _HEADLINES: Final = ("newcomers", "hot-tail", "mixed", "long-polls", "sse", "growing", "outage")
 """The cases that the README shows."""
@@ -63,7 +63,7 @@ def headlines(document: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def keep(home: Path) -> None:
-    """Write the tables of the project at `home`.  Raises NoSuchPart where a page has no marks for its table."""
+    """Write the tables of the project at `home`.  Raises NoSuchPart if a page has no marks for its table."""
     document = orjson.loads((home / "docs" / "offload.json").read_bytes())
     for page, text in (("README.md", headlines(document)), ("docs/performance.md", table(document))):
         path = home / page

@@ -1,7 +1,7 @@
-"""Cases in which requests count, not bytes: what readers ask again and again, and what is not there.
+"""Cases that count requests, not bytes: repeated reads, and streams that do not exist.
 
-Like those of `cases`, each checks every byte that any client was given.  The gateway's clock moves by a fixed step for
-each request, so that a figure is that of the named time, however long the machine takes.
+Like those of `cases`, each checks every byte that any client received.  The gateway's clock moves by a fixed step for
+each request, so that a figure does not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 import itertools
 
 from gateway.aio.clock import ManualClock
-from tests.offload.cases import log_of, message, place_of, short
+from tests.offload.cases import log_of, message, position_of, short
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.stage import JSON, Figure, bounded, stage, together
 
 
 async def catch_up(client: Client, path: str, checker: Checker) -> Reply:
-    """Read from the beginning to the tail, as the official TypeScript client begins: without `live`."""
+    """Read from the beginning to the tail without `live`, as the official TypeScript client begins."""
     at, reply = "-1", None
     while reply is None or not reply.is_up_to_date:
         reply = await client.read(f"{path}?offset={at}", checker)
@@ -41,8 +41,8 @@ async def stream_to_end(client: Client, path: str, reply: Reply, checker: Checke
 
 
 async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: float = 10.0, appends: int = 10) -> Figure:
-    """Clients that come one after the other to a stream with live readers, read all of it, and follow: every other one
-    by SSE, the rest by long-poll."""
+    """Clients that arrive one after another at a stream with live readers, read all of it, and follow: every other
+    one by SSE, the rest by long-poll."""
     messages = [message(content_type, number) for number in range(3 + appends)]
     log = log_of(content_type, messages)
     clock = ManualClock()
@@ -54,7 +54,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
         async def read(client: Client, by_sse: bool, caught_up: asyncio.Event) -> None:
             checker = Checker(log, is_json=content_type == JSON)
             reply = await catch_up(client, "/s", checker)
-            assert checker.position >= place_of(content_type, messages, 3)
+            assert checker.position >= position_of(content_type, messages, 3)
             caught_up.set()
             await (stream_to_end if by_sse else poll_to_end)(client, "/s", reply, checker)
             assert checker.position == len(log)
@@ -80,7 +80,7 @@ async def newcomers(content_type: str = JSON, clients: int = 1_000, seconds: flo
 
 
 async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float = 10.0, appends: int = 5) -> Figure:
-    """One client that asks at the tail again and again, while nobody reads live; each append through the gateway shows
+    """One client that reads at the tail again and again, without live readers; each append through the gateway shows
     in the very next read."""
     messages = [message(content_type, number) for number in range(3 + appends)]
     log = log_of(content_type, messages)
@@ -90,7 +90,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
         for body in messages[:3]:
             tail = await on.append("/s", content_type, body)
         written = 3
-        checker = Checker(log, is_json=content_type == JSON, position=place_of(content_type, messages, 3))
+        checker = Checker(log, is_json=content_type == JSON, position=position_of(content_type, messages, 3))
         [client] = await on.clients(1)
         for number in range(reads):
             if number and number % (reads // (appends + 1)) == 0 and written < len(messages):
@@ -98,7 +98,7 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
                 written += 1
             reply = await client.read(f"/s?offset={tail}", checker)
             assert reply.is_up_to_date, reply
-            assert checker.position == place_of(content_type, messages, written)
+            assert checker.position == position_of(content_type, messages, written)
             tail = reply.next_offset
             clock.advance(seconds / reads)
         assert written == len(messages)
@@ -106,13 +106,13 @@ async def hot_tail(content_type: str = JSON, reads: int = 10_000, seconds: float
 
 
 async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.0) -> Figure:
-    """Clients that all ask for the same streams, of which there is none, by catch-up, long-poll and SSE."""
+    """Clients that all request the same missing streams, by catch-up, long-poll and SSE."""
     clock = ManualClock()
     async with stage(clock=clock) as on:
         ways = ("?offset=-1", "?offset=-1", "", "?offset=now", "?live=long-poll&offset=-1", "?live=sse&offset=-1")
 
         async def ask(client: Client, number: int) -> None:
-            # Each begins with another name, and comes by those that others have begun with.
+            # Each begins with another name, and later requests those that others began with.
             for name in [*range(number * names // clients, names), *range(number * names // clients)]:
                 reply = await client.send("GET", f"/missing/{name}{ways[number % len(ways)]}")
                 assert reply.status == 404, reply
@@ -123,7 +123,7 @@ async def unknown_names(clients: int = 10, names: int = 100, seconds: float = 1.
 
 
 async def cold_streams(streams: int = 1_000, clients: int = 10) -> Figure:
-    """Streams that nobody has read before, each read once."""
+    """Streams that no client has read before, each read once."""
     messages = [message(JSON, number) for number in range(streams)]
     async with stage(clock=ManualClock()) as on:
         for number, body in enumerate(messages):

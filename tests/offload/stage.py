@@ -1,8 +1,8 @@
-"""What every case stands on: an origin that counts, a gateway before it, two writers, and a crowd.
+"""The setting of every case: an origin that counts, a gateway in front of it, two writers, and a crowd.
 
-All run on one loop, so that what the origin has counted can be awaited.  `append` goes to the origin itself: an
-acknowledgement that passes through the gateway would tell it of the new tail, which other writers do not.  `write` goes
-through the gateway.  What writers ask and are given is not counted with the clients.
+All run on one loop, so that the origin's counts can be awaited.  `append` goes to the origin itself, because an
+acknowledgement that passes through the gateway would tell it the new tail, which other writers do not.  `write` goes
+through the gateway.  Requests and answers of writers are not counted with the clients'.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BINARY = "application/octet-stream"
 TEXT = "text/plain"
 
 _FILES = 8_192
-"""Two sockets a client, in one process."""
+"""Sockets per client: both ends are in this process."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table: what the clients asked, what the origin saw of it."""
+    """One row of the table: the clients' requests, and those that reached the origin."""
 
     case: str
     clients: int
@@ -62,7 +62,7 @@ class Figure:
     """Bytes of the streams that were read, each counted once."""
 
     attempts: int = 0
-    """Connections that were tried while nobody answered at the origin's address."""
+    """Connections attempted while the origin's address only reset them."""
 
     @property
     def reads(self) -> int:
@@ -90,13 +90,13 @@ class Stage:
         assert reply.status == 201, reply
 
     async def append(self, path: str, content_type: str, body: bytes) -> str:
-        """Append at the origin; the new tail."""
+        """Append at the origin; returns the new tail."""
         reply = await self._writer.send("POST", path, {"Content-Type": content_type}, body)
         assert reply.status in (200, 204), reply
         return reply.next_offset
 
     async def write(self, path: str, content_type: str, body: bytes) -> str:
-        """Append through the gateway; the new tail."""
+        """Append through the gateway; returns the new tail."""
         reply = await self._author.send("POST", path, {"Content-Type": content_type}, body)
         assert reply.status in (200, 204), reply
         return reply.next_offset
@@ -106,7 +106,7 @@ class Stage:
         assert reply.status == 204, reply
 
     async def crash(self) -> None:
-        """End the origin as a crash would; whatever is connected to its address from now on is counted and reset."""
+        """Stop the origin as a crash would; later connections to its address are counted and reset."""
         await self.origin.stop(grace_s=0)
 
         def counted() -> asyncio.Protocol:
@@ -117,7 +117,7 @@ class Stage:
         self._crashed = await loop.create_server(counted, self.origin.host, self.origin.port, reuse_address=True)
 
     async def recover(self) -> None:
-        """Start the origin again where it was, with the streams that it had."""
+        """Start the origin again at its address, with its streams."""
         assert self._crashed is not None
         self._crashed.close()
         await self._crashed.wait_closed()
@@ -127,18 +127,18 @@ class Stage:
         self._writer = await Client.open(self.origin.url, Tally())
 
     async def clients(self, count: int) -> list[Client]:
-        """So many new clients of the gateway."""
+        """`count` new clients of the gateway."""
         opened = await asyncio.gather(*(Client.open(self.gateway.gateway_url, self.tally) for _ in range(count)))
         self._clients += opened
         return opened
 
     def topic(self, path: str) -> Topic | None:
-        """The live group of a stream's readers at the gateway."""
+        """The topic of a stream at the gateway."""
         live = self.gateway.engine.live
         return next((topic for topic in live.topics() if topic.stream.key.group.path == path), None)
 
     async def waiting(self, path: str, readers: int) -> None:
-        """Wait until so many live readers stand at the stream's tail, and the follower at the origin with them."""
+        """Wait until `readers` live readers wait at the stream's tail, and so does the follower at the origin."""
 
         def all_wait() -> bool:
             topic = self.topic(path)
@@ -148,7 +148,7 @@ class Stage:
         await bounded(self.counters.until(lambda counters: counters.parked >= 1))
 
     async def brought(self, path: str, end: str, *, is_closed: bool) -> None:
-        """Wait until a followed stream's live request has brought what lies before `end`, and its closure."""
+        """Wait until a followed stream's live request has delivered the bytes up to `end`, and the closure if any."""
 
         def has_come() -> bool:
             topic = self.topic(path)
@@ -159,7 +159,7 @@ class Stage:
         await eventually(has_come)
 
     def figure(self, case: str, stream_bytes: int) -> Figure:
-        """What has been counted so far."""
+        """The counts so far."""
         counted = self.counters
         return Figure(
             case,
@@ -176,7 +176,7 @@ class Stage:
         )
 
     async def leave(self) -> None:
-        """End the crowd, the gateway and the origin, in this order."""
+        """Stop the crowd, the gateway and the origin, in this order."""
         if self._crashed is not None:
             self._crashed.close()
         self._writer.close()
@@ -188,20 +188,20 @@ class Stage:
 
 
 class _Reset(asyncio.Protocol):
-    """A connection that ends as it begins."""
+    """A connection that is reset at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.WriteTransport, transport).abort()
 
 
 async def bounded(work: Awaitable[T]) -> T:
-    """`work`, which on loopback takes no time worth the name."""
+    """`work`, with a bound that loopback never needs."""
     async with asyncio.timeout(BOUND_S):
         return await work
 
 
 async def together(work: Iterable[Awaitable[T]]) -> Sequence[T]:
-    """All at once; the first that fails ends all."""
+    """Run all concurrently; the first failure cancels the rest."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_as_coroutine(one)) for one in work]
     return [task.result() for task in tasks]
@@ -228,7 +228,7 @@ async def stage(
     config = GatewayConfig.for_origin(origin.url, **settings)
     gateway = await start_gateway(config, clock=clock or SystemClock(), rng=Random(1))
     writer, author = await Client.open(origin.url, Tally()), await Client.open(gateway.gateway_url, Tally())
-    # The writer's connection has been accepted by the time it has an answer; it is not the gateway's.
+    # Once the writer has an answer, its connection is accepted; it must not count as the gateway's.
     await writer.send("HEAD", "/")
     origin.origin.counters.reset()
     set_up = Stage(origin, gateway, writer, author)

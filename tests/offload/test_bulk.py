@@ -1,4 +1,4 @@
-"""A binary stream is followed by SSE, and by long-poll while its events are large: base64 would add a third to each."""
+"""A binary stream is followed by SSE, and by long-poll while its events are large, because base64 adds a third."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Follower:
                 self._moved.notify_all()
 
     async def has(self, size: int) -> None:
-        """Wait until so many bytes of the log have come."""
+        """Wait until `size` bytes of the log have arrived."""
         async with asyncio.timeout(10), self._moved:
             await self._moved.wait_for(lambda: self.checker.position >= size)
 
@@ -42,7 +42,7 @@ async def on() -> AsyncIterator[Stage]:
         yield set_up
 
 
-async def test_a_large_event_changes_over_to_long_poll(on: Stage) -> None:
+async def test_a_large_event_switches_to_long_poll(on: Stage) -> None:
     follower = Follower(on, LARGE * 3)
     running = asyncio.create_task(follower.run())
     await on.waiting("/s", 1)
@@ -57,7 +57,7 @@ async def test_a_large_event_changes_over_to_long_poll(on: Stage) -> None:
     assert on.counters.body_bytes[Kind.LONGPOLL] == 2 * len(LARGE), "no third more"
 
 
-async def test_a_pause_changes_back_to_sse(on: Stage) -> None:
+async def test_a_pause_switches_back_to_sse(on: Stage) -> None:
     faults = on.origin.origin.faults
     follower = Follower(on, LARGE + SMALL)
     running = asyncio.create_task(follower.run())
@@ -76,7 +76,7 @@ async def test_a_pause_changes_back_to_sse(on: Stage) -> None:
     assert paused.hits == on.counters.requests[Kind.LONGPOLL] == 1
 
 
-async def test_an_origin_that_knows_no_long_poll_is_followed_by_sse_alone(on: Stage) -> None:
+async def test_an_origin_without_long_poll_is_followed_by_sse_alone(on: Stage) -> None:
     log = LARGE * 4
     refused = on.origin.origin.faults.status(400, times=None, kind=Kind.LONGPOLL)
     follower = Follower(on, log)

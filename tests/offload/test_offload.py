@@ -1,4 +1,4 @@
-"""What the gateway is for: the number of readers makes no difference to the origin, by the origin's own counters.
+"""The gateway's purpose: the origin's own counters do not depend on the number of readers.
 
 Every case checks all bytes of all clients before it returns its figure.
 """
@@ -12,7 +12,7 @@ from tests.offload.stage import BINARY, JSON, TEXT
 
 TYPES = [JSON, BINARY]
 GROWING_BYTES = 4 * cases.MIB
-"""How large a stream grows here; `make offload` has one of 10 MiB."""
+"""Size of a growing stream here; `make offload` has one of 10 MiB."""
 
 
 @pytest.mark.parametrize("content_type", TYPES)
@@ -37,7 +37,7 @@ async def test_a_thousand_sse_subscribers_from_twenty_offsets_are_one_live_conne
 
 
 @pytest.mark.parametrize("content_type", TYPES)
-async def test_a_replay_larger_than_one_event_goes_over_into_live_without_a_seam(content_type: str) -> None:
+async def test_a_replay_larger_than_one_event_continues_live_without_a_gap(content_type: str) -> None:
     figure = await cases.subscribers(content_type, clients=60, message_bytes=40_000)
     assert figure.live_peak == 1
 
@@ -82,21 +82,21 @@ async def test_a_loop_at_a_closed_streams_end_costs_the_origin_nothing(content_t
     assert figure.live_requests == 0
 
 
-async def test_long_poll_clients_that_come_back_find_the_live_connection_still_open() -> None:
+async def test_returning_long_poll_clients_find_the_live_connection_still_open() -> None:
     figure = await cases.returning()
     assert figure.asked == 2_000
     assert figure.live_requests == 1
     assert figure.fetches <= 2
 
 
-async def test_long_poll_clients_of_a_text_stream_cost_one_long_poll_an_append() -> None:
+async def test_long_poll_clients_of_a_text_stream_cost_one_long_poll_per_append() -> None:
     figure = await cases.returning(TEXT)
     assert figure.live_peak == 1
     assert figure.live_requests <= 20 + 1
     assert figure.fetches <= 3
 
 
-async def test_many_streams_are_one_live_request_each_and_are_let_go_after_the_linger() -> None:
+async def test_many_streams_are_one_live_request_each_and_are_released_after_the_linger() -> None:
     figure = await cases.many_streams()
     assert figure.clients == 1_000
     assert figure.live_requests == figure.live_peak == 100

@@ -1,4 +1,4 @@
-"""An origin that is down sees the probes of its circuit breaker, whatever is asked meanwhile."""
+"""Only the probes of its circuit breaker reach an origin that is down, whatever clients request meanwhile."""
 
 from __future__ import annotations
 

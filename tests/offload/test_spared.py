@@ -1,6 +1,6 @@
-"""What readers ask again and again, and what is not there, costs the origin a few requests, by its own counters.
+"""Repeated reads and missing streams cost the origin few requests, by its own counters.
 
-Every case checks all bytes of all clients before it returns its figure; `make offload` plays them at full length.
+Every case checks all bytes of all clients before it returns its figure; `make offload` runs them at full length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.offload.stage import BINARY, JSON
 
 
 @pytest.mark.parametrize("content_type", [JSON, BINARY])
-async def test_clients_that_come_one_after_the_other_share_what_the_first_has_asked(content_type: str) -> None:
+async def test_clients_that_arrive_one_after_another_share_the_firsts_requests(content_type: str) -> None:
     figure = await spared.newcomers(content_type, clients=250)
     assert figure.asked >= 2 * 250
     assert figure.live_requests == 1
@@ -26,7 +26,7 @@ async def test_a_hot_tail_costs_the_origin_a_few_requests_and_then_one_live_one(
     assert figure.reads <= 15
 
 
-async def test_names_that_are_not_there_are_asked_for_about_once_each() -> None:
+async def test_missing_streams_cost_about_one_request_each() -> None:
     figure = await spared.unknown_names()
     assert figure.asked == 1_000
     assert figure.reads <= 110
@@ -38,7 +38,7 @@ async def test_a_cold_read_is_one_request() -> None:
     assert figure.live_requests == 0
 
 
-async def test_live_readers_who_come_and_go_beside_writers_are_two_percent_of_their_requests_at_the_origin() -> None:
+async def test_two_percent_of_mixed_live_load_reaches_the_origin() -> None:
     figure = await mixed.mixed(seconds=15)
     assert figure.live_peak == 12
     assert figure.asked >= 2_000

@@ -1,4 +1,4 @@
-"""The access log's lines: what is in them, and that the documented schema is what is written."""
+"""The access log's lines: their contents, and that they match the documented schema."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def written(record: Record, masking: Any = "masked") -> dict[str, Any]:
 # -- the schema --------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_is_what_is_written() -> None:
+def test_lines_match_the_schema() -> None:
     kinds: dict[str, Any] = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
     full, least = written(FULL), written(Record(method="GET"))
     assert set(full) == {field.name for field in FIELDS}
@@ -96,7 +96,7 @@ def test_the_reference_has_the_schema() -> None:
     assert schema_table() in page.read_text(encoding="utf-8")
 
 
-def test_a_line_says_what_was_noted() -> None:
+def test_a_line_has_the_facts_of_its_record() -> None:
     full = written(FULL)
     assert full.pop("partition") == PartitionIds(KEY).of(FULL.partition or Partition(""))
     assert full.pop("id").endswith(".1.0")
@@ -129,7 +129,7 @@ def test_a_line_says_what_was_noted() -> None:
     }
 
 
-def test_every_word_of_the_gateways_own_is_written_as_it_is() -> None:
+def test_every_enum_value_is_written_as_it_is() -> None:
     for mode in Mode:
         assert written(replace(FULL, mode=mode))["mode"] == mode.value
     for outcome in Outcome:
@@ -138,7 +138,7 @@ def test_every_word_of_the_gateways_own_is_written_as_it_is() -> None:
         assert written(replace(FULL, close_reason=reason))["close_reason"] == reason.value
 
 
-def test_no_fact_of_a_record_is_left_unwritten() -> None:
+def test_every_fact_of_a_record_is_written() -> None:
     names = {"ended_at": "time"}
     assert {names.get(field.name, field.name) for field in fields(Record)} == {field.name for field in FIELDS} - {
         "id",
@@ -148,7 +148,7 @@ def test_no_fact_of_a_record_is_left_unwritten() -> None:
 
 
 def test_no_two_lines_have_the_same_id() -> None:
-    # More than are ever made lines at once, and as many of either kind.
+    # More than are ever made into lines at once, and as many of either kind.
     items: list[Record | Hit] = [(Repeated(READY), 1.0, None, b"}\n"), FULL] * 300
     written_now = [
         line for writer in (lines(), lines()) for _ in range(3) for line in _each(writer.written(items, 0.0))
@@ -162,7 +162,7 @@ def _each(text: bytes) -> list[dict[str, Any]]:
     return [read(line + b"\n") for line in text.splitlines()]
 
 
-def test_requests_of_a_shared_fetch_are_in_one_record_and_what_comes_later_in_none() -> None:
+def test_requests_of_a_shared_fetch_are_in_one_record_and_later_ones_in_none() -> None:
     flight = Flight("-1", 1_000)
     leader, follower = Record(), Record()
     leader.share(flight, leads=True)
@@ -172,12 +172,12 @@ def test_requests_of_a_shared_fetch_are_in_one_record_and_what_comes_later_in_no
     leader.finalize()
     assert (leader.origin_requests, follower.origin_requests) == (2, 0)
     assert flight.holders == 0
-    # Whose request has been noted holds nothing any more.
+    # Once its request is recorded, a share holds nothing.
     leader.share(flight, leads=True)
     assert (flight.holders, leader.fetches) == (0, ())
 
 
-def test_a_shared_fetch_is_held_until_all_who_have_a_part_in_it_are_noted() -> None:
+def test_a_shared_fetch_is_held_until_all_its_requests_are_recorded() -> None:
     flight, leader, live = Flight("-1", 1_000), Record(), Record()
     leader.share(flight, leads=True)
     live.share(flight, leads=False)
@@ -190,7 +190,7 @@ def test_a_shared_fetch_is_held_until_all_who_have_a_part_in_it_are_noted() -> N
     assert (live.origin_requests, live.fetched_bytes, flight.holders) == (1, 7, 0)
 
 
-def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who_began_them() -> None:
+def test_each_request_counts_its_shared_fetches_and_only_the_leader_their_bytes() -> None:
     first, second = Flight("-1", 1_000), Flight("5", 1_000)
     leader, follower = Record(), Record()
     leader.share(first, leads=True)
@@ -204,13 +204,13 @@ def test_fetches_are_counted_once_by_each_who_shares_them_and_their_bytes_by_who
         record.finalize()
     assert (leader.fetched_bytes, leader.collapsed) == (5, 2)
     assert (follower.fetched_bytes, follower.collapsed) == (3, 2)
-    # What comes afterwards is not theirs any more.
+    # Later bytes do not count for these requests.
     second.fetched += 1
     follower.finalize()
     assert follower.fetched_bytes == 3
 
 
-def test_what_a_read_that_goes_on_still_fetches_is_counted_when_it_has_come() -> None:
+def test_an_open_read_counts_fetched_bytes_as_they_arrive() -> None:
     flight, record, late = Flight("-1", 1_000), Record(), Record()
     record.share(flight, leads=True)
     late.share(flight, leads=False)
@@ -246,7 +246,7 @@ def test_a_query_is_written_whole_by_its_names_or_not_at_all(stream: str, names:
         assert read(writer.written([hit], 0.0))["stream"] == expected
 
 
-def test_a_partition_is_told_apart_and_never_shown() -> None:
+def test_partitions_are_distinguished_without_revealing_them() -> None:
     shown = written(FULL)["partition"]
     assert shown not in str(FULL.partition)
     assert "00112233" not in lines().line(FULL).decode()
@@ -272,7 +272,7 @@ def test_a_clients_address_is_cut_or_left_out(address: str, masked: str | None) 
     assert "client" not in written(record, "none")
 
 
-def test_what_is_no_text_is_written_all_the_same() -> None:
+def test_bytes_that_are_not_utf_8_are_written_with_replacements() -> None:
     agent = b"caf\xe9 \x01\xff".decode("utf-8", "surrogateescape")
     assert written(replace(FULL, user_agent=agent))["user_agent"] == "caf\ufffd \x01\ufffd"
     assert len(written(replace(FULL, user_agent="x" * 5_000))["user_agent"]) == 256
@@ -296,7 +296,7 @@ def test_a_trace_is_taken_from_a_valid_traceparent_only(traceparent: str | None,
     assert trace_id_of(traceparent) == trace_id
 
 
-# -- hits of the front door --------------------------------------------------------------------------------------------
+# -- hits from remembered answers --------------------------------------------------------------------------------------
 
 READY = replace(
     FULL, mode=Mode.CATCHUP, outcome=Outcome.HIT, duration_s=0.0, close_reason=None, subscribers=None, collapsed=0
@@ -322,7 +322,7 @@ def without_id(line: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("masking", ["full", "masked", "none"])
 @pytest.mark.parametrize("client", ["192.0.2.77", "2001:db8::1", "nowhere", None])
-def test_a_hits_line_says_what_a_records_line_says(masking: Any, client: str | None) -> None:
+def test_a_hits_line_has_the_fields_of_a_records_line(masking: Any, client: str | None) -> None:
     headers = (b"User-Agent: curl/8.0", f"traceparent: {TRACEPARENT}".encode())
     record = replace(READY, client=client, ended_at=1_790_000_000.123)
     assert of_hit(lines(masking), *headers, client=client) == without_id(written(record, masking))
@@ -350,12 +350,12 @@ def test_user_agent_and_trace_are_read_from_the_requests_own_bytes() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"User-Agent", b"traceparent", b"Cookie"]), st.binary(max_size=40))))
-def test_whatever_a_client_sends_a_line_is_one_json_object(headers: list[tuple[bytes, bytes]]) -> None:
+def test_any_headers_give_a_line_of_one_json_object(headers: list[tuple[bytes, bytes]]) -> None:
     cleaned = [name + b":" + value.replace(b"\r", b"").replace(b"\n", b"") for name, value in headers]
     of_hit(lines(), *cleaned)
 
 
-def test_what_is_remembered_of_clients_and_agents_is_bounded() -> None:
+def test_the_memory_of_clients_and_agents_is_bounded() -> None:
     writer = lines("full")
     hit = Repeated(READY)
     for number in range(40):

@@ -1,4 +1,4 @@
-"""A gateway keeps the access log that its configuration asks for, and leaves nothing of it unwritten."""
+"""A gateway keeps the access log that its configuration asks for, and writes all of it before it stops."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def streams(found: list[dict[str, Any]]) -> list[int]:
     return [int(line["stream"][1:]) for line in found]
 
 
-def test_a_journal_that_is_not_kept_takes_everything_and_keeps_nothing() -> None:
+def test_an_access_log_that_is_off_accepts_everything_and_keeps_nothing() -> None:
     access_log: AccessLog = NoAccessLog()
     assert not access_log.is_kept
     access_log.record(Record())
     access_log.repeat(Repeated(Record()), 1.0, None, b"")
-    access_log.live(Record(), 1.0, lambda into: pytest.fail("nobody reads it")).end(Outcome.HIT, CloseReason.LEFT)
+    access_log.live(Record(), 1.0, lambda into: pytest.fail("the record is read")).end(Outcome.HIT, CloseReason.LEFT)
 
 
 @pytest.mark.parametrize("sink", ["file", "stream"])
-async def test_a_gateway_writes_what_was_noted_before_it_leaves(
+async def test_a_gateway_writes_queued_records_before_it_stops(
     sink: str, tmp_path: Path, origin: RunningOrigin
 ) -> None:
     where = {"path": str(tmp_path / "access.log")} if sink == "file" else {"stream_url": f"{origin.url}/log"}
@@ -73,7 +73,7 @@ async def test_a_gateway_writes_what_was_noted_before_it_leaves(
     assert "durable_gateway_log_drops_total 0.0" in gateway.metrics.exposition()[0].decode()
 
 
-async def test_a_gateway_leaves_in_its_time_and_counts_what_it_could_not_write(origin: RunningOrigin) -> None:
+async def test_a_gateway_stops_in_time_and_counts_unwritten_records(origin: RunningOrigin) -> None:
     config = GatewayConfig.for_origin(
         origin.url,
         listen="127.0.0.1:0",
@@ -102,7 +102,7 @@ async def test_a_gateway_that_cannot_write_its_log_does_not_start(origin: Runnin
         await start_gateway(GatewayConfig.for_origin(origin.url, sink="file", path=str(tmp_path)))
 
 
-def test_a_program_logs_to_stdout_what_it_was_asked_before_it_was_told_to_leave() -> None:
+def test_a_program_logs_to_stdout_before_it_stops() -> None:
     environ = {**os.environ, "DURABLE_GATEWAY_LOG__SINK": "stdout", "DURABLE_GATEWAY_LOG__BATCH_S": "60"}
     program = subprocess.Popen(dev_gateway(), stdout=subprocess.PIPE, env=environ, text=True)
     try:
@@ -147,7 +147,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
-def test_a_sink_without_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_sink_without_its_path_or_url_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, 'sink = "file"') == 'gateway.toml:3: log.path: is needed with sink = "file"'
     assert refusal(tmp_path, 'sink = "stream"') == 'gateway.toml:3: log.stream_url: is needed with sink = "stream"'
     assert refusal(tmp_path, 'stream_url = "http://a/"') == (

@@ -1,4 +1,4 @@
-"""Ten minutes of samples: how many, how far apart, and what lies in the window before each."""
+"""Ten minutes of samples: their number, their distance, and the window before each."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_both_sides_of_a_share_are_of_the_last_ten_seconds() -> None:
     stage.read(10, origin=1)
     assert stage.recent() == Recent(WINDOW_S, Tally(reads=10, origin_requests=1))
     stage.clock.advance(1)
-    # The window reaches back to a sample, so it may be longer by up to the time between two.
+    # The window starts at a sample, so it may be longer by up to one interval.
     assert stage.recent() == Recent(WINDOW_S + 1, Tally(reads=10, origin_requests=1))
     stage.clock.advance(13)
     assert stage.recent() == Recent(WINDOW_S, Tally())
     shares = [recent.tally.requests_spared for _, recent in stage.history.samples()]
-    # Before the first sample nothing was counted; then five that have the burst in their window, and so on.
+    # Nothing was counted before the first sample; then five samples have the burst in their window, and so on.
     assert shares[:7] == [None, 0.0, 0.0, 0.0, 0.0, 0.0, None]
     assert shares.count(0.9) == 5
 
 
-def test_a_sample_has_the_sums_over_routes_and_what_was_not_counted_one_by_one() -> None:
+def test_a_sample_has_sums_over_routes_and_batched_counts() -> None:
     stage = Stage()
     stage.metrics.before_collect = lambda: stage.metrics.hits(Mode.CATCHUP, Outcome.HIT, 3, 30, "a")
     stage.metrics.request(Mode.APPEND, Outcome.PASS, 0.0, "a")

@@ -1,4 +1,4 @@
-"""Where the access log goes: real files, real pipes, and a real origin that has bad luck."""
+"""The access log's sinks: real files, real pipes, and a real origin with injected faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def open_file(tmp_path: Path, clock: ManualClock) -> AsyncIterator[OpenFile]:
-    """Opens files to log to, below the test's own folder."""
+    """Opens file sinks in the test's folder."""
     opened: list[FileSink] = []
 
     def open_one(rotate_bytes: int = 0, rotate_s: float = 0, keep_files: int = 100) -> FileSink:
@@ -63,12 +63,12 @@ def files(folder: Path) -> list[str]:
 
 
 def all_lines(folder: Path) -> bytes:
-    """What is in all files, the ones set aside first, as they were."""
+    """The contents of all files, the rotated ones first, in order."""
     aside = [name for name in files(folder) if name != "access.log"]
     return b"".join((folder / name).read_bytes() for name in [*aside, "access.log"])
 
 
-async def test_a_file_goes_on_where_it_ended(open_file: OpenFile, tmp_path: Path) -> None:
+async def test_an_existing_file_is_appended_to(open_file: OpenFile, tmp_path: Path) -> None:
     (tmp_path / "access.log").write_bytes(numbered([0]))
     sink = open_file()
     assert await sink.write(numbered([1, 2]))
@@ -77,7 +77,7 @@ async def test_a_file_goes_on_where_it_ended(open_file: OpenFile, tmp_path: Path
     assert files(tmp_path) == ["access.log"]
 
 
-async def test_a_full_file_is_set_aside_and_no_line_is_lost_or_cut(open_file: OpenFile, tmp_path: Path) -> None:
+async def test_a_full_file_is_rotated_and_no_line_is_lost_or_cut(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file(rotate_bytes=100)
     for number in range(50):
         assert await sink.write(numbered([2 * number, 2 * number + 1]))
@@ -86,10 +86,10 @@ async def test_a_full_file_is_set_aside_and_no_line_is_lost_or_cut(open_file: Op
     assert all((tmp_path / name).stat().st_size <= 100 for name in files(tmp_path))
 
 
-async def test_a_file_that_cannot_be_set_aside_is_written_on_and_that_is_said_once(
+async def test_a_file_that_cannot_be_rotated_is_still_written_and_logged_once(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As long as a name may be: with a date it would be too long.
+    # As long as a name may be: a date would make it too long.
     path = tmp_path / ("a" * 255)
     sink = FileSink(path, clock, rotate_bytes=100, rotate_s=3_600, keep_files=1)
     for number in range(50):
@@ -103,7 +103,7 @@ async def test_a_file_that_cannot_be_set_aside_is_written_on_and_that_is_said_on
     ]
 
 
-async def test_a_batch_larger_than_a_file_is_in_one_file_all_the_same(open_file: OpenFile, tmp_path: Path) -> None:
+async def test_a_batch_larger_than_a_file_is_still_in_one_file(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file(rotate_bytes=10)
     assert await sink.write(numbered(range(10)))
     assert await sink.write(numbered(range(10, 20)))
@@ -111,9 +111,7 @@ async def test_a_batch_larger_than_a_file_is_in_one_file_all_the_same(open_file:
     assert numbers_in(all_lines(tmp_path)) == list(range(20))
 
 
-async def test_a_file_is_set_aside_when_its_time_is_over(
-    open_file: OpenFile, tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_a_file_is_rotated_when_its_period_ends(open_file: OpenFile, tmp_path: Path, clock: ManualClock) -> None:
     sink = open_file(rotate_s=3_600)
     clock.advance(3_600 - clock.wall() % 3_600)
     assert await sink.write(numbered([0]))
@@ -161,7 +159,7 @@ async def test_only_the_newest_files_are_kept_and_other_files_are_left_alone(
     assert numbers_in(all_lines(tmp_path)) == list(range(9 - keep, 10))
 
 
-async def test_a_file_that_somebody_moved_is_begun_anew(open_file: OpenFile, tmp_path: Path) -> None:
+async def test_a_new_file_replaces_one_that_was_moved(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file()
     assert await sink.write(numbered([0]))
     (tmp_path / "access.log").rename(tmp_path / "moved")
@@ -172,7 +170,7 @@ async def test_a_file_that_somebody_moved_is_begun_anew(open_file: OpenFile, tmp
     assert numbers_in((tmp_path / "access.log").read_bytes()) == [2]
 
 
-async def test_lines_are_given_up_while_there_is_no_place_for_them_and_it_is_said_once(
+async def test_lines_are_given_up_while_they_cannot_be_written_and_logged_once(
     open_file: OpenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = open_file()
@@ -188,7 +186,7 @@ async def test_lines_are_given_up_while_there_is_no_place_for_them_and_it_is_sai
     assert said == [f"access log: {file}: Is a directory", f"access log: {file}: works again"]
 
 
-async def test_what_a_full_disk_takes_only_in_part_is_cut_off_again(open_file: OpenFile, tmp_path: Path) -> None:
+async def test_a_partial_write_to_a_full_disk_is_truncated(open_file: OpenFile, tmp_path: Path) -> None:
     sink = open_file()
     before = numbered(range(10_000), pad="x" * 100)
     assert await sink.write(before)
@@ -230,11 +228,11 @@ async def test_lines_go_to_a_descriptor_whole(pipe: list[int]) -> None:
         os.close(end)
 
 
-async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None:
+async def test_a_pipe_without_a_reader_does_not_block_the_loop(pipe: list[int]) -> None:
     before = set(threading.enumerate())
     sink = DescriptorSink(pipe[1], "pipe")
     writing = asyncio.create_task(sink.write(numbered(range(100_000))))
-    # The pipe is full once it takes nothing more, and the loop still turns: this is it turning.
+    # The pipe is full once it accepts nothing more, and the loop still runs: this code runs on it.
     os.set_blocking(pipe[0], False)
     await eventually(lambda: _unread(pipe[0]) >= 65_536)
     writing.cancel()
@@ -242,7 +240,7 @@ async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None
     async with asyncio.timeout(BOUND_S):
         await sink.close()
     os.close(pipe[0])
-    # The thread is freed by the broken pipe, and leaves.
+    # The broken pipe frees the thread, which ends.
     await eventually(lambda: set(threading.enumerate()) <= before)
     os.close(pipe[1])
 
@@ -291,7 +289,7 @@ OpenStream = Callable[..., Sink]
 
 @pytest.fixture
 async def open_stream(clock: ManualClock) -> AsyncIterator[OpenStream]:
-    """Opens streams to log to."""
+    """Opens stream sinks."""
     opened: list[StreamSink] = []
 
     def open_one(url: str, authorization: str = "") -> StreamSink:
@@ -304,7 +302,7 @@ async def open_stream(clock: ManualClock) -> AsyncIterator[OpenStream]:
 
 
 async def written(sink: Sink, clock: ManualClock, lines: bytes) -> bool:
-    """What the sink says of these lines, however often it has to pause for it."""
+    """What `write` returns for these lines, with its pauses skipped."""
     async with asyncio.timeout(BOUND_S), time_passing(clock):
         return await sink.write(lines)
 
@@ -314,12 +312,12 @@ async def numbers(origin: RunningOrigin) -> list[object]:
 
 
 async def restarted(origin: RunningOrigin) -> RunningOrigin:
-    """The same origin, with all its memory, on the same port."""
+    """The same origin with its streams, restarted on the same port."""
     await origin.stop(grace_s=0)
     return await start_origin(OriginSettings(port=origin.port), origin=origin.origin)
 
 
-async def test_each_line_is_a_message_of_a_stream_that_is_made_when_it_is_missing(
+async def test_each_line_is_a_message_and_a_missing_stream_is_created(
     origin: RunningOrigin, open_stream: OpenStream
 ) -> None:
     sink = open_stream(origin.url)
@@ -369,7 +367,7 @@ async def test_a_restart_of_the_origin_loses_and_repeats_nothing(
 ) -> None:
     sink = open_stream(origin.url)
     assert await sink.write(numbered([0]))
-    # Taken, and the origin dies before it has said so.
+    # The batch is taken, and the origin stops before it replies.
     gate = origin.origin.faults.hold(kind="append", when="reply")
     writing = asyncio.create_task(written(sink, clock, numbered([1])))
     await gate.waiting(1)
@@ -383,7 +381,7 @@ async def test_a_restart_of_the_origin_loses_and_repeats_nothing(
         await again.stop(grace_s=0)
 
 
-async def test_whatever_happens_each_line_is_there_once_and_in_order(
+async def test_under_any_faults_each_line_is_there_once_and_in_order(
     origin: RunningOrigin, open_stream: OpenStream, clock: ManualClock
 ) -> None:
     sink = open_stream(origin.url)
@@ -409,7 +407,7 @@ async def test_whatever_happens_each_line_is_there_once_and_in_order(
         await running.stop(grace_s=0)
 
 
-async def test_an_origin_that_has_forgotten_everything_is_written_to_anew(
+async def test_an_origin_that_lost_its_state_is_written_to_again(
     origin: RunningOrigin, open_stream: OpenStream, clock: ManualClock
 ) -> None:
     sink = open_stream(origin.url)
@@ -432,7 +430,7 @@ async def test_two_gateways_of_one_name_write_to_one_stream(origin: RunningOrigi
     assert await numbers(origin) == list(range(6))
 
 
-async def test_a_stream_that_takes_nothing_is_given_up_batch_by_batch(
+async def test_batches_that_a_stream_refuses_are_given_up_one_by_one(
     origin: RunningOrigin, open_stream: OpenStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with aiohttp.ClientSession() as session:
@@ -449,12 +447,12 @@ async def test_a_stream_that_takes_nothing_is_given_up_batch_by_batch(
     assert said == ["the origin says 409", "works again", "the stream is closed"]
 
 
-async def test_a_batch_after_one_that_was_given_up_is_not_taken_for_it(
+async def test_the_batch_after_a_given_up_one_is_not_mistaken_for_it(
     origin: RunningOrigin, open_stream: OpenStream, clock: ManualClock
 ) -> None:
     sink = open_stream(origin.url)
     assert await sink.write(numbered([0]))
-    # Taken, but nobody heard of it; and then refused for good.
+    # The first batch is taken but its reply lost; later tries are refused for good.
     origin.origin.faults.refuse(kind="append")
     writing = asyncio.create_task(sink.write(numbered([1])))
     await eventually(lambda: clock.pending == 1)
@@ -465,7 +463,7 @@ async def test_a_batch_after_one_that_was_given_up_is_not_taken_for_it(
     assert await numbers(origin) == [0, 1, 2]
 
 
-async def test_authorization_is_shown_to_the_origin_and_said_nowhere(
+async def test_authorization_is_sent_to_the_origin_and_logged_nowhere(
     open_stream: OpenStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def take(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -487,7 +485,7 @@ async def test_authorization_is_shown_to_the_origin_and_said_nowhere(
     assert "s3cret" not in f"{secret!r} {secret.model_dump_json()}"
 
 
-def test_a_producer_that_was_fenced_off_begins_behind_the_epoch_that_did() -> None:
+def test_a_fenced_producer_begins_an_epoch_after_the_one_that_fenced_it() -> None:
     producer = Producer("edge-1")
     producer.judge(200, {})
     assert producer.headers() == {"Producer-Id": "edge-1", "Producer-Epoch": "0", "Producer-Seq": "1"}

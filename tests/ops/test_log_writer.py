@@ -1,4 +1,4 @@
-"""How lines get from requests to a sink: a queue, batches, a live read's lines, the end."""
+"""The way of lines from requests to a sink: queue, batches, lines of live reads, shutdown."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_lines_are_written_together_after_a_while(
     assert noted(tmp_path) == []
     clock.advance(0.02)
     await eventually(lambda: len(noted(tmp_path)) == 10)
-    # And so on: the wait begins with the first line that waits.
+    # The same again: the wait begins with the first queued line.
     clock.advance(100)
     log.record(numbered(10))
     async with time_passing(clock):
@@ -118,7 +118,7 @@ async def test_lines_are_written_together_after_a_while(
     assert streams(noted(tmp_path)) == list(range(11))
 
 
-async def test_enough_for_a_batch_is_written_at_once(open_log: Open, file: FileSink, tmp_path: Path) -> None:
+async def test_a_full_batch_is_written_at_once(open_log: Open, file: FileSink, tmp_path: Path) -> None:
     log = open_log(file, batch_bytes=4_096)
     for number in range(100):
         log.record(numbered(number))
@@ -152,7 +152,7 @@ async def test_a_hit_is_written_with_the_time_of_day_at_which_it_was_given(
     assert noted(tmp_path)[0]["time"] == pytest.approx(given_at, abs=0.002)
 
 
-async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
+async def test_a_batch_exceeds_its_bound_only_for_a_single_longer_line(
     open_log: Open, stream: StreamSink, origin: RunningOrigin
 ) -> None:
     log = open_log(stream, batch_bytes=2_048)
@@ -160,11 +160,11 @@ async def test_a_batch_never_exceeds_its_bound_but_for_a_line_that_is_longer(
         log.record(replace(numbered(number), next_offset="x" * (5_000 if number % 10 == 0 else 100)))
     await log.close(BOUND_S)
     assert streams(await messages(f"{origin.url}/log")) == list(range(40))
-    # Each long one alone, and at most seven of the others together.
+    # Each long line alone, and at most seven of the others together.
     assert origin.origin.counters.requests["append"] >= 4 + 36 // 7  # type: ignore[index]
 
 
-async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
+async def test_a_full_queue_drops_and_counts_new_records_without_blocking(
     open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream, queue_records=100, batch_bytes=4_096)
@@ -173,7 +173,7 @@ async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
     clock.advance(0.51)
     await gate.waiting(1)
     for number in range(1, 300):
-        # Half of them the way of the front door.
+        # Half of them as repeated hits.
         if number % 2:
             log.record(numbered(number))
         else:
@@ -187,12 +187,12 @@ async def test_a_full_queue_drops_what_comes_counts_it_and_keeps_nobody_waiting(
     assert drops(counts) == 199
 
 
-async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
+async def test_the_queue_is_bounded_in_bytes_and_drops_are_counted(
     open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=10_000, queue_bytes=100_000)
     for number in range(200):
-        # Half of them the way of the front door, each with an agent of its own.
+        # Half of them as repeated hits, each with a different user agent.
         if number % 2:
             log.record(replace(numbered(number), partition=Partition("default", 0, "p" * 2_000)))
         else:
@@ -204,7 +204,7 @@ async def test_what_waits_is_bounded_in_bytes_too_and_what_is_beyond_is_counted(
     assert streams(noted(tmp_path)) == list(range(200 - dropped))
 
 
-async def test_what_has_been_written_makes_room_for_what_comes(
+async def test_written_records_make_room_for_new_ones(
     open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_bytes=20_000)
@@ -219,7 +219,7 @@ async def test_what_has_been_written_makes_room_for_what_comes(
 
 
 @pytest.mark.parametrize("is_live", [False, True])
-async def test_a_record_that_waits_keeps_of_a_long_request_only_what_is_written(
+async def test_a_queued_record_keeps_only_the_written_part_of_a_long_request(
     open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock, is_live: bool
 ) -> None:
     log = open_log(file)
@@ -235,9 +235,7 @@ async def test_a_record_that_waits_keeps_of_a_long_request_only_what_is_written(
     assert [(len(line["stream"]), len(line["user_agent"])) for line in noted(tmp_path)] == [(2_048, 256)]
 
 
-async def test_a_hit_that_waits_keeps_nothing_of_its_request_but_what_is_written(
-    open_log: Open, file: FileSink
-) -> None:
+async def test_a_queued_hit_keeps_only_the_written_part_of_its_request(open_log: Open, file: FileSink) -> None:
     log = open_log(file)
     cookie = b"Cookie: " + b"c" * 3_000 + b"\r\n\r\n"
     hit = Repeated(numbered(0))
@@ -249,7 +247,7 @@ async def test_a_hit_that_waits_keeps_nothing_of_its_request_but_what_is_written
         grown = tracemalloc.take_snapshot().compare_to(before, "filename")
     finally:
         tracemalloc.stop()
-    # Three of the requests would be more.
+    # Three of the requests alone would take more.
     assert sum(one.size_diff for one in grown) < 100 * 100
 
 
@@ -258,7 +256,7 @@ async def test_a_small_queue_is_written_before_it_is_full(
 ) -> None:
     log = open_log(file, queue_records=10)
     for number in range(100):
-        # As many as fit while the sink is idle; no timer goes off.
+        # As many as fit while the sink is idle; no timer fires.
         log.record(numbered(number))
         if number % 8 == 7:
             await eventually(lambda: log.queued < 6)
@@ -277,7 +275,7 @@ async def test_a_queue_that_is_full_is_written_at_once(
     await eventually(lambda: len(noted(tmp_path)) == 1)
 
 
-async def test_what_a_sink_gives_up_is_counted(
+async def test_lines_that_a_sink_gives_up_are_counted(
     open_log: Open, stream: StreamSink, origin: RunningOrigin, counts: NoMetrics
 ) -> None:
     log = open_log(stream)
@@ -305,7 +303,7 @@ async def test_lines_of_an_outage_are_all_there_after_it(
     assert drops(counts) == 0
 
 
-async def test_all_that_waits_is_written_at_the_end(
+async def test_queued_records_are_written_at_the_end(
     open_log: Open, file: FileSink, tmp_path: Path, counts: NoMetrics
 ) -> None:
     log = open_log(file, queue_records=5_000)
@@ -317,7 +315,7 @@ async def test_all_that_waits_is_written_at_the_end(
     assert drops(counts) == 1
 
 
-async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
+async def test_close_does_not_wait_for_a_blocked_sink(
     open_log: Open, origin: RunningOrigin, stream: StreamSink, counts: NoMetrics, clock: ManualClock
 ) -> None:
     log = open_log(stream)
@@ -332,7 +330,7 @@ async def test_the_end_does_not_wait_for_a_sink_that_does_not_take_anything(
     assert drops(counts) == 11
 
 
-async def test_the_end_does_not_wait_for_a_pipe_that_nobody_reads(open_log: Open, counts: NoMetrics) -> None:
+async def test_close_does_not_wait_for_a_pipe_without_a_reader(open_log: Open, counts: NoMetrics) -> None:
     reading, writing = os.pipe()
     log = open_log(DescriptorSink(writing, "pipe"), queue_records=5_000)
     for number in range(5_000):
@@ -390,7 +388,7 @@ async def test_a_short_live_read_has_one_line(
     assert [(line["duration_s"], line["close_reason"]) for line in noted(tmp_path)] == [(99, "answered")]
 
 
-async def test_a_crowd_of_live_readers_is_noted_each_when_it_is_due(
+async def test_each_live_reader_of_a_crowd_has_its_line_when_it_is_due(
     open_log: Open, file: FileSink, tmp_path: Path, clock: ManualClock
 ) -> None:
     log = open_log(file, live_interval_s=100.0, queue_records=100_000)

@@ -1,4 +1,4 @@
-"""How late the loop is, on a clock that a test makes late."""
+"""The delay of the loop, on a clock that the test delays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.ops.loop_delay import INTERVAL_S, LoopDelay
 
 
 class LateClock(ManualClock):
-    """A manual clock whose callbacks run `late_s` after their time, as those of a busy loop do."""
+    """A manual clock whose callbacks run `late_s` after their time, like those of a busy loop."""
 
     late_s = 0.0
 
@@ -15,7 +15,7 @@ class LateClock(ManualClock):
         return super().now() + self.late_s
 
 
-def test_a_loop_that_is_on_time_has_no_delay_and_one_that_is_not_has_it_once() -> None:
+def test_a_punctual_loop_has_no_delay_and_a_late_one_counts_it_once() -> None:
     clock = LateClock()
     delay = LoopDelay(clock)
     delay.start()
@@ -28,7 +28,7 @@ def test_a_loop_that_is_on_time_has_no_delay_and_one_that_is_not_has_it_once() -
     assert 0.2 < delay.delays.sum_s < 0.3
 
 
-def test_nothing_is_left_behind() -> None:
+def test_close_leaves_no_timer_behind() -> None:
     clock = ManualClock()
     delay = LoopDelay(clock)
     delay.start()

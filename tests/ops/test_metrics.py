@@ -1,4 +1,4 @@
-"""The gateway's series."""
+"""The gateway's metric families."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_every_series_says_what_it_leaves_out() -> None:
+def test_every_help_text_states_its_exclusions() -> None:
     text, content_type = fresh().exposition()
     families = list(text_string_to_metric_families(text.decode()))
     for family in families:
@@ -51,7 +51,7 @@ def test_every_series_says_what_it_leaves_out() -> None:
     assert content_type.startswith("text/plain; version=")
 
 
-def test_no_label_can_grow_with_what_clients_ask() -> None:
+def test_clients_cannot_create_label_values() -> None:
     metrics = fresh()
     metrics.upstream_failure(Mode.SSE, "UpstreamBroken", "a")
     metrics.look = lambda: State(upstream={"live": Connections(1, 1, 1.0, 1.0)})
@@ -93,7 +93,7 @@ def test_an_idle_route_exports_no_series_that_are_never_read() -> None:
     assert len(series(fresh("a", "b"))) - len(series(fresh("a"))) < 400
 
 
-def test_what_has_no_route_has_one_series_until_something_happens() -> None:
+def test_without_events_no_route_has_one_series() -> None:
     metrics = fresh()
     (one,) = (sample for sample in series(metrics) if sample.labels.get("route") == NO_ROUTE)
     assert (one.name, one.labels["mode"], one.labels["outcome"]) == (
@@ -179,21 +179,21 @@ def test_hits_count_as_many_as_they_are() -> None:
     assert value(metrics, "durable_gateway_first_byte_seconds_count", **labels) == 1000
 
 
-def test_what_no_route_was_chosen_for_has_one_label_for_all() -> None:
+def test_requests_without_a_route_share_one_label() -> None:
     metrics = fresh()
     assert value(metrics, "durable_gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 0
     metrics.request(Mode.OTHER, Outcome.REFUSED, 0.0)
     assert value(metrics, "durable_gateway_requests_total", mode="other", outcome="refused", route=NO_ROUTE) == 1
 
 
-def test_an_outcome_that_was_not_foreseen_for_its_mode_is_counted_all_the_same() -> None:
+def test_an_unexpected_outcome_of_a_mode_is_still_counted() -> None:
     metrics = fresh()
     metrics.request(Mode.HEAD, Outcome.STALE_IF_ERROR, 0.1, "a", sent_bytes=3)
     assert value(metrics, "durable_gateway_requests_total", mode="head", outcome="stale_if_error", route="a") == 1
     assert value(metrics, "durable_gateway_response_bytes_total", mode="head", outcome="stale_if_error", route="a") == 3
 
 
-def test_what_concerns_the_origin_counts_where_it_belongs() -> None:
+def test_origin_events_are_counted_in_their_series() -> None:
     metrics = fresh()
     metrics.upstream_request(Mode.LONGPOLL, "a")
     metrics.upstream_head(Mode.LONGPOLL, 204, 0.2, "a")
@@ -217,7 +217,7 @@ def test_what_concerns_the_origin_counts_where_it_belongs() -> None:
     assert value(metrics, "durable_gateway_reconnects_total", reason="lost", route="a") == 2
 
 
-def test_everything_else_counts_where_it_belongs() -> None:
+def test_other_events_are_counted_in_their_series() -> None:
     metrics = fresh()
     metrics.downstream_bytes(20)
     metrics.subscribers(Mode.SSE, 3, "a")
@@ -249,7 +249,7 @@ def test_everything_else_counts_where_it_belongs() -> None:
     assert 'version="9.9"' in text
 
 
-def test_the_state_is_looked_at_when_somebody_asks() -> None:
+def test_the_state_is_read_at_collection() -> None:
     metrics = fresh("a", "b")
     metrics.look = lambda: State(
         is_ready=True,
@@ -284,7 +284,7 @@ def exemplars(text: bytes) -> list[Sample]:
     return [sample for family in families for sample in family.samples if sample.exemplar is not None]
 
 
-def test_a_trace_is_shown_beside_the_bucket_it_fell_in_where_the_format_has_a_place_for_it() -> None:
+def test_a_trace_is_an_exemplar_of_its_bucket_in_openmetrics() -> None:
     metrics = fresh()
     metrics.request(Mode.CATCHUP, Outcome.MISS, 0.03, "a", first_byte_s=0.02, trace_id="0" * 32)
     metrics.request(Mode.CATCHUP, Outcome.MISS, 0.04, "a", first_byte_s=0.02, trace_id=TRACE_ID)
@@ -310,7 +310,7 @@ def test_a_trace_is_shown_beside_the_bucket_it_fell_in_where_the_format_has_a_pl
 
 
 @pytest.mark.parametrize("accept", ["", OPEN_METRICS])
-async def test_a_scrape_leaves_the_loop_to_others_in_between_and_says_the_same(accept: str) -> None:
+async def test_a_scrape_yields_to_the_loop_and_gives_the_same_text(accept: str) -> None:
     metrics = fresh(*(f"route-{n}" for n in range(10)))
     metrics.request(Mode.SSE, Outcome.FOLLOWED, 0.3, "route-7", first_byte_s=0.1, trace_id=TRACE_ID)
     turns = 0
@@ -331,7 +331,7 @@ async def test_a_scrape_leaves_the_loop_to_others_in_between_and_says_the_same(a
 
 
 @given(st.lists(st.floats(0, 1000)))
-def test_buckets_hold_what_took_at_most_their_bound(durations: list[float]) -> None:
+def test_a_bucket_counts_observations_up_to_its_bound(durations: list[float]) -> None:
     spread = Histogram()
     for duration in durations:
         spread.observe(duration)
@@ -357,7 +357,7 @@ def test_one_registry_refuses_two_gateways() -> None:
         Metrics(registry)
 
 
-def test_both_recorders_fit_the_seam() -> None:
+def test_both_recorders_implement_the_protocol() -> None:
     recorders: list[MetricsRecorder] = [fresh(), NoMetrics()]
     for recorder in recorders:
         recorder.request(Mode.CATCHUP, Outcome.HIT, 0.001)
@@ -399,7 +399,7 @@ def test_both_recorders_fit_the_seam() -> None:
     assert (silent.cache_bytes, silent.tapes) == (5, 6)
 
 
-def test_a_request_is_in_the_trace_that_is_running_unless_it_names_its_own() -> None:
+def test_a_request_is_in_the_current_trace_unless_it_names_one() -> None:
     running: list[str | None] = [None, TRACE_ID]
     metrics = Metrics(CollectorRegistry(), routes=("a",), trace_now=lambda: running.pop(0))
     metrics.request(Mode.CATCHUP, Outcome.HIT, 0.001, "a")
@@ -411,7 +411,7 @@ def test_a_request_is_in_the_trace_that_is_running_unless_it_names_its_own() -> 
     assert found == {"catchup": TRACE_ID, "sse": "0" * 31 + "1"}
 
 
-def test_a_configuration_that_is_read_again_brings_routes_and_keeps_what_was_counted() -> None:
+def test_a_reload_adds_routes_and_keeps_counts() -> None:
     metrics = fresh("a")
     metrics.retry("a")
     metrics.configure(["b"], 2_000, {"connections": 9})
@@ -421,38 +421,38 @@ def test_a_configuration_that_is_read_again_brings_routes_and_keeps_what_was_cou
     assert value(metrics, "durable_gateway_connections_limit") == 9
 
 
-def routes_told(metrics: Metrics) -> set[str]:
+def routes_exposed(metrics: Metrics) -> set[str]:
     text, _ = metrics.exposition()
     families = text_string_to_metric_families(text.decode())
     return {sample.labels["route"] for family in families for sample in family.samples if "route" in sample.labels}
 
 
-def test_a_route_that_is_no_more_is_told_until_nothing_of_it_is_left_and_once_after_that() -> None:
+def test_a_removed_route_is_exposed_until_its_state_is_gone_and_once_more() -> None:
     metrics = fresh("a", "b")
     metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, "b")
     metrics.subscribers(Mode.SSE, 1, "b")
     metrics.configure(["a"], 1_000, {})
     for _ in range(3):
-        assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+        assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}
     metrics.subscribers(Mode.SSE, -1, "b")
     metrics.look = lambda: State(holdings={"b": RouteUsage(1, 1, 1)})
-    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}
     metrics.look = lambda: State(flights={"b": 1}, holdings={"b": RouteUsage()})
-    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}
     metrics.look = lambda: State(holdings={"b": RouteUsage()}, flights={"b": 0})
     assert value(metrics, "durable_gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
-    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
-    assert routes_told(metrics) == {"a", NO_ROUTE}
-    # What ends late is still told, once.
+    assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_exposed(metrics) == {"a", NO_ROUTE}
+    # A request that ends late is exposed once more.
     metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, "b")
     assert value(metrics, "durable_gateway_requests_total", mode="catchup", outcome="hit", route="b") == 1
-    assert routes_told(metrics) == {"a", "b", NO_ROUTE}
-    assert routes_told(metrics) == {"a", NO_ROUTE}
+    assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}
+    assert routes_exposed(metrics) == {"a", NO_ROUTE}
 
 
-def test_a_route_that_comes_back_is_told_again_for_good() -> None:
+def test_a_route_that_comes_back_stays_exposed() -> None:
     metrics = fresh("a", "b")
     metrics.configure(["a"], 1_000, {})
     metrics.configure(["a", "b"], 1_000, {})
     for _ in range(2):
-        assert routes_told(metrics) == {"a", "b", NO_ROUTE}
+        assert routes_exposed(metrics) == {"a", "b", NO_ROUTE}

@@ -1,4 +1,4 @@
-"""The one definition of what the origin was spared."""
+"""The definition of what the origin was spared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tally(metrics: Metrics) -> Tally:
     return Tally.of(metrics.routes.values(), metrics.downstream_count.value)
 
 
-def test_reads_of_every_outcome_are_held_against_requests_for_reads_over_all_routes() -> None:
+def test_the_share_compares_all_reads_with_origin_requests_for_reads_over_all_routes() -> None:
     metrics = Metrics()
     for mode, outcome, route in (
         (Mode.CATCHUP, Outcome.HIT, "a"),
@@ -37,7 +37,7 @@ def test_writes_are_left_out_on_both_sides(mode: Mode) -> None:
     assert tally(metrics).requests_spared is None
 
 
-def test_live_readers_count_once_and_when_they_come() -> None:
+def test_live_readers_count_once_when_they_begin() -> None:
     metrics = Metrics()
     before = tally(metrics)
     for _ in range(100):
@@ -49,12 +49,12 @@ def test_live_readers_count_once_and_when_they_come() -> None:
     for _ in range(100):
         metrics.subscribers(Mode.SSE, -1)
         metrics.request(Mode.SSE, Outcome.ABORTED, 60.0)
-    # Their leaving is no read, and a window of nothing else has no share.
+    # Leaving is not a read, and a window without reads has no share.
     assert tally(metrics).since(came) == Tally()
     assert tally(metrics).since(came).requests_spared is None
 
 
-def test_bytes_are_those_before_coding_as_they_go_and_not_when_a_live_read_ends() -> None:
+def test_bytes_count_before_compression_as_they_are_sent() -> None:
     metrics = Metrics()
     metrics.downstream_bytes(600)
     metrics.request(Mode.CATCHUP, Outcome.HIT, 0.1, sent_bytes=600, saved_bytes=400)
@@ -66,12 +66,12 @@ def test_bytes_are_those_before_coding_as_they_go_and_not_when_a_live_read_ends(
     assert tally(metrics).answer_bytes == 4_000
 
 
-def test_a_share_below_nothing_is_shown_as_it_is() -> None:
+def test_a_negative_share_is_kept() -> None:
     assert Tally(reads=10, origin_requests=25, answer_bytes=10, origin_bytes=15).requests_spared == -1.5
     assert Tally(reads=10, origin_requests=25, answer_bytes=10, origin_bytes=15).bytes_spared == -0.5
     assert Tally(origin_requests=3, origin_bytes=9).requests_spared is None
     assert Tally(origin_requests=3, origin_bytes=9).bytes_spared is None
 
 
-def test_a_route_that_is_gone_leaves_nothing_negative() -> None:
+def test_a_removed_route_makes_no_count_negative() -> None:
     assert Tally(1, 1, 1, 1).since(Tally(5, 5, 5, 5)) == Tally()

@@ -1,4 +1,4 @@
-"""Tracing: whose span is whose child, who is linked to whom, what the origin is told, and that off is off."""
+"""Tracing: parents and links of spans, the headers sent to the origin, and that off is off."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ids(context: SpanContext | None) -> tuple[str, str]:
 
 
 def links(span: ReadableSpan) -> dict[str, tuple[str, str]]:
-    """What a span is linked to, by what it is to it."""
+    """The linked contexts of a span, by kind of link."""
     return {str((link.attributes or {})["gateway.link"]): ids(link.context) for link in span.links}
 
 
@@ -65,7 +65,7 @@ def shown(span: ReadableSpan) -> dict[str, Any]:
 
 
 class Traced(Edge):
-    """A gateway whose spans are kept here once they have ended."""
+    """A gateway whose ended spans are kept in memory."""
 
     def __init__(self, gateway: RunningGateway, clock: ManualClock, exporter: InMemorySpanExporter) -> None:
         super().__init__(gateway, clock)
@@ -87,12 +87,12 @@ class Traced(Edge):
         return self.spans(SpanKind.CLIENT)
 
     async def ended(self, count: int) -> list[ReadableSpan]:
-        """The spans of requests, once there are so many: one ends after its answer's last byte."""
+        """The spans of requests, once there are `count`: a span ends after the answer's last byte."""
         await eventually(lambda: len(self.requests) >= count)
         return self.requests
 
     async def at_rest(self) -> None:
-        """Once nothing of any request is left, every span has ended."""
+        """Wait until no request is left; then every span has ended."""
         await self.until_idle()
 
     def forget(self) -> None:
@@ -122,7 +122,7 @@ def faults(origin: RunningOrigin) -> Faults:
 
 @pytest.fixture
 async def start(clock: ManualClock) -> AsyncIterator[Start]:
-    """Starts gateways whose spans are kept in memory; each must come to rest by itself."""
+    """Starts gateways whose spans are kept in memory; each must come to rest without help."""
     edges: list[Traced] = []
 
     async def start_one(origin_url: str, **settings: Any) -> Traced:
@@ -148,7 +148,7 @@ async def edge(origin: RunningOrigin, start: Start) -> Traced:
 
 @pytest.fixture
 async def seen() -> AsyncIterator[HostileOrigin]:
-    """An origin that keeps the headers it is sent; every stream of it holds `abc`."""
+    """An origin that keeps the headers of its requests; each of its streams holds `abc`."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.method != "GET":
@@ -180,7 +180,7 @@ async def test_a_request_continues_its_clients_trace(edge: Traced) -> None:
     assert told["http.response.status_code"] == 200
 
 
-async def test_a_request_of_no_trace_begins_one(edge: Traced) -> None:
+async def test_a_request_without_a_trace_begins_one(edge: Traced) -> None:
     await edge.put("/s")
     (span,) = await edge.ended(1)
     assert span.parent is None
@@ -198,7 +198,7 @@ async def test_a_request_of_no_trace_begins_one(edge: Traced) -> None:
         {"traceparent": f"00-{TRACE}-{PARENT}-01", "Traceparent": f"00-{TRACE}-{PARENT}-01"},
     ],
 )
-async def test_what_is_no_trace_context_begins_a_trace(edge: Traced, headers: Mapping[str, str]) -> None:
+async def test_an_invalid_trace_context_begins_a_new_trace(edge: Traced, headers: Mapping[str, str]) -> None:
     await edge.send("HEAD", "/none", headers)
     (span,) = await edge.ended(1)
     assert span.parent is None
@@ -223,7 +223,7 @@ async def test_a_public_edge_only_links_to_its_clients_traces(origin: RunningOri
     assert links(span) == {"client": (TRACE, PARENT)}
 
 
-async def test_answers_from_the_door_have_spans_of_their_own(edge: Traced) -> None:
+async def test_remembered_answers_have_spans(edge: Traced) -> None:
     await edge.put("/s", b"abc", Stream_Closed="true")
     wire = await edge.wire()
     await wire.ask("/s")
@@ -244,7 +244,7 @@ async def test_answers_from_the_door_have_spans_of_their_own(edge: Traced) -> No
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_answers_from_the_door_are_sampled_as_all_others(clock: ManualClock, follows: bool) -> None:
+async def test_remembered_answers_are_sampled_like_all_others(clock: ManualClock, follows: bool) -> None:
     exporter = InMemorySpanExporter()
     config = TracingConfig(sample_ratio=0.25, follow_clients=follows)
     tracer = OpenTelemetryTracer(config, clock, Random(11), SimpleSpanProcessor(exporter))
@@ -258,7 +258,7 @@ async def test_answers_from_the_door_are_sampled_as_all_others(clock: ManualCloc
         return len(exporter.get_finished_spans())
 
     assert 150 < recorded(1_000, None) < 350
-    # Every trace is one of its own.
+    # Each request has its own trace.
     assert len({context_of(span).trace_id for span in exporter.get_finished_spans()}) > 150
     if follows:
         assert recorded(100, "01") == 100
@@ -269,7 +269,7 @@ async def test_answers_from_the_door_are_sampled_as_all_others(clock: ManualCloc
     await tracer.close(5)
 
 
-async def test_an_origins_failure_is_an_error_in_all_spans_of_it(edge: Traced, faults: Faults) -> None:
+async def test_a_failure_of_the_origin_is_an_error_in_all_its_spans(edge: Traced, faults: Faults) -> None:
     await edge.put("/s", b"abc")
     edge.forget()
     faults.refuse(times=None)
@@ -287,7 +287,7 @@ async def test_an_origins_failure_is_an_error_in_all_spans_of_it(edge: Traced, f
     assert {shown(exchange)["error.type"] for exchange in edge.exchanges} == {"UpstreamUnreachable"}
 
 
-async def test_a_request_that_is_dropped_has_an_end_too(edge: Traced, faults: Faults) -> None:
+async def test_the_span_of_a_dropped_request_ends(edge: Traced, faults: Faults) -> None:
     await edge.put("/s", b"abc")
     edge.forget()
     gate = faults.hold(kind="catchup")
@@ -310,7 +310,7 @@ async def test_spans_hold_no_query_and_no_header(edge: Traced) -> None:
     assert not [span.name for span in spans if "secret" in f"{span.name} {shown(span)} {span.events}"]
 
 
-# -- what the origin is told -------------------------------------------------------------------------------------------
+# -- headers to the origin ---------------------------------------------------------------------------------------------
 
 
 async def test_a_relayed_request_carries_the_span_that_it_is_made_for(seen: HostileOrigin, start: Start) -> None:
@@ -333,7 +333,7 @@ async def test_a_public_edge_passes_nothing_of_a_clients_trace_on(seen: HostileO
     assert "tracestate" not in asked.headers
 
 
-async def test_the_origin_is_told_of_traces_that_are_not_recorded(seen: HostileOrigin, start: Start) -> None:
+async def test_the_origin_receives_traceparents_of_unrecorded_traces(seen: HostileOrigin, start: Start) -> None:
     edge = await start(seen.url)
     await edge.get("/s", UNSAMPLED)
     await edge.at_rest()
@@ -416,7 +416,7 @@ async def test_each_try_of_a_flight_is_an_exchange_of_its_own(edge: Traced, faul
     assert [shown(one)["http.response.status_code"] for one in tries] == [503, 200]
 
 
-async def test_a_followed_stream_is_traced_apart_from_the_reader_it_was_begun_for(edge: Traced) -> None:
+async def test_a_follower_is_traced_apart_from_its_first_reader(edge: Traced) -> None:
     await edge.put("/s", b"[1]", "application/json")
     await edge.at_rest()
     edge.forget()
@@ -431,7 +431,7 @@ async def test_a_followed_stream_is_traced_apart_from_the_reader_it_was_begun_fo
     assert [exchange for exchange in live if exchange.parent is None]
 
 
-# -- what a handler says -----------------------------------------------------------------------------------------------
+# -- spans of a handler ------------------------------------------------------------------------------------------------
 
 
 async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
@@ -472,7 +472,7 @@ async def test_a_parked_request_ends_when_its_live_answer_does() -> None:
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
-async def test_spans_reach_a_collector_at_the_latest_when_the_gateway_stops(origin: RunningOrigin) -> None:
+async def test_all_spans_reach_a_collector_by_the_time_the_gateway_stops(origin: RunningOrigin) -> None:
     received: list[ExportTraceServiceRequest] = []
 
     async def collect(request: web.Request) -> web.Response:
@@ -499,7 +499,7 @@ async def test_spans_reach_a_collector_at_the_latest_when_the_gateway_stops(orig
     assert {span.name for scope in resource.scope_spans for span in scope.spans} == {"PUT", "PUT origin"}
 
 
-async def test_a_collector_that_is_not_there_keeps_no_gateway_from_stopping(
+async def test_an_unreachable_collector_does_not_block_the_shutdown(
     origin: RunningOrigin, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = f"http://127.0.0.1:{unused_tcp_port}/v1/traces"
@@ -574,7 +574,7 @@ def test_tracing_without_the_extra_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["collector:4318", "ftp://collector/v1", "http://collector", "http://u:p@c/v1"])
-def test_what_is_no_collectors_url_is_refused(endpoint: str) -> None:
+def test_an_invalid_collector_url_is_refused(endpoint: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         TracingConfig(endpoint=endpoint)
 
@@ -598,10 +598,10 @@ async def test_metrics_show_the_trace_of_a_request_that_is_sampled_and_no_other(
             assert TRACE not in await reply.text()
 
 
-async def test_what_a_redirect_leads_to_is_part_of_the_request_that_was_redirected(
+async def test_the_target_of_a_redirect_is_traced_within_the_redirected_request(
     start: Start, origin: RunningOrigin
 ) -> None:
-    """Whatever request the connection was made for by which the redirect came."""
+    """Also if another request opened the connection on which the redirect came."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(answer("307 Temporary Redirect", {"Location": origin.url + asked.target}))

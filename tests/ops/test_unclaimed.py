@@ -1,4 +1,4 @@
-"""What waits for a line to be told by: nothing is lost, nothing is told twice."""
+"""Unclaimed work waiting for a line: none is lost, none is counted twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ moves = st.one_of(
 
 
 @given(st.lists(moves))
-def test_what_was_added_is_taken_once_and_only_once(steps: list[tuple[str, RecordedStream, int, int]]) -> None:
+def test_every_sum_is_taken_exactly_once(steps: list[tuple[str, RecordedStream, int, int]]) -> None:
     ledger, now = Ledger(most=3), 0.0
     added: Counter[RecordedStream] = Counter()
     taken: Counter[RecordedStream] = Counter()

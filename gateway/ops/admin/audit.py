@@ -53,5 +53,5 @@ class Audit:
             self._left_out += 1
             return
         self._written += 1
-        shown = path if len(path) <= _SHOWN_CHARS else f"{path[:_SHOWN_CHARS]}…"
-        _log.warning("%s %s by %s: %d: %s", method, shown, remote, refused.status, refused)
+        short_path = path if len(path) <= _SHOWN_CHARS else f"{path[:_SHOWN_CHARS]}…"
+        _log.warning("%s %s by %s: %d: %s", method, short_path, remote, refused.status, refused)

@@ -173,5 +173,5 @@ def _reworded(message: str) -> str:
 
 
 def _short(text: str) -> str:
-    shown = text if text.isprintable() else ascii(text)
-    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
+    printable = text if text.isprintable() else ascii(text)
+    return printable if len(printable) <= _SHOWN_CHARS else printable[:_SHOWN_CHARS] + "…"

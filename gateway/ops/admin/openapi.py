@@ -107,18 +107,20 @@ def _operation(endpoint: Endpoint, number: int, schemas: dict[Any, Any]) -> dict
 
 def _parameters(query: Any) -> list[dict[str, Any]]:
     schema = TypeAdapter(query).json_schema()
-    shown: list[dict[str, Any]] = []
+    parameters: list[dict[str, Any]] = []
     for name, part in schema["properties"].items():
         description = part.pop("description", "")
         is_required = name in schema.get("required", ())
-        shown.append({"name": name, "in": "query", "required": is_required, "description": description, "schema": part})
-    return shown
+        parameters.append(
+            {"name": name, "in": "query", "required": is_required, "description": description, "schema": part}
+        )
+    return parameters
 
 
 def _plain(summary: str, answers: dict[str, str]) -> dict[str, Any]:
     name = "get_" + summary.lower().replace(" ", "_").partition(",")[0]
-    shown = {status: {"description": text, "content": _TEXT} for status, text in answers.items()}
-    return {"summary": summary, "operationId": name, **_answers(shown)}
+    responses = {status: {"description": text, "content": _TEXT} for status, text in answers.items()}
+    return {"summary": summary, "operationId": name, **_answers(responses)}
 
 
 def _guarded(operation: dict[str, Any]) -> dict[str, Any]:
@@ -130,5 +132,5 @@ def _guarded(operation: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _answers(shown: dict[str, Any]) -> dict[str, Any]:
-    return {"responses": shown}
+def _answers(responses: dict[str, Any]) -> dict[str, Any]:
+    return {"responses": responses}

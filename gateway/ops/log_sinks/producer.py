@@ -92,8 +92,8 @@ class Producer:
         """Give up the batch: it will not be sent again."""
         self._begin_epoch()
 
-    def _begin_epoch(self, known: int = 0) -> None:
-        self.epoch = max(self.epoch, known) + 1
+    def _begin_epoch(self, current: int = 0) -> None:
+        self.epoch = max(self.epoch, current) + 1
         self.seq = 0
 
 

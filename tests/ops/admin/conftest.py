@@ -23,12 +23,12 @@ BOUND_S = 30.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the programs run on."""
+    """The loop that the program runs on."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AdminAnswer:
     """An answer of the admin port."""
 
     status: int
@@ -37,7 +37,7 @@ class Told:
 
 
 class Bench:
-    """A gateway, clients of it, and whoever asks its admin port."""
+    """A gateway, its clients, and a client of its admin port."""
 
     def __init__(
         self, gateway: RunningGateway, session: ClientSession, readers: ClientSession, clock: ManualClock
@@ -45,11 +45,11 @@ class Bench:
         self.gateway = gateway
         self.session = session
         self.readers = readers
-        """Connections that see nothing but reads, as the door's own answers need them."""
+        """Connections that only read, as remembered answers require."""
         self.clock = clock
 
-    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
-        """One request to the admin port; a body goes as JSON."""
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> AdminAnswer:
+        """Send one request to the admin port; a body is sent as JSON."""
         async with self.session.request(
             method,
             self.gateway.admin_url + path,
@@ -57,22 +57,22 @@ class Bench:
             headers={k.replace("_", "-"): v for k, v in headers.items()},
         ) as answer:
             is_json = answer.content_type == "application/json"
-            return Told(answer.status, await (answer.json() if is_json else answer.text()), answer.headers)
+            return AdminAnswer(answer.status, await (answer.json() if is_json else answer.text()), answer.headers)
 
     async def get(self, path: str, **headers: str) -> Any:
-        """What a GET of the admin port gives; it succeeds."""
+        """The JSON answer to a GET of the admin port, which must succeed."""
         told = await self.ask("GET", path, **headers)
         assert told.status == 200, told
         return told.body
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
-        """What a POST to the admin port gives; it succeeds."""
+        """The JSON answer to a POST to the admin port, which must succeed."""
         told = await self.ask("POST", path, body, **headers)
         assert told.status in (200, 202), told
         return told.body
 
     async def stream(self, path: str) -> Any:
-        """The one stream of a path, in detail."""
+        """The details of the one stream of a path."""
         (row,) = (await self.get(f"/api/streams?prefix={path}"))["streams"]
         return await self.get(f"/api/streams/{row['id']}")
 
@@ -89,7 +89,7 @@ class Bench:
             return answer.status, await answer.read(), answer.headers.get("Cache-Status", "")
 
     async def warm(self, path: str, **headers: str) -> None:
-        """Read a closed stream until it is a hit, and one that the door has at hand."""
+        """Read a closed stream until it is a hit with a remembered answer."""
         for _ in range(2):
             await self.read(path, **headers)
         assert "; hit" in (await self.read(path, **headers))[2]
@@ -100,7 +100,7 @@ class Bench:
         assert remembered.served == served + 1
 
     async def until_readers(self, path: str, count: int) -> None:
-        """Wait until a stream has so many live readers."""
+        """Wait until a stream has `count` live readers."""
 
         async def has_them() -> bool:
             return bool((await self.stream(path))["readers"] == count)
@@ -108,7 +108,7 @@ class Bench:
         await eventually(has_them)
 
     async def follow(self, path: str) -> ClientResponse:
-        """An SSE reader that has its head; it is to be closed."""
+        """An SSE reader that has received its head; the caller closes it."""
         answer = await self.readers.get(self.gateway.gateway_url + path + "?live=sse&offset=-1")
         assert answer.status == 200, answer
         return answer
@@ -116,7 +116,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 async def deadline() -> AsyncIterator[None]:
-    """No test hangs: its task is cancelled after a time that none takes."""
+    """Cancel a test that hangs, after a time that no test needs."""
     loop = asyncio.get_running_loop()
 
     def give_up() -> None:
@@ -147,7 +147,7 @@ Start = Callable[..., Awaitable[Bench]]
 
 @pytest.fixture
 async def start(clock: ManualClock) -> AsyncIterator[Start]:
-    """Starts gateways: with the fields of a configuration by name, or with a whole one."""
+    """Starts gateways, with configuration fields by name or with a whole configuration."""
     async with AsyncExitStack() as stack:
 
         async def start_one(origin_url: str = "", config: GatewayConfig | None = None, **more: Any) -> Bench:

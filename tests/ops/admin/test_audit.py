@@ -1,4 +1,4 @@
-"""The audit log: who changed what, who was not let in, and how much of it is written."""
+"""The audit log: changes, refused requests, and the bound on its lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "gateway.admin.audit"]
 
 
-async def test_a_wrong_token_is_told_apart_from_a_missing_one(
+async def test_a_wrong_token_and_a_missing_one_get_different_errors(
     start: Start, origin: RunningOrigin, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = await start(origin.url, environ={ADMIN_TOKEN_VARIABLE: TOKEN})
@@ -50,7 +50,7 @@ async def test_a_reload_that_is_refused_leaves_a_line(
     assert line.startswith(f"POST /api/reload by 127.0.0.1: 422: {file}:1: nonsense: unknown key")
 
 
-def test_refusals_are_bounded_and_those_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_lines_are_bounded_and_omitted_ones_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     audit = Audit(clock)
     for _ in range(REFUSALS_PER_WINDOW + 5):

@@ -1,4 +1,4 @@
-"""Steering a gateway: drain, log level, and the configuration as it is shown."""
+"""Controlling a gateway: drain, log level, and the configuration that it shows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.ops.admin.conftest import Bench, Start
 
 @pytest.fixture
 def level() -> Iterator[None]:
-    """The log level is the process's: what a test has set is taken back."""
+    """Restore the log level of the process after the test."""
     logger = logging.getLogger(LOGGER)
     before = logger.level
     yield
     logger.setLevel(before)
 
 
-async def test_a_drain_is_no_longer_ready_and_sends_live_readers_off_in_order(bench: Bench) -> None:
+async def test_a_drain_ends_readiness_and_ends_live_reads_in_order(bench: Bench) -> None:
     await bench.put("/live")
     reader = await bench.follow("/live")
     assert (await bench.ask("GET", "/readyz")).status == 200
@@ -40,12 +40,12 @@ async def test_a_drain_is_no_longer_ready_and_sends_live_readers_off_in_order(be
     seen = await reader.content.read()
     assert b"data:hello" in seen
     assert seen.endswith(b"\n\n")
-    # Whoever has not noticed yet is still answered.
+    # A client that has not noticed the drain is still answered.
     assert (await bench.read("/live?offset=-1"))[1] == b"hello"
 
 
 @pytest.mark.parametrize("body", [{"within_s": -1}, {"within_s": "5"}, {"within_s": 1e9}, {"within": 5}, None, 5])
-async def test_a_drain_of_no_sensible_time_is_refused(bench: Bench, body: Any) -> None:
+async def test_a_drain_with_an_invalid_time_is_refused(bench: Bench, body: Any) -> None:
     told = await bench.ask("POST", "/api/drain", body)
     assert told.status in (415, 422)
     assert not bench.gateway.engine.drain.is_set
@@ -89,7 +89,7 @@ async def test_secrets_of_the_configuration_are_hidden(start: Start, origin: Run
     assert shown["log"]["partition_key"] == "**********"
 
 
-def test_what_sounds_like_a_secret_is_one_by_its_type() -> None:
+def test_every_setting_named_like_a_secret_has_a_secret_type() -> None:
     sounds = re.compile(r"password|secret|token|authorization|(?<!credential_)key$")
     fields = {name: model.model_fields[name].annotation for _, name, model in every_field()}
     for name, annotation in fields.items():
@@ -98,7 +98,7 @@ def test_what_sounds_like_a_secret_is_one_by_its_type() -> None:
     assert fields["partition_key"] is SecretStr
 
 
-async def test_who_steered_it_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changes_are_logged_with_the_client(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "gateway.admin"):
         await bench.post("/api/purge", {"key": "k"})
         await bench.get("/api/overview")

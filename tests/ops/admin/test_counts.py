@@ -1,4 +1,4 @@
-"""What lies between a stream's offsets."""
+"""Counts between a stream's offsets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def append(bench: Bench, path: str, *messages: object) -> None:
 
 
 async def fill(bench: Bench, path: str, count: int = 9) -> None:
-    """A JSON stream of so many appends of three messages, read to its end."""
+    """Make a JSON stream of `count` appends of three messages, and read it to its end."""
     async with bench.session.put(bench.gateway.gateway_url + path, headers={"Content-Type": JSON}) as answer:
         assert answer.status == 201
     for number in range(count):
@@ -42,7 +42,7 @@ async def fill(bench: Bench, path: str, count: int = 9) -> None:
 
 
 async def walk(bench: Bench, path: str, most: int = 1_000) -> None:
-    """Read so many replies from the beginning, or to the end."""
+    """Read `most` replies from the beginning, or to the end."""
     offset = "-1"
     for _ in range(most):
         async with bench.readers.get(f"{bench.gateway.gateway_url}{path}?offset={offset}") as answer:
@@ -54,7 +54,7 @@ async def walk(bench: Bench, path: str, most: int = 1_000) -> None:
 
 
 async def etag_of(bench: Bench, path: str, **headers: str) -> str:
-    """What a reader is given with a part of the stream."""
+    """The ETag of a reply with a part of the stream."""
     async with bench.readers.get(f"{bench.gateway.gateway_url}{path}?offset=-1", headers=headers) as answer:
         assert answer.status == 200
         return answer.headers["ETag"]
@@ -70,7 +70,7 @@ async def counts(
 
 
 async def started(start: Start, stack: AsyncExitStack, max_chunk_bytes: int) -> Bench:
-    """A gateway before an origin of such settings."""
+    """A gateway in front of an origin with this chunk size."""
     origin = await start_origin(OriginSettings(max_chunk_bytes=max_chunk_bytes))
     stack.push_async_callback(origin.stop, grace_s=0)
     return await start(origin.url)
@@ -104,7 +104,7 @@ async def check_runs(bench: Bench) -> None:
     assert await counts(bench, "/s", last["next"]) == []
 
 
-async def test_what_has_come_since_is_counted_behind_what_was(bench: Bench) -> None:
+async def test_appended_messages_are_counted_after_the_earlier_runs(bench: Bench) -> None:
     await fill(bench, "/s")
     (run,) = await counts(bench, "/s")
     await append(bench, "/s", 1, 2)
@@ -113,14 +113,14 @@ async def test_what_has_come_since_is_counted_behind_what_was(bench: Bench) -> N
     assert [one["messages"] for one in await counts(bench, "/s")] == [29]
 
 
-async def test_of_other_streams_the_bytes_are_summed(bench: Bench) -> None:
+async def test_streams_other_than_json_have_byte_counts_only(bench: Bench) -> None:
     await bench.put("/text", b"hello\nthere")
     _, body, _ = await bench.read("/text?offset=-1")
     (run,) = await counts(bench, "/text")
     assert (run["messages"], run["bytes"], run["crc32"]) == (None, 11, zlib.crc32(body))
 
 
-async def test_nothing_is_said_of_what_is_not_held(bench: Bench) -> None:
+async def test_a_stream_that_is_not_held_has_no_counts(bench: Bench) -> None:
     await fill(bench, "/s")
     assert await counts(bench, "/other", etag=await etag_of(bench, "/s")) == []
     assert await counts(bench, "/s", "nowhere") == []
@@ -153,14 +153,14 @@ async def test_a_gap_ends_the_runs(start: Start) -> None:
         assert held[offsets[2]]
 
 
-async def test_of_several_streams_at_a_path_it_is_the_one_whose_reply_is_shown(bench: Bench) -> None:
+async def test_the_etag_selects_one_of_several_streams_of_a_path(bench: Bench) -> None:
     await fill(bench, "/s")
     mine = await etag_of(bench, "/s", Authorization="Bearer a")
     open_to_all = await etag_of(bench, "/s")
     assert mine != open_to_all
     assert await counts(bench, "/s", etag=mine) == await counts(bench, "/s", etag=f"W/{open_to_all}")
     (run,) = await counts(bench, "/s", etag=mine)
-    # Somebody who is at the tail holds nothing, and takes nothing away.
+    # A reader at the tail holds nothing, and takes nothing away.
     bench.clock.advance(1)
     await bench.read(f"/s?offset={run['next']}", Authorization="Bearer b")
     assert await counts(bench, "/s", etag=mine) == [run]
@@ -168,7 +168,7 @@ async def test_of_several_streams_at_a_path_it_is_the_one_whose_reply_is_shown(b
         assert await counts(bench, "/s", etag=other) == []
 
 
-async def test_a_tag_of_a_stream_before_it_was_made_anew_is_nobodys(bench: Bench) -> None:
+async def test_an_etag_from_before_a_re_creation_selects_no_stream(bench: Bench) -> None:
     await fill(bench, "/s")
     before = await etag_of(bench, "/s")
     async with bench.session.delete(bench.gateway.gateway_url + "/s") as answer:
@@ -178,7 +178,7 @@ async def test_a_tag_of_a_stream_before_it_was_made_anew_is_nobodys(bench: Bench
     assert await counts(bench, "/s")
 
 
-async def test_an_answer_has_its_bounds(start: Start) -> None:
+async def test_an_answer_is_bounded_in_bytes(start: Start) -> None:
     async with AsyncExitStack() as stack:
         bench = await started(start, stack, max_chunk_bytes=1 << 20)
         path = "/long"
@@ -220,7 +220,7 @@ async def test_numbers_are_counted_in_slices(bench: Bench, monkeypatch: pytest.M
     assert (run["messages"], run["bytes"], run["crc32"]) == (100_000, len(lines), zlib.crc32(lines))
 
 
-async def test_a_run_with_a_message_that_takes_much_to_look_at_is_not_counted(bench: Bench) -> None:
+async def test_a_run_with_a_very_long_message_is_not_counted(bench: Bench) -> None:
     async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": JSON}):
         pass
     await append(bench, "/s", 1, "x" * 500_000, 2)
@@ -232,7 +232,7 @@ async def test_a_run_with_a_message_that_takes_much_to_look_at_is_not_counted(be
     assert run["messages"] == 3
 
 
-async def test_one_answer_has_so_many_runs(start: Start) -> None:
+async def test_an_answer_is_bounded_in_runs(start: Start) -> None:
     async with AsyncExitStack() as stack:
         bench = await started(start, stack, max_chunk_bytes=1 << 10)
         async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": "text/plain"}):
@@ -249,7 +249,7 @@ async def test_one_answer_has_so_many_runs(start: Start) -> None:
         assert len(await counts(bench, "/s", runs[-1]["next"], run_bytes=1_024)) == 5
 
 
-async def test_what_one_offset_leads_over_is_not_counted_where_it_is_longer_than_a_run_may_be(start: Start) -> None:
+async def test_a_step_between_offsets_longer_than_the_longest_run_is_not_counted(start: Start) -> None:
     async with AsyncExitStack() as stack:
         bench = await started(start, stack, max_chunk_bytes=32 << 20)
         async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": "text/plain"}):
@@ -266,7 +266,7 @@ async def test_what_one_offset_leads_over_is_not_counted_where_it_is_longer_than
         assert await counts(bench, "/s") == []
 
 
-async def test_a_stream_in_doubt_is_not_spoken_of(bench: Bench) -> None:
+async def test_a_stream_that_needs_revalidation_has_no_counts(bench: Bench) -> None:
     await fill(bench, "/s")
     etag = await etag_of(bench, "/s")
     assert await counts(bench, "/s", etag=etag)
@@ -277,7 +277,7 @@ async def test_a_stream_in_doubt_is_not_spoken_of(bench: Bench) -> None:
 
 
 class Gated(ThreadPoolExecutor):
-    """Does nothing before it is told to, and tells how often it was asked."""
+    """Runs no job before `release`, and counts the submitted jobs."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -297,7 +297,7 @@ class Gated(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize("way", ["purged", "made anew"])
-async def test_what_was_counted_of_a_stream_that_is_gone_is_not_told(bench: Bench, way: str) -> None:
+async def test_counts_of_a_stream_that_is_gone_are_discarded(bench: Bench, way: str) -> None:
     await fill(bench, "/s")
     etag = await etag_of(bench, "/s")
     workers = Gated()
@@ -337,7 +337,7 @@ async def test_without_the_extra_only_bytes_are_counted(bench: Bench, monkeypatc
     assert [run["bytes"] for run in await counts(bench, "/text")] == [5]
 
 
-async def test_what_is_no_array_inside_is_not_counted(bench: Bench, origin: RunningOrigin) -> None:
+async def test_a_body_that_is_not_a_json_array_is_not_counted(bench: Bench, origin: RunningOrigin) -> None:
     async with bench.session.put(bench.gateway.gateway_url + "/s", headers={"Content-Type": JSON}) as answer:
         tail = answer.headers["Stream-Next-Offset"]
     head = {"Content-Type": JSON, "Stream-Next-Offset": tail[:-1] + "9", "Stream-Up-To-Date": "true"}

@@ -1,4 +1,4 @@
-"""Who may use the admin port: tokens, and browsers that are led here."""
+"""Authorisation on the admin port: tokens, and browsers that run foreign pages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def guarded(start: Start, origin: RunningOrigin, **more: Any) -> Bench:
 
 
 @pytest.mark.parametrize("admin", ["0.0.0.0:0", "127.0.0.1:0"])
-async def test_where_a_token_is_set_everything_but_probes_and_the_pages_files_asks_for_it(
+async def test_a_configured_token_guards_everything_but_probes_and_the_pages_files(
     start: Start, origin: RunningOrigin, admin: str
 ) -> None:
     bench = await guarded(start, origin, admin=admin)
@@ -44,16 +44,14 @@ async def test_where_a_token_is_set_everything_but_probes_and_the_pages_files_as
     assert (await bench.ask("POST", "/api/purge", {"key": "k"}, Authorization=f"Bearer {TOKEN}")).status == 200
 
 
-async def test_without_a_token_an_address_that_others_reach_refuses_to_start(
-    start: Start, origin: RunningOrigin
-) -> None:
+async def test_a_public_address_without_a_token_refuses_to_start(start: Start, origin: RunningOrigin) -> None:
     for environ in ({}, {ADMIN_TOKEN_VARIABLE: ""}):
         with pytest.raises(ConfigError, match=rf"server\.admin: 0\.0\.0\.0:0 .* set {ADMIN_TOKEN_VARIABLE}") as refused:
             await start(origin.url, admin="0.0.0.0:0", environ=environ)
         assert "\n" not in str(refused.value)
 
 
-def test_the_command_line_says_so_in_one_line() -> None:
+def test_the_command_line_reports_it_in_one_line() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_GATEWAY_")}
     command = durable_gateway("serve", "--origin", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", ":0")
     run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -63,7 +61,7 @@ def test_the_command_line_says_so_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("token", ["two words", "tab\t", "café"])
-async def test_a_token_that_no_header_can_carry_refuses_to_start(
+async def test_a_token_that_does_not_fit_into_a_header_refuses_to_start(
     start: Start, origin: RunningOrigin, token: str
 ) -> None:
     with pytest.raises(ConfigError, match=ADMIN_TOKEN_VARIABLE) as refused:
@@ -71,14 +69,14 @@ async def test_a_token_that_no_header_can_carry_refuses_to_start(
     assert token not in str(refused.value)
 
 
-async def test_a_name_that_somebody_pointed_here_is_refused(bench: Bench) -> None:
+async def test_a_foreign_host_name_that_resolves_here_is_refused(bench: Bench) -> None:
     for host in ("evil.example", "evil.example:9437", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "[", ""):
         told = await bench.ask("GET", "/api/overview", Host=host)
         assert told.status == 403, host
     port = bench.gateway.admin_url.rpartition(":")[2]
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}", "127.0.0.1"):
         assert (await bench.ask("GET", "/api/overview", Host=host)).status == 200, host
-    # Whoever probes may call this machine what they like.
+    # A probe may use any name for this machine.
     assert (await bench.ask("GET", "/healthz", Host="evil.example")).status == 200
 
 
@@ -94,7 +92,7 @@ async def test_a_page_of_another_origin_changes_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
 )
-async def test_what_a_form_can_send_changes_nothing(bench: Bench, content_type: str | None) -> None:
+async def test_a_content_type_that_a_form_can_send_is_refused(bench: Bench, content_type: str | None) -> None:
     headers = {"Content-Type": content_type} if content_type is not None else {}
     async with bench.session.post(
         bench.gateway.admin_url + "/api/drain",
@@ -107,7 +105,7 @@ async def test_what_a_form_can_send_changes_nothing(bench: Bench, content_type: 
     assert not bench.gateway.engine.drain.is_set
 
 
-async def test_answers_are_kept_by_nobody_and_shown_in_nobodys_frame(bench: Bench) -> None:
+async def test_answers_forbid_caching_and_framing(bench: Bench) -> None:
     told = await bench.ask("GET", "/api/overview")
     assert told.headers["Cache-Control"] == "no-store"
     assert told.headers["X-Content-Type-Options"] == "nosniff"

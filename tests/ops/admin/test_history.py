@@ -9,7 +9,9 @@ from tests.ops.admin.conftest import Bench, Start
 from tests.waiting import pass_turns
 
 
-async def test_what_was_spared_is_of_the_last_ten_seconds_and_of_all(bench: Bench, origin: RunningOrigin) -> None:
+async def test_shares_cover_the_last_ten_seconds_and_the_time_since_the_start(
+    bench: Bench, origin: RunningOrigin
+) -> None:
     await bench.put("/spared", b"x" * 100, is_closed=True)
     first = (await bench.get("/api/overview"))["spared"]
     assert (first["reads"], first["requests_spared"], first["bytes_spared"]) == (0, None, None), "a write is no read"
@@ -40,7 +42,7 @@ async def test_what_was_spared_is_of_the_last_ten_seconds_and_of_all(bench: Benc
     assert overview["spared_since_start"]["window_s"] == overview["uptime_s"] == 20
 
 
-async def test_compressed_answers_count_as_long_as_they_were(bench: Bench) -> None:
+async def test_compressed_answers_count_with_their_uncompressed_size(bench: Bench) -> None:
     await bench.put("/text", b"the same words again and again " * 1_000, is_closed=True)
     for _ in range(4):
         await bench.read("/text?offset=-1", Accept_Encoding="gzip")
@@ -49,7 +51,7 @@ async def test_compressed_answers_count_as_long_as_they_were(bench: Bench) -> No
     assert shown["bytes_spared"] == 0.75
 
 
-async def test_live_readers_are_spared_requests_from_the_moment_they_come(bench: Bench) -> None:
+async def test_a_live_read_counts_from_the_moment_it_begins(bench: Bench) -> None:
     await bench.put("/live")
     readers = [await bench.follow("/live") for _ in range(10)]
     await bench.until_readers("/live", 10)
@@ -61,7 +63,7 @@ async def test_live_readers_are_spared_requests_from_the_moment_they_come(bench:
         reader.close()
     await bench.until_readers("/live", 0)
     shown = (await bench.get("/api/overview"))["spared"]
-    assert (shown["reads"], shown["requests_spared"]) == (0, None), "nobody came"
+    assert (shown["reads"], shown["requests_spared"]) == (0, None), "no reads came"
 
 
 async def test_the_history_begins_with_the_gateway_and_holds_ten_minutes(bench: Bench) -> None:
@@ -104,7 +106,7 @@ async def test_deliveries_are_in_the_history_as_in_the_metrics(bench: Bench) -> 
     assert counts[-1] == 1
 
 
-async def test_the_history_is_guarded_and_goes_with_the_gateway(start: Start, origin: RunningOrigin) -> None:
+async def test_the_history_is_guarded_and_ends_with_the_gateway(start: Start, origin: RunningOrigin) -> None:
     bench = await start(origin.url, environ={"DURABLE_GATEWAY_ADMIN_TOKEN": "open-sesame"})
     assert (await bench.ask("GET", "/api/history")).status == 401
     assert (await bench.ask("GET", "/api/history", Authorization="Bearer open-sesame")).status == 200

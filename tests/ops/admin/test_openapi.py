@@ -1,5 +1,5 @@
-"""The document of the admin API, and the API against it: schemathesis makes requests that it allows and some that it
-does not, and holds the answers to what it says of them."""
+"""The OpenAPI document, and the API checked against it: schemathesis makes valid and invalid requests, and compares the
+answers with the document."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def document(bench: Bench) -> Any:
     return await bench.get("/openapi.json")
 
 
-async def test_every_endpoint_is_documented_and_every_reference_leads_somewhere(bench: Bench) -> None:
+async def test_every_endpoint_is_documented_and_every_reference_resolves(bench: Bench) -> None:
     shown = await document(bench)
     assert shown["openapi"].startswith("3.1")
     operations = {(method, path) for path, methods in shown["paths"].items() for method in methods}
@@ -74,13 +74,13 @@ async def test_every_endpoint_is_documented_and_every_reference_leads_somewhere(
 async def test_the_fields_of_an_answer_are_described(bench: Bench) -> None:
     schemas = (await document(bench))["components"]["schemas"]
     row = schemas["StreamRow"]["properties"]
-    assert row["tail"]["description"] == "The furthest offset that the origin has named."
+    assert row["tail"]["description"] == "The furthest offset that the origin has sent."
     assert schemas["StreamRow"]["additionalProperties"] is False
     assert "Surrogate-Key" in schemas["PurgeKey"]["properties"]["key"]["description"]
 
 
-def test_the_api_keeps_to_its_document(tmp_path: Path) -> None:
-    """A drain is no error and takes readiness with it; the largest bodies are refused for their size."""
+def test_the_api_conforms_to_its_document(tmp_path: Path) -> None:
+    """A drain is not an error, and ends readiness; bodies that are too large are refused."""
     with served(durable_gateway("origin", "--listen", "127.0.0.1:0"), "origin") as origin:
         config = tmp_path / "gateway.toml"
         config.write_text(
@@ -122,5 +122,5 @@ def test_the_api_keeps_to_its_document(tmp_path: Path) -> None:
             )
     told = "\n".join(line[:300] for line in run.stdout.splitlines())
     assert run.returncode == 0, told + run.stderr
-    # All of them but the document, which it has read by then.
+    # All operations except the document itself, which it has read by then.
     assert re.search(rf"Tested: +{len(CONTRACT) - 1}\b", told), told

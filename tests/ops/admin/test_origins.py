@@ -1,4 +1,4 @@
-"""What the admin port says of origins: the JSON, the verbose probe, the series, and what a reload makes of them."""
+"""Origins on the admin port: the JSON, the verbose probe, the series, and the effect of a reload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ops.admin.conftest import Bench, Start
 
 
 async def samples(bench: Bench) -> dict[tuple[str, ...], float]:
-    """The series of origins: name and labels but the origin's own, and the value."""
+    """The series of origins: value by name and labels, without the origin's own label."""
     told = await bench.ask("GET", "/metrics")
     return {
         (sample.name, *(value for label, value in sorted(sample.labels.items()) if label != "origin")): sample.value
@@ -22,7 +22,7 @@ async def samples(bench: Bench) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_an_origin_that_is_well(bench: Bench) -> None:
+async def test_a_healthy_origin(bench: Bench) -> None:
     await bench.put("/s")
     (origin,) = (await bench.get("/api/origins"))["origins"]
     assert origin == {
@@ -73,7 +73,7 @@ async def test_an_origin_that_is_down_leaves_the_gateway_ready(bench: Bench, sta
     assert series["durable_gateway_origin_breaker_state", "open"] == 1
     assert series["durable_gateway_origin_breaker_transitions_total", "open"] == 1
     totals = await totals_of(dark)
-    # What was refused was not sent, and is no failure of the origin's.
+    # A refused request was not sent, and is not a failure of the origin.
     assert totals["durable_gateway_upstream_requests_total"] == 3
     assert totals["durable_gateway_upstream_failures_total"] == 3
 
@@ -87,7 +87,7 @@ async def totals_of(bench: Bench) -> dict[str, float]:
     return sums
 
 
-async def test_the_verbose_probe_asks_for_the_token_that_the_plain_one_does_not(start: Start) -> None:
+async def test_only_the_verbose_probe_needs_the_token(start: Start) -> None:
     bench = await start("http://127.0.0.1:1", environ={ADMIN_TOKEN_VARIABLE: "sesame"})
     assert (await bench.ask("GET", "/readyz")).status == 200
     assert (await bench.ask("GET", "/readyz?verbose")).status == 401

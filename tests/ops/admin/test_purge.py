@@ -1,4 +1,4 @@
-"""Purging: who is concerned, what is left, and that nobody's read or connection suffers by it."""
+"""Purging: which streams are purged, what remains, and that no read or connection fails because of it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.scenarios.hostile import Asked, HostileOrigin, answer, part_of_stream
 
 
 async def held(bench: Bench) -> list[str]:
-    """Paths of streams of which bytes are held."""
+    """Paths of the streams with bytes held."""
     return [row["path"] for row in (await bench.get("/api/streams"))["streams"] if row["bytes"]]
 
 
-async def test_a_purged_stream_is_fetched_anew(bench: Bench, origin: RunningOrigin) -> None:
+async def test_a_purged_stream_is_fetched_again(bench: Bench, origin: RunningOrigin) -> None:
     for path in ("/gone", "/stays"):
         await bench.put(path, is_closed=True)
         await bench.warm(f"{path}?offset=-1")
@@ -38,7 +38,7 @@ async def test_a_purged_stream_is_fetched_anew(bench: Bench, origin: RunningOrig
     assert origin.origin.counters.requests[Kind.CATCHUP] == 1
 
 
-async def test_a_softly_purged_stream_keeps_its_bytes_and_looks_at_the_origin_once(
+async def test_a_softly_purged_stream_keeps_its_bytes_and_is_revalidated_once(
     bench: Bench, origin: RunningOrigin
 ) -> None:
     await bench.put("/soft", is_closed=True)
@@ -66,7 +66,7 @@ async def test_purges_are_counted_by_kind(bench: Bench) -> None:
     assert (counted("hard"), counted("soft")) == (2, 1)
 
 
-async def test_a_prefix_purges_what_begins_with_it(bench: Bench) -> None:
+async def test_a_prefix_purges_every_path_that_begins_with_it(bench: Bench) -> None:
     for path in ("/chat/1", "/chat/2", "/chatter", "/news"):
         await bench.put(path)
         await bench.read(f"{path}?offset=-1")
@@ -83,13 +83,13 @@ async def test_a_prefix_purges_what_begins_with_it(bench: Bench) -> None:
         ("/café/", 1),
         ("/%7Eu", 1),
         ("/~u/x/../", 1),
-        # The last segment may go on: it is no step up yet.
+        # The last segment may continue: it does not step up yet.
         ("/~u/..", 0),
         ("/~", 1),
         ("/caf%C3", 2),
     ],
 )
-async def test_a_prefix_is_taken_in_any_spelling(bench: Bench, prefix: str, count: int) -> None:
+async def test_a_prefix_matches_in_any_spelling(bench: Bench, prefix: str, count: int) -> None:
     for path in ("/caf%C3%A9/x", "/caf%C3%A9s", "/~u/x"):
         await bench.put(path)
         await bench.read(f"{path}?offset=-1")
@@ -100,7 +100,7 @@ async def test_a_prefix_is_taken_in_any_spelling(bench: Bench, prefix: str, coun
 
 
 @pytest.mark.parametrize("prefix", ["/a?b", "/a#", "/a%", "/a%4", "/%zz", "a", "http://elsewhere/a", "/a%0a"])
-async def test_what_no_path_begins_with_is_refused(bench: Bench, prefix: str) -> None:
+async def test_a_prefix_that_no_path_can_have_is_refused(bench: Bench, prefix: str) -> None:
     quoted = quote(prefix)
     for path in ("/api/streams", "/api/tails"):
         assert (await bench.ask("GET", f"{path}?prefix={quoted}")).status == 422
@@ -135,7 +135,7 @@ async def test_one_of_two_origins_streams_of_a_path_can_be_purged_alone(
         assert await bench.post("/api/purge", {"id": row["id"]}) == {"purged": 0}
         (row,) = (await bench.get("/api/streams"))["streams"]
         assert row["origin"] == origin.url
-        # A stream that is followed outlives its route.
+        # A followed stream outlives its route.
         reader = await bench.follow("/b/s")
         kept.append(GatewayConfig(server=server, routes=routes[:1]))
         await bench.post("/api/reload", {})
@@ -146,7 +146,7 @@ async def test_one_of_two_origins_streams_of_a_path_can_be_purged_alone(
         await other.stop(grace_s=0)
 
 
-async def test_purges_while_a_read_is_on_its_way_do_not_fail_it(bench: Bench, origin: RunningOrigin) -> None:
+async def test_a_purge_during_a_read_does_not_fail_it(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/slow")
     held = origin.origin.faults.hold(kind="catchup", times=1)
     read = asyncio.create_task(bench.read("/slow?offset=-1"))
@@ -160,7 +160,7 @@ async def test_purges_while_a_read_is_on_its_way_do_not_fail_it(bench: Bench, or
     assert (await read)[:2] == (200, b"hello")
 
 
-async def test_who_purged_is_told_at_any_level(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_purge_is_audited_at_any_log_level(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     await bench.post("/api/purge", {"prefix": "/"})
     await bench.post("/api/tails", {"streams": []})
     await bench.ask("POST", "/api/nothing%0Ahere", {})
@@ -169,7 +169,7 @@ async def test_who_purged_is_told_at_any_level(bench: Bench, caplog: pytest.LogC
     ]
 
 
-async def test_a_path_is_every_query_and_every_partition_of_it_and_a_query_only_itself(bench: Bench) -> None:
+async def test_a_path_purges_all_its_queries_and_partitions_and_a_query_only_itself(bench: Bench) -> None:
     await bench.put("/p")
     await bench.read("/p?offset=-1", Authorization="Bearer a")
     await bench.read("/p?offset=-1&v=2")
@@ -197,14 +197,14 @@ async def test_a_path_is_every_query_and_every_partition_of_it_and_a_query_only_
         [],
     ],
 )
-async def test_what_names_nothing_is_refused_in_one_line(bench: Bench, body: object) -> None:
+async def test_an_invalid_purge_is_refused_in_one_line(bench: Bench, body: object) -> None:
     told = await bench.ask("POST", "/api/purge", body)
     assert told.status == 422
     assert list(told.body) == ["error"]
     assert "\n" not in told.body["error"]
 
 
-async def test_live_readers_of_a_purged_stream_go_on_where_they_are(bench: Bench, origin: RunningOrigin) -> None:
+async def test_live_readers_of_a_purged_stream_continue_at_their_offsets(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/live", b"one")
     reader = await bench.follow("/live")
     poll_from = (await bench.stream("/live"))["tail"]
@@ -226,7 +226,7 @@ async def test_live_readers_of_a_purged_stream_go_on_where_they_are(bench: Bench
     reader.close()
 
 
-async def test_what_was_asked_for_before_a_purge_is_not_kept_after_it(bench: Bench, origin: RunningOrigin) -> None:
+async def test_a_fetch_begun_before_a_purge_is_not_stored_after_it(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/live", b"old")
     reader = await bench.follow("/live")
     await bench.until_readers("/live", 1)
@@ -240,7 +240,7 @@ async def test_what_was_asked_for_before_a_purge_is_not_kept_after_it(bench: Ben
     replies.remove()
     origin.origin.faults.replace(200, fields, b"new", kind="catchup", times=None)
     assert await bench.post("/api/purge", {"stream": "/live"}) == {"purged": 1}
-    # Who comes after the purge does not ride with who came before.
+    # A reader after the purge does not join the fetch from before it.
     assert (await bench.read("/live?offset=-1"))[1] == b"new"
     await bench.post("/api/purge", {"stream": "/live"})
     on_its_way.release()
@@ -252,7 +252,7 @@ async def test_what_was_asked_for_before_a_purge_is_not_kept_after_it(bench: Ben
 
 
 class Tagged:
-    """An origin that puts its streams into groups."""
+    """An origin that tags its streams with surrogate keys."""
 
     def __init__(self) -> None:
         self.keys = {"/a": {"Surrogate-Key": "red  big"}, "/b": {"Cache-Tag": "red, blue"}, "/c": {}}
@@ -275,7 +275,7 @@ async def tagged() -> AsyncIterator[Tagged]:
     await tagging.origin.stop()
 
 
-async def test_a_surrogate_key_purges_its_group_of_whatever_spelling(start: Start, tagged: Tagged) -> None:
+async def test_a_surrogate_key_from_either_header_purges_its_group(start: Start, tagged: Tagged) -> None:
     bench = await start(tagged.origin.url)
     for path in tagged.keys:
         await bench.warm(f"{path}?offset=-1")
@@ -291,7 +291,7 @@ async def test_a_surrogate_key_purges_its_group_of_whatever_spelling(start: Star
     assert await bench.post("/api/purge", {"key": "red"}) == {"purged": 0}
 
 
-async def test_a_key_that_the_origin_took_back_purges_no_more(start: Start, tagged: Tagged) -> None:
+async def test_a_key_that_the_origin_withdrew_purges_nothing(start: Start, tagged: Tagged) -> None:
     bench = await start(tagged.origin.url)
     await bench.warm("/a?offset=-1")
     tagged.keys["/a"] = {"Surrogate-Key": "small"}
@@ -302,7 +302,7 @@ async def test_a_key_that_the_origin_took_back_purges_no_more(start: Start, tagg
     assert await bench.post("/api/purge", {"key": "small"}) == {"purged": 1}
 
 
-async def test_a_stream_fetched_in_parts_is_in_the_groups_of_all_of_them(start: Start) -> None:
+async def test_a_stream_fetched_in_parts_has_the_keys_of_all_parts(start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.method == "HEAD":
             writer.write(

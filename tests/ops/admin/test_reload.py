@@ -1,4 +1,4 @@
-"""Reading the configuration again: what is taken, what has to wait, what is refused, and who notices."""
+"""Reading the configuration again: settings that are applied, deferred or refused, and the effect on clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def bench(file: File, start: Start) -> Bench:
     return await start(config=file.load(), load=file.load)
 
 
-async def test_what_changed_is_in_effect_and_named(bench: Bench, file: File) -> None:
+async def test_changed_settings_are_applied_and_named(bench: Bench, file: File) -> None:
     assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
     file.write(route="trust_s = 3\n[route.cors]\nmax_age_s = 5", limits='cache_bytes = "1MiB"\nmax_connections = 9')
     told = await bench.post("/api/reload", {})
@@ -65,7 +65,7 @@ async def test_what_changed_is_in_effect_and_named(bench: Bench, file: File) -> 
     assert await bench.post("/api/reload", {}) == {"changed": [], "needs_restart": []}
 
 
-async def test_what_has_to_wait_is_named_each_time_and_not_in_effect(bench: Bench, file: File) -> None:
+async def test_settings_that_need_a_restart_are_named_each_time_and_not_applied(bench: Bench, file: File) -> None:
     file.write(limits="followed_streams = 5\nmax_connections = 7")
     for changed in (["limits.max_connections"], []):
         assert await bench.post("/api/reload", {}) == {
@@ -95,7 +95,7 @@ async def test_a_bad_file_is_refused_with_its_line_and_the_old_one_stays(
     assert await bench.get("/api/config") == before
 
 
-async def test_without_a_file_there_is_nothing_to_read(start: Start, origin: RunningOrigin) -> None:
+async def test_a_reload_without_a_file_is_refused(start: Start, origin: RunningOrigin) -> None:
     bench = await start(origin.url)
     told = await bench.ask("POST", "/api/reload", {})
     assert told.status == 409
@@ -129,7 +129,7 @@ async def test_routes_come_and_go_for_the_next_request_on_any_connection(bench: 
         await bench.warm("/new/here?offset=-1")
         file.write(more=f'[[route]]\nname = "new"\nprefix = "/new"\norigin = "{other.url}"')
         assert (await bench.post("/api/reload", {}))["changed"] == ["route.new"]
-        # The ready answer of the door was the other route's.
+        # The remembered answer was the other route's.
         assert (await bench.read("/new/here?offset=-1"))[0] == 404
         await bench.put("/new/here", b"other", is_closed=True)
         assert (await bench.read("/new/here?offset=-1"))[1] == b"other"
@@ -162,7 +162,7 @@ async def test_an_answer_that_was_under_way_is_not_remembered_for_the_routes_aft
         await other.stop(grace_s=0)
 
 
-async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_another(
+async def test_bytes_fetched_under_one_credentials_setting_are_not_read_under_another(
     bench: Bench, file: File, origin: RunningOrigin
 ) -> None:
     file.write(route='credentials = "shared"')
@@ -176,13 +176,13 @@ async def test_bytes_fetched_under_one_rule_of_sharing_are_not_read_under_anothe
     origin.origin.faults.status(401, times=None, kind="head")
     assert (await bench.read("/private?offset=-1"))[0] == 401
     assert (await bench.read("/private?offset=-1", Authorization="Bearer mine"))[0] == 401
-    # Nor when the rule comes back: what the first readers under it were shown, these were not.
+    # Nor when the setting comes back: these readers were not authorised for what the first ones read.
     file.write(route='credentials = "shared"')
     await bench.post("/api/reload", {})
     assert (await bench.read("/private?offset=-1"))[0] == 401
 
 
-async def test_a_header_that_becomes_a_credential_opens_no_ready_answer(
+async def test_a_header_that_becomes_a_credential_gets_no_remembered_answer(
     bench: Bench, file: File, origin: RunningOrigin
 ) -> None:
     file.write(route='credential_headers = ["authorization"]')
@@ -196,7 +196,7 @@ async def test_a_header_that_becomes_a_credential_opens_no_ready_answer(
     assert (await bench.read("/c?offset=-1", Cookie="session=two"))[0] == 403
 
 
-async def test_new_bounds_hold_for_the_next_request_and_the_next_connection(bench: Bench, file: File) -> None:
+async def test_new_limits_apply_to_the_next_request_and_the_next_connection(bench: Bench, file: File) -> None:
     await bench.put("/within", b"x" * 2_000)
     file.write(limits='max_request_bytes = "1KiB"\nmax_connections = 1')
     await bench.post("/api/reload", {})
@@ -214,7 +214,7 @@ async def test_new_bounds_hold_for_the_next_request_and_the_next_connection(benc
         writer.transport.abort()
 
 
-async def test_a_smaller_cache_is_made_room_for_at_once(bench: Bench, file: File) -> None:
+async def test_a_smaller_cache_evicts_at_once(bench: Bench, file: File) -> None:
     for number in range(8):
         await bench.put(f"/big/{number}", b"x" * 100_000)
         await bench.read(f"/big/{number}?offset=-1")
@@ -226,7 +226,7 @@ async def test_a_smaller_cache_is_made_room_for_at_once(bench: Bench, file: File
     assert overview["cache"]["evictions"] >= 5
 
 
-async def test_a_larger_cache_takes_what_did_not_fit_before(start: Start, file: File) -> None:
+async def test_a_larger_cache_stores_what_did_not_fit_before(start: Start, file: File) -> None:
     file.write(limits='cache_bytes = "64KiB"')
     bench = await start(config=file.load(), load=file.load)
     await bench.put("/big", b"x" * 100_000, is_closed=True)
@@ -236,11 +236,11 @@ async def test_a_larger_cache_takes_what_did_not_fit_before(start: Start, file: 
     file.write(limits='cache_bytes = "16MiB"')
     await bench.post("/api/reload", {})
     await bench.warm("/big?offset=-1", **{"Accept-Encoding": "gzip"})
-    # Coded forms are kept by the new budget as well: else the door would have nothing at hand.
+    # Compressed copies use the new budget as well: otherwise no answer would be remembered.
     assert bench.gateway.engine.coder.cost > 0
 
 
-async def test_reloads_are_counted_by_what_came_of_them(start: Start, file: File) -> None:
+async def test_reloads_are_counted_by_result(start: Start, file: File) -> None:
     bench = await start(config=file.load(), load=file.load)
 
     def counted(result: str) -> float | None:
@@ -254,17 +254,17 @@ async def test_reloads_are_counted_by_what_came_of_them(start: Start, file: File
     assert (counted("taken"), counted("refused")) == (1, 1)
 
 
-async def test_two_reloads_at_once_are_done_one_after_the_other(bench: Bench, file: File) -> None:
+async def test_concurrent_reloads_run_one_after_the_other(bench: Bench, file: File) -> None:
     file.write(limits="max_connections = 5")
     told = await asyncio.gather(*(bench.post("/api/reload", {}) for _ in range(3)))
     assert sorted(len(one["changed"]) for one in told) == [0, 0, 1]
 
 
-async def test_a_file_that_does_not_answer_is_given_up_and_read_by_one_thread_only(bench: Bench, file: File) -> None:
+async def test_a_blocked_file_times_out_and_blocks_one_thread_only(bench: Bench, file: File) -> None:
     file.path.unlink()
     os.mkfifo(file.path)
     asked = [asyncio.create_task(bench.ask("POST", "/api/reload", {})) for _ in range(2)]
-    # Opens when the other end is being read.
+    # Opening returns once the other end is being read.
     writer = await asyncio.to_thread(os.open, file.path, os.O_WRONLY)
     try:
         assert "configuration" in {thread.name for thread in threading.enumerate()}
@@ -287,7 +287,7 @@ async def test_a_file_that_does_not_answer_is_given_up_and_read_by_one_thread_on
 
 
 class Process:
-    """`serve` as a process of its own."""
+    """`serve` as a process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -303,7 +303,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-async def test_sighup_reads_the_file_again_and_says_in_a_line_what_came_of_it(file: File) -> None:
+async def test_sighup_reads_the_file_again_and_logs_the_result_in_one_line(file: File) -> None:
     process = await asyncio.create_subprocess_exec(
         *durable_gateway("serve", "--config", str(file.path)),
         stdout=asyncio.subprocess.PIPE,
@@ -331,7 +331,7 @@ async def test_sighup_reads_the_file_again_and_says_in_a_line_what_came_of_it(fi
         file.write(route="trust_s = 4")
         process.send_signal(signal.SIGHUP)
         assert (await running.said()).startswith("durable-gateway: reloaded: route.default.trust_s")
-        # A reload that hangs keeps nobody from leaving.
+        # A reload that hangs does not delay the shutdown.
         file.path.unlink()
         os.mkfifo(file.path)
         process.send_signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""The streams that are held, as the admin port lists them."""
+"""The streams held, as the admin port lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
 from tests.waiting import pass_turns
 
 
-async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
+async def test_a_stream_is_shown_with_its_tape_and_its_figures(bench: Bench) -> None:
     await bench.put("/a/one", b"hello", is_closed=True)
     for _ in range(2):
         await bench.read("/a/one?offset=-1")
@@ -33,7 +33,7 @@ async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> N
     assert (told["reads"], told["hits"], told["hit_ratio"], told["sent_bytes"]) == (2, 1, 0.5, 10)
 
 
-async def test_streams_come_in_pages_that_leave_nothing_out(bench: Bench) -> None:
+async def test_pages_list_every_stream(bench: Bench) -> None:
     names = [f"/page/{number:02}" for number in range(7)]
     for name in [*names, "/other"]:
         await bench.put(name)
@@ -51,7 +51,7 @@ async def test_streams_come_in_pages_that_leave_nothing_out(bench: Bench) -> Non
     assert (await bench.get("/api/streams?prefix=/page&limit=7"))["next"] is None
 
 
-async def test_readers_with_credentials_have_streams_of_their_own_that_show_none(bench: Bench) -> None:
+async def test_readers_with_credentials_have_separate_streams_that_do_not_reveal_them(bench: Bench) -> None:
     await bench.put("/mine")
     for secret in ("Bearer one", "Bearer two"):
         await bench.read("/mine?offset=-1", Authorization=secret)
@@ -64,7 +64,7 @@ async def test_readers_with_credentials_have_streams_of_their_own_that_show_none
         assert not digest or digest not in str(rows)
 
 
-async def test_an_id_stays_when_the_stream_is_made_anew(bench: Bench) -> None:
+async def test_an_id_survives_a_re_creation_of_the_stream(bench: Bench) -> None:
     await bench.put("/again")
     before = await bench.stream("/again")
     async with bench.session.delete(bench.gateway.gateway_url + "/again") as answer:
@@ -76,12 +76,12 @@ async def test_an_id_stays_when_the_stream_is_made_anew(bench: Bench) -> None:
     assert after["incarnation"] != before["incarnation"]
 
 
-async def test_what_is_no_id_is_not_found(bench: Bench) -> None:
+async def test_an_invalid_id_is_not_found(bench: Bench) -> None:
     for id_ in ("nonsense", "e30", "%F0%9F%92%A9", "W10", "WyIvIl0"):
         assert (await bench.ask("GET", f"/api/streams/{id_}")).status == 404
 
 
-async def test_live_readers_are_counted_while_they_are_there(bench: Bench, origin: RunningOrigin) -> None:
+async def test_live_readers_are_counted_while_connected(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/live")
     first, second = await bench.follow("/live"), await bench.follow("/live")
     told = await bench.stream("/live")
@@ -119,7 +119,7 @@ async def test_the_busiest_streams_come_first(bench: Bench) -> None:
     reader.close()
 
 
-async def test_what_cannot_be_a_page_is_refused_in_one_line(bench: Bench) -> None:
+async def test_an_invalid_page_is_refused_in_one_line(bench: Bench) -> None:
     for query in ("limit=0", "limit=1001", "limit=many", "limit=1&limit=2", "colour=red"):
         told = await bench.ask("GET", f"/api/streams?{query}")
         assert told.status == 422, query
@@ -127,7 +127,7 @@ async def test_what_cannot_be_a_page_is_refused_in_one_line(bench: Bench) -> Non
         assert "\n" not in told.body["error"]
 
 
-async def test_the_overview_says_what_the_metrics_say(start: Start, origin: RunningOrigin) -> None:
+async def test_the_overview_agrees_with_the_metrics(start: Start, origin: RunningOrigin) -> None:
     bench = await start(origin.url, cache_bytes="8MiB", node_name="edge-one")
     await bench.put("/counted", b"x" * 100, is_closed=True)
     await bench.warm("/counted?offset=-1")
@@ -166,7 +166,7 @@ async def test_the_overview_says_what_the_metrics_say(start: Start, origin: Runn
     assert overview["cache"]["bytes"] == store.cost + store.lent > 0
 
 
-async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(start: Start) -> None:
+async def test_a_header_that_is_not_utf_8_does_not_break_the_list(start: Start) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         reply = part_of_stream(b"x", "0001", "text/plain; x=QQ", **{"Stream-Closed": "true", "Surrogate-Key": "QQ"})
         writer.write(reply.replace(b"QQ", b"\xff")[: -1 if asked.method == "HEAD" else None])
@@ -184,7 +184,7 @@ async def test_bytes_that_are_no_text_in_an_origins_header_cost_nobody_the_list(
         await origin.stop()
 
 
-async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench: Bench) -> None:
+async def test_many_streams_of_one_path_are_walked_in_slices(bench: Bench) -> None:
     store = bench.gateway.engine.store
     group = Group("http://origin", "/room")
     for number in range(1_203):
@@ -203,7 +203,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     assert [number async for number in in_turns(range(1_203))] == list(range(1_203))
     task.cancel()
     assert others_turns >= 1
-    # Those that end meanwhile are not told of.
+    # Streams that end meanwhile are left out.
     seen = 0
     async for streams in Directory(bench.gateway.engine, PartitionIds()).slices():
         seen += len(streams)
@@ -211,7 +211,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     assert seen == 500
 
 
-async def test_of_a_tape_in_many_pieces_the_first_thousand_are_told(bench: Bench) -> None:
+async def test_the_first_thousand_runs_of_a_tape_are_shown(bench: Bench) -> None:
     store = bench.gateway.engine.store
     stream = store.open(StreamKey(Group("http://origin", "/torn"), "", Partition("default")), 0.0)
     for number in range(0, 2_400, 2):
@@ -221,7 +221,7 @@ async def test_of_a_tape_in_many_pieces_the_first_thousand_are_told(bench: Bench
     assert len(told["tape"]) == 1_000
 
 
-async def test_only_lists_of_streams_may_be_long(bench: Bench) -> None:
+async def test_only_bodies_that_list_streams_may_be_large(bench: Bench) -> None:
     many = [f"/{'x' * 100}/{number}" for number in range(2_000)]
     assert (await bench.ask("POST", "/api/tails", {"streams": many})).status == 200
     told = await bench.ask("POST", "/api/purge", {"key": "x" * 100_000})

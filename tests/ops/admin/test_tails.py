@@ -19,7 +19,7 @@ async def append(bench: Bench, path: str, body: bytes) -> str:
         return answer.headers["Stream-Next-Offset"]
 
 
-async def test_tails_are_told_by_path_page_by_page(bench: Bench) -> None:
+async def test_tails_are_paged_in_the_order_of_paths(bench: Bench) -> None:
     wanted = {}
     for number in range(5):
         path = f"/t/{number}"
@@ -33,20 +33,18 @@ async def test_tails_are_told_by_path_page_by_page(bench: Bench) -> None:
     assert (await bench.get("/api/tails?prefix=/none")) == {"tails": {}, "next": None}
 
 
-async def test_tails_are_told_of_the_streams_asked_for_and_null_where_none_is_known(bench: Bench) -> None:
+async def test_named_streams_have_their_tails_or_null(bench: Bench) -> None:
     await bench.put("/known")
     tail = await append(bench, "/known", b"more")
     told = await bench.post("/api/tails", {"streams": ["/known", "/unknown", "/%6Bnown"]})
     assert told == {"tails": {"/known": tail, "/unknown": None, "/%6Bnown": tail}, "next": None}
 
 
-async def test_of_several_partitions_the_one_speaks_that_saw_the_origin_last(
-    bench: Bench, origin: RunningOrigin
-) -> None:
+async def test_the_partition_that_contacted_the_origin_last_has_the_tail(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/both")
     await bench.read("/both?offset=-1", Authorization="Bearer a")
     before = (await bench.get("/api/tails?prefix=/both"))["tails"]["/both"]
-    # Behind the gateway's back: only who asks the origin again comes to know.
+    # Past the gateway: only a reader that contacts the origin again learns of it.
     async with bench.session.post(origin.url + "/both", data=b"later", headers={"Content-Type": "text/plain"}) as done:
         tail = done.headers["Stream-Next-Offset"]
     bench.clock.advance(1)
@@ -56,9 +54,7 @@ async def test_of_several_partitions_the_one_speaks_that_saw_the_origin_last(
     assert (await bench.post("/api/tails", {"streams": ["/both"]}))["tails"] == {"/both": tail}
 
 
-async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothing_behind(
-    bench: Bench, origin: RunningOrigin
-) -> None:
+async def test_a_refused_reader_hides_no_tail_and_leaves_nothing_behind(bench: Bench, origin: RunningOrigin) -> None:
     await bench.put("/open")
     await bench.read("/open?offset=-1")
     told = await bench.get("/api/tails")
@@ -82,7 +78,7 @@ async def test_a_reader_who_was_refused_takes_nobodys_tail_away_and_leaves_nothi
     assert await bench.get("/api/tails") == told
 
 
-async def test_what_is_wrong_in_very_many_places_is_refused_in_one_line(bench: Bench) -> None:
+async def test_a_body_with_very_many_errors_is_refused_in_one_line(bench: Bench) -> None:
     for body in ({str(number): 1 for number in range(2_000)}, {"streams": [1] * 2_000}):
         told = await bench.ask("POST", "/api/tails", body)
         assert told.status == 422
@@ -92,7 +88,7 @@ async def test_what_is_wrong_in_very_many_places_is_refused_in_one_line(bench: B
 @pytest.mark.parametrize(
     "body", [{}, {"streams": "/a"}, {"streams": ["a"]}, {"streams": ["/a?live=sse"]}, {"streams": [1]}]
 )
-async def test_what_is_no_list_of_paths_is_refused(bench: Bench, body: object) -> None:
+async def test_a_body_that_is_not_a_list_of_paths_is_refused(bench: Bench, body: object) -> None:
     told = await bench.ask("POST", "/api/tails", body)
     assert told.status == 422
     assert list(told.body) == ["error"]
