@@ -165,14 +165,14 @@ def _from_beyond(asked: Asked, end: str | None, lives: list[Life]) -> list[Life]
         life
         for life in lives
         if asked.since.is_beyond(life, asked.offset)
-        and (place := life.place(end)) is not None
+        and (place := life.position_of(end)) is not None
         and start is not None
         and place < start
     ]
 
 
 def candidates_at(history: History, asked: Asked, end: str | None) -> list[Life]:
-    found = [life for life in history.showable(asked.since, asked.party) if life.place(end) is not None]
+    found = [life for life in history.showable(asked.since, asked.party) if life.position_of(end) is not None]
     if not found:
         raise Wrong(f"{end} is no offset of a life that may be shown: {history.lives[-3:]}")
     return found
@@ -198,7 +198,7 @@ def matching(history: History, body: bytes, asked: Asked, end: str | None, candi
 
 
 def _has(life: Life, body: bytes, offset: str | None, end: str | None) -> bool:
-    start, stop = life.begin(offset), life.place(end)
+    start, stop = life.begin(offset), life.position_of(end)
     return start is not None and stop is not None and start <= stop and life.between(start, stop) == body
 
 
@@ -229,7 +229,7 @@ def truthful(
 
 
 def _why_untrue(life: Life, since: Moment, end: str | None, up_to_date: bool, is_closed: bool) -> str | None:
-    place = life.place(end)
+    place = life.position_of(end)
     if place is None:
         return "it has no such offset"
     if is_closed:
@@ -345,9 +345,9 @@ def write(history: History, asked: Asked, answer: Answer, *, is_calm: bool) -> P
     """What an answer to a write says of the tail; Wrong where it cannot be."""
     if refusal(history, asked, answer.status, is_calm=is_calm) or answer.end is None:
         return None
-    place = next((life.place(answer.end) for life in reversed(history.lives) if life.place(answer.end)), None)
+    place = next((life.position_of(answer.end) for life in reversed(history.lives) if life.position_of(answer.end)), None)
     if place is None and answer.status is not None and answer.status < 300 and history.lives:
         lives = history.lives[-3:]
-        if all(life.place(answer.end) is None for life in lives):
+        if all(life.position_of(answer.end) is None for life in lives):
             raise Wrong(f"an acknowledgement names {answer.end}, which is no offset of {lives}")
     return place

@@ -214,7 +214,7 @@ class Writer:
         """A PUT found the stream there."""
         found = [life for life in self.history.lives if life.died_at is None or life.died_at > asked.since.tick]
         if len(found) == 1:
-            self.history.acknowledged(found[0], found[0].place(answer.end), is_closed=False)
+            self.history.acknowledged(found[0], found[0].position_of(answer.end), is_closed=False)
 
     def _appended(self, asked: Asked, answer: Answer, body: bytes, *, is_closing: bool) -> None:
         history = self.history
@@ -230,7 +230,7 @@ class Writer:
             if life is None:
                 history.wrong.append("a closure was acknowledged, and the origin has closed nothing")
                 return
-        place = life.place(answer.end)
+        place = life.position_of(answer.end)
         if place is None:
             history.wrong.append(f"an acknowledged append names {answer.end}, which is no offset of {life}")
             return
