@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?= -q
-JOBS ?= 2
+JOBS ?= 3
 BENCH_OUT ?= build/bench
 
 VENV := .venv
@@ -19,6 +19,8 @@ LOCUST_INSTALLED := $(LOCUST)/.installed
 
 # Tests find node and npm on PATH: the machine's own, or those that PyPI's wheel puts beside Python.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Hundreds of short programs start in the tests: what Python has compiled is kept for the next.
+unexport PYTHONDONTWRITEBYTECODE
 
 IS_311 := import sys; sys.exit(sys.version_info < (3, 11))
 NODE_IS_20 := process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)
@@ -27,7 +29,7 @@ COMPILE := $(BIN)/pip-compile --quiet --strip-extras --generate-hashes --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
+.PHONY: help dev test test-long test-transports conformance offload bench loadtest pipeline-bench pipeline-demo dashboards reference docs man package check lint types layers format lock clean node
 
 help: ## show the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -35,9 +37,12 @@ help: ## show the verbs
 dev: $(RUNTIME_INSTALLED) ## run the in-memory origin and the gateway in front of it, with lines to paste (ARGS="--listen …")
 	@$(BIN)/durable-gateway dev $(ARGS)
 
-test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=2)
+test: $(INSTALLED) ## everything: checks, unit tests, scenarios, real clients, conformance (PYTEST_ARGS="…" JOBS=3)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) check $(NODE_INSTALLED) $(SPARK_ARCHIVE)
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-long: ## the same with many more examples of every property and every made trace: most of an hour
+	@LONG_TESTS=1 $(MAKE) --no-print-directory test
 
 test-transports: $(INSTALLED) $(NODE_INSTALLED) ## every scenario, and the conformance suite, over every transport
 	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --transports all $(PYTEST_ARGS) tests/scenarios tests/conformance

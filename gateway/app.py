@@ -142,7 +142,7 @@ class RunningGateway:
             if certificate_files(self.config.every_listener):
                 self._tasks.start(self._watch.run(self._certificate_stamp), "certificates")
         except BaseException:
-            self.planned.leave()
+            self.planned.stop()
             self._loop_delay.close()
             self._sampling.close()
             await self._admin.cleanup()
@@ -159,7 +159,7 @@ class RunningGateway:
         New requests are still answered until `stop`, because a load balancer needs time to notice.
         """
         within_s = self.config.server.shutdown_timeout_s if within_s is None else within_s
-        self.planned.leave()
+        self.planned.stop()
         self.engine.begin_drain(within_s * 0.8, within_s)
 
     async def reload(self) -> Change:
@@ -218,7 +218,7 @@ class RunningGateway:
         grants, limits = self.config.cache.plan, self.config.limits
         budget = budget_bytes(limits.cache_bytes, is_set=is_budget_set, plan=plan, grants=grants)
         _configure(self.metrics, self.config, budget)
-        is_new = self.planned.take(plan, grants, self.routes.routes, budget)
+        is_new = self.planned.apply(plan, grants, self.routes.routes, budget)
         if is_new:
             self.plan_figures.begin()
         return is_new
@@ -226,7 +226,7 @@ class RunningGateway:
     async def stop(self) -> None:
         """Drain and stop within `shutdown_timeout_s`; connections that are still open then are dropped."""
         timeout_s = self.config.server.shutdown_timeout_s
-        self.planned.leave()
+        self.planned.stop()
         gone_at = asyncio.get_running_loop().time() + timeout_s
         self._is_open = False
         self.listeners.close()
@@ -301,7 +301,7 @@ async def start_gateway(
     places = (lambda: gateway.gateway_url, lambda: frontend.listeners.inside_url)
     add_console(application, lambda: gateway.config, *places)
     gateway.take_plan(plan, is_budget_set=_is_budget_set(config))
-    engine.renewal.start(known)
+    engine.tls_reloader.start(known)
     return await gateway.listen(application)
 
 

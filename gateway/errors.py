@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self, TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class Fault(StrEnum):
@@ -31,6 +33,16 @@ class GatewayError(Exception):
         super().__init__(text or self.text)
         self.is_unsent = is_unsent
         """Whether no byte of the request was sent, so that the origin cannot have received it."""
+
+    def anew(self) -> Self:
+        """The same failure, to be raised where this one is kept for others.
+
+        What is raised keeps the frames that it passes, and they keep whatever keeps the failure: a cycle.
+        """
+        other = type(self).__new__(type(self))
+        other.args = self.args
+        other.__dict__.update(self.__dict__)
+        return other
 
     @property
     def retry_after_s(self) -> int | None:
@@ -158,3 +170,12 @@ class TailMovedBack(UpstreamBroken):
     """The origin's tail is before an offset that it gave out earlier: the stream was re-created."""
 
     text = "Stream was re-created"
+
+
+def bare(error: _Error) -> _Error:
+    """The same error without the tracebacks of itself and of its causes, to be kept by what their frames lead to."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = one.__context__ = None
+        one = one.__cause__
+    return error

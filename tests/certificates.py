@@ -39,10 +39,17 @@ class Pair:
 class Authority:
     """Signs certificates, whose files lie in a folder."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "ca",
+        key: ec.EllipticCurvePrivateKey | None = None,
+        subject: x509.Name | None = None,
+    ) -> None:
+        """With the `key` and `subject` of another authority, it signs in that one's name."""
         self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name(f"{name} of a test")
+        self._key = ec.generate_private_key(ec.SECP256R1()) if key is None else key
+        self._name = _name(f"{name} of a test") if subject is None else subject
         self._serial = 0
         built = (
             self._begun(self._name, self._key, days=10)

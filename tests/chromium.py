@@ -16,5 +16,5 @@ def chromium() -> str:
 
 
 def arguments() -> list[str]:
-    """What this machine's browser has to be told: the sandbox refuses to run as root."""
-    return ["--no-sandbox"] if os.geteuid() == 0 else []
+    """What the browser has to be told: it needs no graphics card, and its sandbox refuses to run as root."""
+    return ["--disable-gpu", "--disable-extensions", *(["--no-sandbox"] if os.geteuid() == 0 else [])]

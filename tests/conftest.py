@@ -29,6 +29,22 @@ settings.load_profile("gateway")
 
 _OF_SPARK: Final = ("tests/pipeline/", "tests/pyspark_durable_streams/")
 """Folders of tests on a Java, the longest first."""
+_LONGEST: Final = (
+    *_OF_SPARK,
+    # These wait more than they compute: best beside what computes.
+    "tests/conformance/",
+    "tests/commands/test_tail.py",
+    "tests/commands/test_json_text.py",
+    "tests/test_cli.py",
+    "tests/ops/admin/test_openapi.py",
+    "tests/offload/test_offload.py",
+    "tests/deploy/test_dockerfile.py",
+    "tests/console/test_strangers.py",
+    "tests/clients/test_typescript.py",
+    "tests/invariant/",
+    "tests/scenarios/",
+)
+"""What takes longest, in the order in which it begins; all else follows in the order of the folders."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +73,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What one process has to do alone begins first, so that there is something to do beside the last of it.
-    items.sort(key=lambda item: not item.nodeid.startswith(_OF_SPARK))
+    # The longest first, so that the processes come to their ends together.
+    items.sort(key=lambda item: _place(item.nodeid))
+
+
+def _place(nodeid: str) -> int:
+    return next((place for place, begin in enumerate(_LONGEST) if nodeid.startswith(begin)), len(_LONGEST))
 
 
 class _OneSparkForAFolder(LoadFileScheduling):

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.debian import program
+from tests.waiting import eventually
 
 READY_S = 30.0
 EXIT_S = 10.0
@@ -48,10 +49,12 @@ async def running_nginx(folder: Path, upstream: str, more: str = "") -> AsyncIte
     command = [str(program("nginx", "nginx")), "-p", str(folder), "-e", str(said), "-c", str(config)]
     process = subprocess.Popen(command)  # noqa: ASYNC220 - it begins at once
     try:
-        async with asyncio.timeout(READY_S):
-            while not await _accepts(port):
-                assert process.poll() is None, said.read_text()
-                await asyncio.sleep(0.02)
+
+        async def is_ready() -> bool:
+            assert process.poll() is None, said.read_text()
+            return await _accepts(port)
+
+        await eventually(is_ready, within_s=READY_S, look_s=0.02)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -77,7 +77,7 @@ async def run_serve(load: Callable[[], GatewayConfig]) -> None:
         for url in gateway.listeners.urls:
             print_ready("gateway", url)
         print_ready("admin", gateway.admin_url)
-        gateway.engine.health.greet()
+        gateway.engine.health.probe_all()
         await shutdown.requested()
 
 

@@ -128,7 +128,7 @@ async def _probe(config: GatewayConfig, tls: Mapping[str, OriginTls], found: lis
 
     urls = [url for route in config.routes for url in (*(one.url for one in route.members), *route.leaders)]
     exchanges = Exchanges(config.limits.upstream_connections)
-    exchanges.trust(tls)
+    exchanges.configure_tls(tls)
     try:
         authorities = dict.fromkeys(map(authority_of, urls))
         found += await asyncio.gather(*(_probe_one(exchanges, authority) for authority in authorities))

@@ -206,6 +206,11 @@ class Lines:
             text += ending
         return bytes(text)
 
+    @property
+    def remembered(self) -> int:
+        """Texts that are kept for lines to come, of each kind at most."""
+        return max(len(self._clients), len(self._masked), len(self.endings))
+
     def _forget(self) -> None:
         # Plain dictionaries, begun anew when they are full: to keep an order in them costs more than to look again.
         for remembered in (self._clients, self._masked):

@@ -31,7 +31,7 @@ from gateway.ops.log_sinks.sink import Sink
 from gateway.ops.unclaimed import LIVE, MOST_PLACES, Ledger, Unclaimed
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import CloseReason, LiveNote, Place, Record, Repeated
+from gateway.telemetry.access_record import CloseReason, LiveNote, Record, RecordedStream, Repeated
 
 _log = logging.getLogger("gateway.log")
 
@@ -108,6 +108,19 @@ class LogWriter:
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
 
+    def __repr__(self) -> str:
+        return f"{len(self._queue)} queued, {self._unwritten} unwritten, {len(self._ledger)} unclaimed"
+
+    @property
+    def queued(self) -> int:
+        """Records in the queue."""
+        return len(self._queue)
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that the sink has been given, or is about to be, and has not answered for."""
+        return self._unwritten
+
     def start(self) -> None:
         """Begin to write."""
         self._writing = self._tasks.start(self._write(), "access log")
@@ -138,7 +151,7 @@ class LogWriter:
             self._watch_live()
         return note
 
-    def unclaimed(self, place: Place, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
+    def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
             # As the records have it by which it is claimed.
             place = place._replace(stream=place.stream[:STREAM_CHARS])
@@ -243,7 +256,7 @@ class LogWriter:
     # -- what nobody has for his own
 
     def _claim(self, record: Record) -> None:
-        found = self._ledger.claim(Place(record.route, record.stream, record.partition))
+        found = self._ledger.claim(RecordedStream(record.route, record.stream, record.partition))
         if found is not None:
             record.origin_requests += found.requests
             record.fetched_bytes += found.fetched_bytes

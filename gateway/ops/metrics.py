@@ -65,6 +65,10 @@ class _Part(Collector):
         return (self._part,)
 
 
+_DESCRIBED: Final[list[Metric]] = []
+"""The families of a gateway that has just begun, without their series; made once."""
+
+
 class Metrics(Collector):
     """The gateway's series.  `routes` exist from the start, beside `NO_ROUTE`; others begin when first counted for.
 
@@ -265,8 +269,11 @@ class Metrics(Collector):
         return bytes(text), content_type
 
     def describe(self) -> Iterable[Metric]:
-        """The same families, so that a registry refuses two gateways' series at once."""
-        return self.collect()
+        """The families' names, so that a registry refuses two gateways' series at once."""
+        # They are those of every gateway that has just begun; to make all series takes longer than the rest of a start.
+        if not _DESCRIBED:
+            _DESCRIBED.extend(Metric(one.name, one.documentation, one.type, one.unit) for one in self.collect())
+        return _DESCRIBED
 
     def collect(self) -> Iterator[Metric]:
         """The series as they stand."""

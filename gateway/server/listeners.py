@@ -193,7 +193,7 @@ class Listeners:
                 listening.servers.append(server)
             case UnixAddress(path):
                 try:
-                    listening.file = UnixSocket(path, config.mode)
+                    listening.file = await UnixSocket.open(path, config.mode, config.backlog)
                 except OSError as error:
                     raise OSError(error.errno, f"{config.address}: {error.strerror or error}") from None
                 sock = listening.file.sock
@@ -228,7 +228,7 @@ class Listeners:
             protocols,
             self._proxies,
             config.proxy_protocol == "on",
-            (lambda: self.certificates[index].shown[0].context) if config.tls is not None else None,
+            (lambda name: self.certificates[index].context(name)) if config.tls is not None else None,
             partial(self._metrics.handshake, config.address),
             partial(self._failed, config.address),
         )
@@ -240,12 +240,12 @@ class Listeners:
     def close(self) -> None:
         """Accept no more."""
         for listening in self._open:
-            for server in listening.servers:
-                server.close()
             if listening.file is not None:
                 listening.file.remove()
                 if not listening.servers:
                     listening.file.sock.close()
+            for server in listening.servers:
+                server.close()
 
     async def wait_closed(self) -> None:
         """Wait until nothing of them is left."""

@@ -2,43 +2,75 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 _FIRST_FD: Final = 3
 _MOST_FDS: Final = 1_024
 _UNNAMED: Final = "unknown"
+_TRIES: Final = 200
+_PAUSE_S: Final = 0.005
+"""A second in all: the lock is held for less than a millisecond."""
 
 
 class UnixSocket:
-    """A bound socket in the file system, and its file."""
+    """A listening socket in the file system, and its file."""
 
-    def __init__(self, path: str, mode: str) -> None:
-        """OSError where there is a file that is no socket, or somebody listens on it.  A socket that nobody listens on
-        any more is removed first."""
+    def __init__(self, path: str, mode: str, backlog: int) -> None:
+        """As `open` does; only one at a time for each path."""
         self.path = Path(path)
         _remove_stale(self.path)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Nobody can connect before it listens, and by then it has its mode.
             self.sock.bind(path)
-            self.path.chmod(int(mode, 8))
             self._made = _identity(self.path)
+            # No client can connect before it listens, and by then it has its mode.
+            self.path.chmod(int(mode, 8))
+            self.sock.listen(backlog)
         except BaseException:
             self.sock.close()
             raise
 
+    @classmethod
+    async def open(cls, path: str, mode: str, backlog: int) -> Self:
+        """Listen at `path`.  OSError where there is a file that is no socket, or another process listens on it.  A
+        socket that is listened on no more is removed first."""
+        # A socket that another process has bound and does not listen on yet looks as if nobody listened on it.
+        async with _alone_in(Path(path).parent):
+            return cls(path, mode, backlog)
+
     def remove(self) -> None:
-        """Remove the file, unless another one is there by now."""
+        """Remove the file, unless another one is there by now.  Before the socket is closed: another process would take
+        the file for one that is listened on no more, and put its own there."""
         with suppress(OSError):
             if _identity(self.path) == self._made:
                 self.path.unlink()
+
+
+@asynccontextmanager
+async def _alone_in(folder: Path) -> AsyncIterator[None]:
+    """Have no other gateway open a socket in the folder meanwhile; OSError where one takes too long for that."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _identity(path: Path) -> tuple[int, int]:

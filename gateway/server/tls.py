@@ -218,6 +218,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._state not in _MUTE:
             self._say_last()
             self._state = _ENDED
+            self._held = None
             self._raw.write_eof()
 
     def _say_last(self) -> None:
@@ -264,7 +265,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _go_on(self) -> None:
         if self._state is _CLOSED:
             return
-        if not self._is_paused:
+        if not self._is_paused and self._state is not _ENDED:
             self._pump()
         if not self._is_paused and not self.is_closing():
             self._raw.resume_reading()

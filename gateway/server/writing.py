@@ -8,14 +8,12 @@ from typing import Final
 
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Outcome
-from gateway.protocol.mode import Mode
 from gateway.server.clients import Clients
 from gateway.server.deadlines import Phase, TimedConnection
+from gateway.server.followed import Followed
 from gateway.server.head import CONTINUE, response_head
 from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
-from gateway.telemetry.metrics import NO_ROUTE
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
@@ -25,13 +23,11 @@ class WritingConnection(TimedConnection, ABC):
     """The writing half of a client's connection: a `gateway.server.request.Channel`."""
 
     __slots__ = (
+        "_followed",
         "_is_bodiless",
         "_is_chunked",
         "_keeps",
         "_live",
-        "_live_began",
-        "_live_note",
-        "_live_route",
         "_now",
         "_room",
         "live_bytes",
@@ -49,11 +45,9 @@ class WritingConnection(TimedConnection, ABC):
         self._keeps = True
         """Whether the connection is kept after the live answer."""
         self._live: LiveAnswer | None = None
-        """Who gives the live answer; below, what is noted of one over SSE."""
-        self._live_route = NO_ROUTE
-        self._live_began = 0.0
-        self._live_note: Note | None = None
-        """Where it is noted, if anywhere."""
+        """Who gives the live answer."""
+        self._followed: Followed | None = None
+        """The account of the live answer, where it is one over SSE."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
@@ -185,14 +179,12 @@ class WritingConnection(TimedConnection, ABC):
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._live_route = route
-        self._live_began = began
-        self._live_note = note
-        self._clients.metrics.subscribers(Mode.SSE, 1, route)
+        self._followed = Followed(self._clients, route, began, note)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
-        self.live_first_byte_s = self._now() - self._live_began
+        assert self._followed is not None
+        self.live_first_byte_s = self._now() - self._followed.began
         if self.transport is not None:
             self.transport.write(head)
 
@@ -215,22 +207,9 @@ class WritingConnection(TimedConnection, ABC):
                 self.transport.abort()
             elif self._is_chunked:
                 self.transport.write(_LAST_CHUNK)
-        outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
-        metrics, route, note = self._clients.metrics, self._live_route, self._live_note
-        self._live_note = None
-        metrics.subscribers(Mode.SSE, -1, route)
-        metrics.request(
-            Mode.SSE,
-            outcome,
-            self._now() - self._live_began,
-            route,
-            first_byte_s=self.live_first_byte_s,
-            sent_bytes=self.live_bytes,
-            # None would mean: that of whoever is being answered here, and that is somebody else.
-            trace_id=(note.trace_id if note is not None else None) or "",
-        )
-        if note is not None:
-            note.end(outcome, self.why_cut or reason if reason is CloseReason.LEFT else reason)
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close(self, reason, in_order=in_order)
         self.release()
 
     def write_response(self, response: bytes, body_bytes: int) -> None:

@@ -20,6 +20,7 @@ from gateway.protocol.mode import Mode
 from tests.clients.typescript import TypeScript
 from tests.node_tools import node_packages, node_tools
 from tests.served import served
+from tests.waiting import eventually
 
 LONG_POLL_TIMEOUT_S = 2.0
 _paths = itertools.count(1)
@@ -71,13 +72,12 @@ class Edge:
     async def until_followed(self, path: str) -> None:
         """Wait until a live reader of the stream has been told, by a follower at the origin, that it is at the tail."""
         live = self.gateway.engine.live
-        async with asyncio.timeout(10):
-            while not any(  # noqa: ASYNC110 - nothing announces it
-                topic.readers and topic.is_confirmed
-                for topic in live._topics.values()
-                if topic.stream.key.group.path == path
-            ):
-                await asyncio.sleep(0.001)
+        await eventually(
+            lambda: any(
+                topic.readers and topic.is_confirmed for topic in live.topics() if topic.stream.key.group.path == path
+            ),
+            state=lambda: live,
+        )
 
     async def restart_gateway(self) -> None:
         """End the gateway in order and begin another, with an empty memory, at the same address."""

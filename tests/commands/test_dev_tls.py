@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 
@@ -47,9 +48,10 @@ def test_the_certificate_is_valid_for_every_local_name(tmp_path: Path, name: str
 def test_the_authority_is_limited_to_this_machine(tmp_path: Path) -> None:
     """Clients that trust it reject a certificate that its key signs for another host."""
     made = local_certificate(tmp_path, time.time())
-    thief = Authority(tmp_path, "thief")
-    thief._key = load_pem_private_key((tmp_path / "ca-key.pem").read_bytes(), None)  # type: ignore[assignment]
-    thief._name = load_pem_x509_certificate(made.authority.read_bytes()).subject
+    key = load_pem_private_key((tmp_path / "ca-key.pem").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    subject = load_pem_x509_certificate(made.authority.read_bytes()).subject
+    thief = Authority(tmp_path, "thief", key, subject)
     shaken(thief.issue("localhost", file="again"), made.authority, "localhost")
     for name in ("bank.test", "192.0.2.1"):
         with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from gateway.aio.clock import ManualClock
 from gateway.aio.tasks import Tasks
 from gateway.config.watched_files import POLL_S, Stamp, Watch, stamp
+from tests.waiting import eventually
 
 BOUND_S = 20.0
 
@@ -37,9 +37,7 @@ class Watched:
         await self._tasks.close()
 
     async def _polled(self, times: int) -> None:
-        async with asyncio.timeout(BOUND_S):
-            while self._watch.polls < times:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await eventually(lambda: self._watch.polls >= times)
 
     async def polls(self, count: int) -> int:
         """Poll the files `count` more times; return the number of changes reported so far."""

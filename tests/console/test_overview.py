@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import RunningOrigin
 from tests.console.visit import Stage, Visit
 from tests.origins import OPEN, WORDS, Row, origin_row
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -137,9 +137,12 @@ async def test_what_went_by_while_another_view_was_open_is_there_as_well(visitor
     await expect(visitor.page.locator("h1")).to_have_text("Tail")
     await past.rounds(30, reads=4)
     await visitor.page.keyboard.press("1")
-    async with asyncio.timeout(15):
-        while len(found := await remembered(visitor)) < len(before) + 30:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def has_come() -> bool:
+        return len(await remembered(visitor)) >= len(before) + 30
+
+    await eventually(has_come, look_s=0.02)
+    found = await remembered(visitor)
     assert found[: len(before)] == before
     assert not any(gap for _, gap, *_ in found)
     assert {clients for _, _, clients, _, _ in found[len(before) :]} == {2}

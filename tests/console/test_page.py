@@ -8,7 +8,8 @@ import re
 import pytest
 from playwright.async_api import expect
 
-from tests.console.visit import BOUND_S, JSON, Stage, Visit
+from tests.console.visit import JSON, Stage, Visit
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,9 +27,7 @@ async def some_load(stage: Stage) -> None:
     held = stage.origin.origin.faults.hold(path="/orders/2", kind="catchup")
     reading = [asyncio.create_task(stage.read("/orders/2?offset=-1")) for _ in range(12)]
     await held.waiting(1)
-    async with asyncio.timeout(BOUND_S):
-        while sum(flight.readers for flight in stage.gateway.engine.fetches._pending.values()) < 12:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await eventually(lambda: stage.gateway.engine.fetches.readers >= 12)
     held.release()
     await asyncio.gather(*reading)
 

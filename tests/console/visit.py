@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import RunningGateway
 from gateway.origin.app import RunningOrigin
+from tests.waiting import eventually
 
 BOUND_S = 15.0
 JSON = "application/json"
@@ -74,9 +74,11 @@ class Stage:
 
     async def until_readers(self, count: int) -> None:
         """Wait until so many live readers are connected."""
-        async with asyncio.timeout(BOUND_S):
-            while await self.total("durable_gateway_subscribers") != count:  # noqa: ASYNC110 - nothing announces it
-                await asyncio.sleep(0.02)
+
+        async def has_them() -> bool:
+            return await self.total("durable_gateway_subscribers") == count
+
+        await eventually(has_them, within_s=BOUND_S, look_s=0.02)
 
 
 class Visit:

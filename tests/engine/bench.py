@@ -1,9 +1,9 @@
-"""An engine on a manual clock, whose origins are in memory."""
+"""An engine on a manual clock with an in-memory origin."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -16,33 +16,135 @@ from gateway.engine.core import Engine
 from gateway.engine.read import Read
 from gateway.engine.relay import RelayedRequest
 from gateway.engine.route import Route
+from gateway.engine.sse import Subscription
+from gateway.engine.waiter import Rendered, Waiter, Waiting
+from gateway.live.subscriber import Subscriber
 from gateway.protocol.mode import Mode
+from gateway.protocol.names import SSE_DATA_ENCODING
+from gateway.protocol.sse import Control, encode_control, encode_data
 from gateway.protocol.target import parse_target
 from gateway.tape.stream import Stream
+from gateway.telemetry.access_record import CloseReason
 from gateway.telemetry.metrics import NoMetrics
 from gateway.upstream.asking import answer_to
 from gateway.upstream.reply import Reply
-from tests.memory_upstream import BOUND_S, Asked, MemoryUpstream
+from tests.memory_upstream import Asked, MemoryUpstream
+from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
+BINARY = {"Content-Type": "application/octet-stream"}
+
+Start = Callable[..., "EngineBench"]
+"""Makes benches, of a script and settings."""
 
 
 def part_of_stream(body: bytes, end: str, **more: str) -> Callable[[Asked], None]:
-    """Answers as an origin does that has these bytes up to its tail."""
+    """A script that answers reads with `body`, which ends at the tail `end`."""
     fields = {**TEXT, "Stream-Next-Offset": end, "Stream-Up-To-Date": "true"}
     fields |= {name.replace("_", "-"): value for name, value in more.items()}
     return lambda asked: asked.answer(200, fields, body if asked.method == "GET" else b"")
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Let the tasks go on until a state is reached."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+class BinaryOrigin:
+    """One stream of bytes at the script's side: it answers reads that are not live, and leaves live ones to the test.
+
+    Its offsets are four digits, which count bytes.
+    """
+
+    def __init__(self, body: bytes = b"ab") -> None:
+        self.body = body
+        self.is_closed = False
+        self.fields: dict[str, str] = {}
+
+    @property
+    def tail(self) -> str:
+        return f"{len(self.body):04d}"
+
+    def __call__(self, asked: Asked) -> None:
+        if asked.is_live:
+            return
+        offset = asked.query.get("offset", "-1")
+        start = {"-1": 0, "now": len(self.body)}.get(offset)
+        fields = {**BINARY, "Stream-Next-Offset": self.tail, "Stream-Up-To-Date": "true", **self.fields}
+        if self.is_closed:
+            fields["Stream-Closed"] = "true"
+        body = self.body[int(offset) if start is None else start :]
+        asked.answer(200, fields, body if asked.method == "GET" else b"")
+
+
+def confirm(asked: Asked, at: str) -> None:
+    """Open a live request's SSE answer, which confirms that `at` is the tail."""
+    asked.begin(200, {"Content-Type": "text/event-stream", SSE_DATA_ENCODING: "base64"})
+    asked.inflow.say(encode_control(Control(at, "1", True, False)))
+
+
+def bring(asked: Asked, data: bytes, at: str, *, is_closed: bool = False) -> None:
+    """Data on an open live request, which leads to `at`."""
+    event = encode_data(data, base64=True) if data else b""
+    asked.inflow.say(event + encode_control(Control(at, None if is_closed else "2", True, is_closed)))
+
+
+class LongPoll:
+    """A long-poll client without a connection; what it was answered is in `answers`."""
+
+    shape = "plain"
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.bodies: list[bytes] = []
+        self.has_left = False
+
+    def render(self, answer: Answer) -> Rendered:
+        body = answer.body if answer.parts is None else b"".join(answer.parts.held(answer.is_json) or ())
+        return Rendered(body, len(body), answer)
+
+    def send(self, rendered: Rendered) -> None:
+        self.answers.append(rendered.answer)
+        self.bodies.append(rendered.data)
+
+    def account(self, rendered: Rendered) -> None:
+        """Nothing is counted here."""
+
+    def split(self) -> list[LongPoll]:
+        return []
+
+    def waits(self, waiter: Waiter) -> None:
+        """Nobody waits with it."""
+
+    def has_gone(self) -> None:
+        self.has_left = True
+
+
+class EventStream:
+    """An SSE client without a connection; it takes nothing while `is_full`."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.said = b""
+        self.ended: list[tuple[CloseReason, bool]] = []
+
+    def send(self, chunk: bytes, size: int) -> None:
+        head, _, rest = chunk.partition(b"\r\n")
+        assert int(head, 16) == size
+        assert rest.endswith(b"\r\n")
+        self.said += rest[:size]
+
+    def over(self, reason: CloseReason, *, in_order: bool) -> None:
+        self.ended.append((reason, in_order))
+
+    def events(self) -> list[tuple[str, str]]:
+        """Name and data of every event so far, comments left out; the data of a stream of bytes is in base64."""
+        found = []
+        for block in self.said.decode().split("\n\n"):
+            fields = [line.partition(":")[::2] for line in block.splitlines() if line and not line.startswith(":")]
+            if fields:
+                name = next(value.strip() for field, value in fields if field == "event")
+                found.append((name, "\n".join(value.removeprefix(" ") for field, value in fields if field == "data")))
+        return found
 
 
 class EngineBench:
-    """The engine and what is around it.  `close` is owed."""
+    """An engine with its clock, upstream, metrics and route.  The caller must call `close`."""
 
     def __init__(self, script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> None:
         config = GatewayConfig.for_origin("http://origin.test", **settings)
@@ -60,7 +162,7 @@ class EngineBench:
         return Read(self.route, key, source, parsed.offset or "-1", parsed.cursor, is_live=is_live)
 
     async def body(self, target: str = "/s") -> tuple[int, bytes]:
-        """A catch-up read, whole."""
+        """The status and whole body of a catch-up read."""
         answer = await self.engine.catch_up(self.read(target))
         try:
             return answer.status, await _whole(answer)
@@ -75,11 +177,41 @@ class EngineBench:
         async def chunks() -> Any:
             yield body
 
-        passed = RelayedRequest(
+        request = RelayedRequest(
             self.route, key.group, key, mode, method, "/s", "", "", CIMultiDict(TEXT),
             chunks() if body is not None else None,
         )  # fmt: skip
-        return await answer_to(lambda asker: self.engine.relay.ask(passed, asker))
+        return await answer_to(lambda asker: self.engine.relay.ask(request, asker))
+
+    @property
+    def live(self) -> list[Asked]:
+        """Live requests that the origin has been sent."""
+        return [asked for asked in self.upstream.asked if asked.is_live]
+
+    async def live_request(self, number: int = 1) -> Asked:
+        """The live request of that number, once it has been sent."""
+        await eventually(lambda: len(self.live) >= number, look_s=0, state=lambda: self.engine.live)
+        return self.live[number - 1]
+
+    async def poll(self, target: str) -> LongPoll:
+        """A long-poll, answered or waiting."""
+        client = LongPoll()
+        found = await self.engine.long_poll(self.read(target, is_live=True))
+        if isinstance(found, Waiting):
+            found.start(client).start()
+        else:
+            client.send(client.render(found))
+            found.close()
+        return client
+
+    async def subscribe(self, target: str) -> tuple[EventStream, Subscriber]:
+        """An SSE client that is being sent what there is."""
+        found = await self.engine.open_sse(self.read(target, is_live=True))
+        assert isinstance(found, Subscription), found
+        wire = EventStream()
+        subscriber = found.start(wire)
+        subscriber.start()
+        return wire, subscriber
 
     @property
     def stream(self) -> Stream:
@@ -97,3 +229,19 @@ async def _whole(answer: Answer) -> bytes:
     if answer.parts is None:
         return answer.body
     return b"".join([piece async for piece in answer.parts.stream(answer.is_json)])
+
+
+@asynccontextmanager
+async def benches() -> AsyncIterator[Start]:
+    """Makes benches, which are closed when the block ends."""
+    made: list[EngineBench] = []
+
+    def start(script: Callable[[Asked], None] = lambda asked: None, **settings: Any) -> EngineBench:
+        made.append(EngineBench(script, **settings))
+        return made[-1]
+
+    try:
+        yield start
+    finally:
+        for bench in made:
+            await bench.close()

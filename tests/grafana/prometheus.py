@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from aiohttp import ClientError, ClientSession
 
 from tests.debian import program
 from tests.grafana.queries import GRAFANA, Series
+from tests.waiting import eventually
 
 READY_S = 20.0
 EXIT_S = 10.0
@@ -64,12 +64,13 @@ class Prometheus:
     async def scrapes(self, count: int) -> float:
         """Wait for so many further scrapes; when the last of them began."""
         latest = await self.scraped_at()
-        async with asyncio.timeout(READY_S):
-            while count:
-                await asyncio.sleep(INTERVAL_S / 5)
-                if (at := await self.scraped_at()) > latest:
-                    latest = at
-                    count -= 1
+
+        async def is_scraped_anew() -> bool:
+            return await self.scraped_at() > latest
+
+        for _ in range(count):
+            await eventually(is_scraped_anew, within_s=READY_S, look_s=INTERVAL_S / 5)
+            latest = await self.scraped_at()
         return latest
 
 
@@ -108,10 +109,12 @@ async def running_prometheus(folder: Path, admin: str, session: ClientSession) -
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - it begins at once
     try:
         prometheus = Prometheus(f"http://{address}", session)
-        async with asyncio.timeout(READY_S):
-            while not await prometheus.is_ready():
-                assert process.poll() is None, said.read_text()
-                await asyncio.sleep(0.05)
+
+        async def is_ready() -> bool:
+            assert process.poll() is None, said.read_text()
+            return await prometheus.is_ready()
+
+        await eventually(is_ready, within_s=READY_S, look_s=0.05)
         yield prometheus
     finally:
         process.terminate()

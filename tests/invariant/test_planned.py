@@ -13,7 +13,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from gateway.config.cache import CachePlanConfig
 from gateway.config.cache_plan import CachePlan, parse_plan
-from tests.invariant.test_invariant import HUNT, Binary, Json, SystemAgainstLog, Text
+from tests.effort import examples
+from tests.invariant.machine import HUNT, Binary, Json, SystemAgainstLog, Text
 from tests.invariant.world import PATH, going_on
 
 SAMPLE: Final = json.loads((Path(__file__).parents[2] / "config" / "cache-plan.json").read_bytes())
@@ -76,7 +77,7 @@ def test_every_client_has_exactly_the_streams_bytes_whatever_is_planned(machine:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=HUNT or 12,
+            max_examples=HUNT or examples(12, 120),
             derandomize=not HUNT,
             stateful_step_count=30,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

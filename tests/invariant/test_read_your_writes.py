@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.origin.requests import Kind
+from tests.effort import examples
 from tests.invariant.conftest import Begin, followed
 from tests.invariant.world import PollReader, Reader, SseReader, World, going_on, ignoring_result
 
@@ -183,7 +184,7 @@ async def take(world: World, step: Step) -> None:
     await going_on(step.spins)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(60, 600))
 @given(
     st.lists(STEPS, min_size=3, max_size=14),
     st.sampled_from(["application/json", "text/plain"]),

@@ -23,8 +23,9 @@ from gateway.config.gateway import GatewayConfig
 from gateway.origin.app import Origin, OriginSettings, RunningOrigin, start_origin
 from gateway.origin.faults import GatedSwitch
 from gateway.origin.positions import Position
-from gateway.origin.store import AppendOrder, CreateOrder
+from gateway.origin.store import AppendParams, CreateParams
 from tests.invariant.log import Incarnation, Log, Moment
+from tests.waiting import eventually, pass_turns
 
 PATH: Final = "/s"
 SPEED: Final = 50.0
@@ -418,9 +419,9 @@ class World:
         self.was_out_of_band = True
         self.made_unseen_at = self.log.now()
         self.origin.store.delete(PATH, now)
-        self.origin.store.create(PATH, CreateOrder(self.content_type, body=self.body(1)), now)
+        self.origin.store.create(PATH, CreateParams(self.content_type, body=self.body(1)), now)
         for _ in range(2):
-            self.origin.store.append(PATH, AppendOrder(body=self.body(1), content_type=self.content_type), now)
+            self.origin.store.append(PATH, AppendParams(body=self.body(1), content_type=self.content_type), now)
 
     # -- calm
 
@@ -440,9 +441,12 @@ class World:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the world go on until the condition holds; nothing in the gateway tells of everything that counts."""
-        while not condition():
+
+        def holds() -> bool:
             self.raise_failures()
-            await asyncio.sleep(0.002)
+            return condition()
+
+        await eventually(holds, within_s=2 * PATIENCE_S, look_s=0.002)
 
     async def rest(self, seconds: float = 0.5) -> None:
         """Let some of the system's time go by."""
@@ -468,7 +472,7 @@ class World:
     def left_over(self) -> list[str]:
         """What the gateway still holds although nobody wants anything of it."""
         engine = self.gateway.engine
-        left = [task.get_name() for task in engine.tasks._tasks]
+        left = [repr(engine.tasks)] if engine.tasks else []
         left += [f"{count} {what}" for what, count in (
             ("topics", len(engine.live)),
             ("flights", len(engine.fetches)),
@@ -661,5 +665,4 @@ async def ignoring_result(work: Coroutine[Any, Any, Any]) -> None:
 
 async def going_on(spins: int = 20) -> None:
     """Let whatever is due happen, without letting time go by."""
-    for _ in range(spins):
-        await asyncio.sleep(0)
+    await pass_turns(spins)

@@ -12,7 +12,8 @@ import json
 from gateway.aio.clock import ManualClock
 from gateway.protocol.cursor import interval
 from tests.offload.crowd import Checker, Client, Reply
-from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, eventually, stage, together
+from tests.offload.stage import BINARY, JSON, TEXT, Figure, bounded, stage, together
+from tests.waiting import eventually
 
 MIB = 1 << 20
 
@@ -316,7 +317,7 @@ async def many_streams(streams: int = 100, readers: int = 10) -> Figure:
                 await on.waiting(f"/s/{number}", readers)
             for number in range(streams):
                 await on.append(f"/s/{number}", JSON, messages[streams + number])
-        await eventually(lambda: not any(topic.readers for topic in on.gateway.engine.live._topics.values()))
+        await eventually(lambda: not any(topic.readers for topic in on.gateway.engine.live.topics()))
         linger_s = on.gateway.config.routes[0].live_linger_s
         clock.advance(linger_s * 0.9)
         assert len(on.gateway.engine.live) == on.counters.live_open == streams, "a reader may be back in a moment"

@@ -14,7 +14,8 @@ from gateway.aio.clock import ManualClock
 from tests.offload.cases import log_of, message, place_of
 from tests.offload.crowd import Checker, Client, Reply
 from tests.offload.spared import catch_up
-from tests.offload.stage import BINARY, JSON, Figure, Stage, eventually, stage
+from tests.offload.stage import BINARY, JSON, Figure, Stage, stage
+from tests.waiting import eventually
 
 STEP_S = 0.05
 _ARRIVALS_PER_S = 6

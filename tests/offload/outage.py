@@ -15,6 +15,7 @@ from tests.offload.cases import log_of, message
 from tests.offload.crowd import Checker, Client
 from tests.offload.spared import catch_up
 from tests.offload.stage import JSON, Figure, bounded, stage
+from tests.waiting import eventually, pass_turns, time_passing
 
 _POOL = 400
 _TURNS = 8
@@ -71,8 +72,7 @@ async def outage(per_s: int = 500, seconds: float = 10.0, streams: int = 10) -> 
         asks = []
         for number in range(round(per_s * seconds)):
             asks.append(group.create_task(ask(await bounded(free.get()), number)))
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
+            await pass_turns(_TURNS)
             clock.advance(1 / per_s)
         during = on.figure(f"{per_s} requests a second for {seconds:g} s, origin down", 0)
         await _until(clock, lambda: all(task.done() for task in asks))
@@ -115,9 +115,5 @@ async def _until_back(client: Client, body: bytes) -> None:
 
 async def _until(clock: ManualClock, condition: Callable[[], bool]) -> None:
     """Let time go by until the condition holds."""
-    for _ in range(round(_PATIENCE_S / _STEP_S)):
-        if condition():
-            return
-        clock.advance(_STEP_S)
-        await asyncio.sleep(_STEP_S / 100)
-    raise AssertionError(f"not within {_PATIENCE_S:g} s")
+    async with time_passing(clock, _STEP_S, _STEP_S / 100):
+        await eventually(condition)

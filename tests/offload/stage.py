@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -23,6 +23,7 @@ from gateway.live.topic import Topic
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
 from tests.offload.crowd import BOUND_S, Client, Tally
+from tests.waiting import eventually
 
 READS = (Kind.CATCHUP, Kind.LONGPOLL, Kind.SSE, Kind.HEAD)
 LIVE = (Kind.LONGPOLL, Kind.SSE)
@@ -134,7 +135,7 @@ class Stage:
     def topic(self, path: str) -> Topic | None:
         """The live group of a stream's readers at the gateway."""
         live = self.gateway.engine.live
-        return next((topic for topic in live._topics.values() if topic.stream.key.group.path == path), None)
+        return next((topic for topic in live.topics() if topic.stream.key.group.path == path), None)
 
     async def waiting(self, path: str, readers: int) -> None:
         """Wait until so many live readers stand at the stream's tail, and the follower at the origin with them."""
@@ -208,13 +209,6 @@ async def together(work: Iterable[Awaitable[T]]) -> Sequence[T]:
 
 async def _as_coroutine(work: Awaitable[T]) -> T:
     return await work
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state inside the gateway that nothing announces."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
-
-from gateway.aio.clock import ManualClock
 
 BOUND_S = 10.0
 
@@ -45,26 +41,3 @@ async def messages(url: str) -> list[dict[str, object]]:
                 offset = reply.headers["Stream-Next-Offset"]
                 if reply.headers.get("Stream-Up-To-Date") == "true":
                     return found
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state that nothing announces."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def time_passing(clock: ManualClock, step_s: float = 0.25) -> AsyncIterator[None]:
-    """Let a manual clock run, fast, while the test waits for what comes of it."""
-
-    async def run() -> None:
-        while True:
-            await asyncio.sleep(0.001)
-            clock.advance(step_s)
-
-    running = asyncio.create_task(run())
-    try:
-        yield
-    finally:
-        running.cancel()

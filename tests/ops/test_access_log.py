@@ -371,5 +371,4 @@ def test_what_is_remembered_of_clients_and_agents_is_bounded() -> None:
         made = [orjson.loads(line) for line in writer.written(of_some, 0.0).splitlines()]
         assert [int(line["user_agent"]) for line in made] == list(range(number * 256, number * 256 + 256))
         assert [line["client"] for line in made] == [item[2] for item in of_some]
-    assert len(writer._clients) < 5_000
-    assert len(writer.endings) < 5_000
+    assert writer.remembered < 5_000

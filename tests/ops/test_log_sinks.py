@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from random import Random
@@ -24,8 +25,9 @@ from gateway.ops.log_sinks.sink import Sink
 from gateway.ops.log_sinks.stream import StreamSink
 from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from gateway.origin.requests import Kind
-from tests.ops.log_reading import BOUND_S, eventually, messages, numbered, numbers_in, time_passing
+from tests.ops.log_reading import BOUND_S, messages, numbered, numbers_in
 from tests.scenarios.hostile import Asked, HostileOrigin, answer
+from tests.waiting import eventually, time_passing
 
 PATH = "/logs/edge"
 
@@ -229,6 +231,7 @@ async def test_lines_go_to_a_descriptor_whole(pipe: list[int]) -> None:
 
 
 async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None:
+    before = set(threading.enumerate())
     sink = DescriptorSink(pipe[1], "pipe")
     writing = asyncio.create_task(sink.write(numbered(range(100_000))))
     # The pipe is full once it takes nothing more, and the loop still turns: this is it turning.
@@ -240,7 +243,7 @@ async def test_a_pipe_that_nobody_reads_holds_up_nobody(pipe: list[int]) -> None
         await sink.close()
     os.close(pipe[0])
     # The thread is freed by the broken pipe, and leaves.
-    await eventually(lambda: not sink._thread._thread.is_alive())
+    await eventually(lambda: set(threading.enumerate()) <= before)
     os.close(pipe[1])
 
 

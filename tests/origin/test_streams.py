@@ -1,4 +1,4 @@
-"""Reads of one stream: whatever the chunk limit, the pieces join to what was written."""
+"""Reads of one stream: with any chunk limit, the pieces join to the bytes written."""
 
 import json
 
@@ -9,19 +9,11 @@ from hypothesis import strategies as st
 from gateway.origin.positions import FRAME_BYTES, Position, parse_token
 from gateway.origin.refusals import BadOffset, Trimmed
 from gateway.origin.streams import Lifetime, Slice, Stream
+from tests.origin.streams import stream_of
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 BATCHES = st.lists(st.lists(st.text(max_size=5), min_size=1, max_size=5), max_size=6)
 LIMITS = st.integers(1, 30)
-
-
-def stream_of(bodies: list[bytes], content_type: str = "application/octet-stream") -> Stream:
-    stream = Stream("/s", "i", content_type, Lifetime(), now=0.0)
-    for body in bodies:
-        record = stream.record_of(body)
-        assert record is not None
-        stream.add(record)
-    return stream
 
 
 def slices_of(stream: Stream, limit: int) -> list[Slice]:
@@ -85,7 +77,7 @@ def test_a_trimmed_stream_begins_where_it_was_trimmed(bodies: list[bytes], limit
 
 
 @given(BATCHES.filter(bool), LIMITS, st.data())
-def test_a_place_inside_a_json_batch_stays_where_it_was_when_the_stream_is_trimmed(
+def test_a_position_inside_a_json_batch_survives_a_trim(
     batches: list[list[str]], limit: int, data: st.DataObject
 ) -> None:
     stream = stream_of([json.dumps(batch).encode() for batch in batches], "application/json")
@@ -102,7 +94,7 @@ def test_a_place_inside_a_json_batch_stays_where_it_was_when_the_stream_is_trimm
 def test_a_token_inside_the_frame_of_a_record_has_the_whole_record(
     bodies: list[bytes], step: int, data: st.DataObject
 ) -> None:
-    # What the Yjs server makes of a snapshot's offset: one more than a position, and never a position.
+    # As the Yjs server makes of a snapshot's offset: one more than a position, and never a position itself.
     stream = stream_of(bodies)
     ends = [stream.read(None, 10_000).pieces[number].end for number in range(len(bodies))]
     number = data.draw(st.integers(0, len(bodies) - 1))
@@ -128,7 +120,7 @@ def test_a_token_between_two_json_messages_has_whole_messages(at: int, rest: lis
     assert json.loads(stream.read(Position(0, at), 10).body()) == rest
 
 
-def test_a_fork_or_a_trim_wants_a_position() -> None:
+def test_a_fork_or_a_trim_needs_a_position() -> None:
     stream = stream_of([b'[1,"ab"]', b"[2]"], "application/json")
     for position in (Position(0, 2), Position(0, 7), Position(1, 1), Position(0, 99)):
         with pytest.raises(BadOffset):

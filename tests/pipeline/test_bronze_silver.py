@@ -19,6 +19,7 @@ from gateway.protocol.cache_status import Outcome
 from gateway.protocol.coding import Coding
 from gateway.protocol.mode import Mode
 from gateway.telemetry.access_record import CloseReason, Record
+from tests.effort import examples
 from tests.pipeline.access_lines import DAY_S, NOON, line
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def expected(written: bytes) -> dict[str, Any]:
     return row
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(5, 50))
 @given(st.lists(records, min_size=1, max_size=60))
 def test_silver_says_field_by_field_what_the_gateway_wrote(spark: SparkSession, made: list[Record]) -> None:
     written = Lines("edge", "full", PartitionIds("sixteen letters or more")).written(made, 0.0).splitlines()

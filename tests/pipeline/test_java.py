@@ -73,13 +73,13 @@ def test_its_other_arguments_reach_it_as_they_are(tmp_path: Path) -> None:
     echo = tmp_path / "echo"
     echo.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     echo.chmod(0o755)
-    program.write_text(program.read_text().replace(str(java._bundled()), str(echo)))
+    program.write_text(program.read_text().replace(str(java.find_bundled()), str(echo)))
     done = subprocess.run([program, "-Da=b c", ADDED, "*", ""], capture_output=True, text=True, check=True)
     assert done.stdout == "-Da=b c|*||"
 
 
 def test_where_none_works_one_line_says_what_was_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_bundled", lambda: None)
+    monkeypatch.setattr(java, "find_bundled", lambda: None)
     old = machine(tmp_path, version("11.0.2"))
     with pytest.raises(NoJava) as caught:
         find_java({"JAVA_HOME": str(old), "PATH": ""}, tmp_path)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.pipeline.sessions import GAP_S, READS, sessions
 from gateway.pipeline.silver import typed
+from tests.effort import examples
 from tests.pipeline.access_lines import DAY_S, NOON, line
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def test_a_connection_that_goes_on_is_not_another_readers(spark: SparkSession) -
     assert (session.reads, session.reconnects) == (3, 2)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(6, 60))
 @given(
     made=st.lists(
         st.builds(

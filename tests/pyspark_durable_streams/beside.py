@@ -113,7 +113,6 @@ def beside(settings: OriginSettings | None = None) -> Iterator[Beside]:
         try:
             yield found
         finally:
-            found._http.clear()
             found.stop()
     finally:
         loop.call_soon_threadsafe(loop.stop)

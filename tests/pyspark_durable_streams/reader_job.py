@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.spark import settings, started
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As many attempts as a cluster gives a task; local runs have one otherwise.
 MASTER: Final = "local[2,4]"
 ROWS_A_BATCH: Final = 40_000
 
 
-def main(url: str, streams: str, output: str, checkpoint: str, scratch: str, spool: str) -> None:
-    # Where tasks read the streams themselves, workers are not used again: those which are there are at work.
-    conf = {**settings(Path(scratch), compiles=False), "spark.python.worker.reuse": "true" if int(spool) else "false"}
-    spark = started(MASTER, conf)
+def read_all(spark: SparkSession, url: str, streams: str, output: str, checkpoint: str, spool: str) -> None:
+    """What the driver does."""
     query = (
         spark.readStream.format("durable_streams")
         .options(url=url, streams=streams, startingOffsets="earliest", spoolBytes=spool)
@@ -32,6 +33,13 @@ def main(url: str, streams: str, output: str, checkpoint: str, scratch: str, spo
         .start()
     )
     query.awaitTermination()
+
+
+def main(url: str, streams: str, output: str, checkpoint: str, scratch: str, spool: str) -> None:
+    # Where tasks read the streams themselves, workers are not used again: those which are there are at work.
+    conf = {**settings(Path(scratch), compiles=False), "spark.python.worker.reuse": "true" if int(spool) else "false"}
+    spark = started(MASTER, conf)
+    read_all(spark, url, streams, output, checkpoint, spool)
     spark.stop()
 
 

@@ -9,14 +9,15 @@ from gateway.aio.clock import ManualClock
 from gateway.origin.app import OriginSettings, RunningOrigin
 from gateway.origin.counters import Counters
 from gateway.origin.requests import Kind
-from tests.scenarios.conftest import Edge, bounded, eventually
+from tests.scenarios.conftest import Edge, bounded
+from tests.waiting import eventually
 
 TEXT = {"Content-Type": "text/plain"}
 
 
 @pytest.fixture
 def origin_settings() -> OriginSettings:
-    """Chunks of 10 bytes: a first part short of the tail is a plain hit, the answer that could outlive its stream."""
+    """Chunks of 10 bytes: a first part short of the tail is a plain hit, which could outlive its stream."""
     return OriginSettings(max_chunk_bytes=10)
 
 
@@ -62,7 +63,7 @@ async def test_hits_do_not_outlive_a_sliding_ttl(
     hit = await edge.get("/s")
     assert (hit.body, "; hit" in hit.headers["Cache-Status"]) == (b"0123456789", True)
     assert counters.requests[Kind.CATCHUP] == reads
-    # Hits renewed nothing at the origin: from the read at 0 s on, 100 s without another.
+    # Hits renewed nothing at the origin: its window runs from the read at 0 s to 100 s.
     clock.advance(60)
     for target in ("/s", "/s?offset=-1&live=long-poll", "/s?offset=-1&live=sse"):
         assert (await edge.get(target)).status == 404
@@ -79,7 +80,7 @@ async def test_a_stream_that_is_read_all_the_time_does_not_expire_behind_the_hit
     assert (await edge.send_to(origin.url, "HEAD", "/s")).status == 200
 
 
-async def test_a_sliding_ttl_renewed_by_others_is_the_origins_to_judge(
+async def test_the_origin_decides_on_a_sliding_ttl_renewed_by_others(
     edge: Edge, origin: RunningOrigin, clock: ManualClock
 ) -> None:
     await create(edge, origin, "gateway", Stream_TTL="100")
@@ -97,20 +98,20 @@ async def test_a_stream_with_live_readers_does_not_expire(
 ) -> None:
     await edge.put("/s", b"01234", content_type, Stream_TTL="40")
     tail = (await edge.get("/s")).next_offset
-    topics = edge.gateway.engine.live._topics
+    topics = edge.gateway.engine.live.topics
     for _ in range(5):
         reader = await edge.begin(f"/s?offset={tail}&live={mode}")
-        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 1)
+        await eventually(lambda: sum(topic.readers for topic in topics()) == 1)
         await bounded(counters.parked_is(1))
         clock.advance(20)
-        # A follower may be between two connections; what it takes to come back is no time for a TTL.
+        # The follower may be between two connections; its pause is shorter than any TTL.
         async with edge.time_passing(0.001):
             await bounded(counters.parked_is(1))
         clock.advance(5.0)
         if mode == "long-poll":
             assert (await reader.answer()).status == 204
         reader.leave()
-        await eventually(lambda: sum(topic.readers for topic in topics.values()) == 0)
+        await eventually(lambda: sum(topic.readers for topic in topics()) == 0)
     assert (await edge.get("/s")).body == b"01234"
 
 

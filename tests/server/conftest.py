@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
+import aiohttp
 import pytest
 import uvloop
 
@@ -136,3 +137,27 @@ async def ask(gateway: RunningGateway, *requests: bytes) -> list[Response]:
         return responses
     finally:
         await close(writer)
+
+
+def get(target: str, *lines: str) -> bytes:
+    return "\r\n".join([f"GET {target} HTTP/1.1", "Host: edge", *lines, "", ""]).encode()
+
+
+async def write(gateway: RunningGateway, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with session.request(method, gateway.gateway_url + path, data=body, headers=named) as response:
+            assert response.status < 300
+
+
+async def create_closed(
+    pair: Pair, path: str = "/s", body: bytes = b"x" * 1_000, content_type: str = "text/plain"
+) -> None:
+    await write(pair.fast, "PUT", path, body, Content_Type=content_type, Stream_Closed="true")
+
+
+def hits(gateway: RunningGateway) -> int:
+    """Answers that no strict protocol has seen."""
+    remembered = gateway.clients.remembered
+    assert remembered is not None
+    return remembered.served

@@ -17,6 +17,7 @@ from gateway.server.connection import Connection
 from gateway.server.delivery import Aborted, Delivery
 from gateway.server.request import Answered, Request
 from gateway.telemetry.metrics import NoMetrics
+from tests.waiting import eventually
 
 BOUND_S = 10.0
 
@@ -160,11 +161,7 @@ async def test_a_client_that_reads_nothing_is_let_go_and_its_handler_with_it() -
         _, writer = await bench.connect()
         cast(asyncio.Transport, writer.transport).pause_reading()
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-        async with asyncio.timeout(BOUND_S):
-            while not bench.errors:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            while len(bench.clients):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await eventually(lambda: bool(bench.errors) and not len(bench.clients))
         assert isinstance(bench.errors[0], ConnectionError)
         assert bench.recorder.counts["slow_consumer", "closed"] == 1
         writer.close()
@@ -191,11 +188,10 @@ async def test_a_handler_whose_client_leaves_is_cancelled_unless_it_carries_a_wr
         writer.write(b"POST / HTTP/1.1\r\nHost: h\r\n\r\n")
         async with asyncio.timeout(BOUND_S):
             await begun.wait()
-            (client,) = bench.clients._open
+            (client,) = bench.clients
             assert isinstance(client, Connection)
             writer.close()
-            while client.transport is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await eventually(lambda: client.transport is None)
             release.set()
             await bench.clients.emptied(BOUND_S)
     assert ended == ["done" if is_detached else "cancelled"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
@@ -11,22 +12,16 @@ from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFra
 
 from gateway.app import RunningGateway, start_gateway
 from gateway.config.gateway import GatewayConfig
+from gateway.http.http2.receiving import MOST_UNREAD_BYTES
 from gateway.origin.requests import Kind
 from gateway.protocol.cache_status import Outcome
 from gateway.protocol.mode import Mode
 from tests.scenarios.http2_wire import PREFACE, Call, Http2Wire
 from tests.scenarios.wire import Dropped, Wire
-from tests.server.conftest import BOUND_S, Pair, ask, start_pair, stop_pair
-from tests.server.test_remembered_requests import create_closed, get, hits, write
+from tests.server.conftest import Pair, ask, create_closed, get, hits, start_pair, stop_pair, write
+from tests.waiting import eventually, pass_turns, time_passing
 
 TEXT = {"Content-Type": "text/plain"}
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state inside the gateway that nothing announces."""
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -47,13 +42,6 @@ async def several(wire: Http2Wire, *targets: str) -> list[Call]:
     return calls
 
 
-async def pass_time(pair: Pair) -> None:
-    """Let the manual clock run."""
-    while True:
-        await asyncio.sleep(0.005)
-        pair.clock.advance(0.1)
-
-
 @asynccontextmanager
 async def gateway_before(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]],
@@ -72,9 +60,9 @@ async def gateway_before(
 
 def waiting(gateway: RunningGateway, count: int) -> Callable[[], bool]:
     """Whether so many live readers stand at the tail of streams that are followed."""
-    topics = gateway.engine.live._topics
+    topics = gateway.engine.live.topics
     return lambda: (
-        sum(len(topic.readers_now) + topic.crowded for topic in topics.values() if topic.is_confirmed) == count
+        sum(len(topic.readers_now) + topic.extra_clients for topic in topics() if topic.is_confirmed) == count
     )
 
 
@@ -98,7 +86,7 @@ async def test_the_preface_may_come_in_pieces(pair: Pair) -> None:
         frame = SettingsFrame(0).serialize()
         for byte in PREFACE + frame:
             await wire.send(bytes((byte,)))
-            await asyncio.sleep(0)
+            await pass_turns(1)
         wire.is_greeted = True
         await wire.ask("/s?offset=-1")
         assert (await wire.answer()).status == 200
@@ -233,7 +221,7 @@ async def test_a_client_that_has_ended_and_takes_nothing_is_let_go() -> None:
             while not pair.fast.clients.unsent()[0]:
                 done = hits(pair.fast)
                 await wire.ask("/s?offset=-1")
-                await eventually(lambda done=done: hits(pair.fast) > done)  # type: ignore[misc]
+                await eventually(lambda done=done: hits(pair.fast) > done)
             wire.writer.write_eof()
             await eventually(lambda: not len(pair.fast.clients))
     finally:
@@ -289,6 +277,61 @@ async def test_a_hundred_writes_may_come_piece_by_piece(pair: Pair) -> None:
                 await wire.part(b"a" * size, ends=ends, call=call)
         for call in calls:
             assert (await wire.answer_of(call)).status == 201
+
+
+async def test_uploads_that_are_stuck_share_a_bound_and_others_go_on() -> None:
+    """Their origin accepts no connection, so that nothing is read of them."""
+    count = 60
+    pair = await start_pair()
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    ahead = [socket.socket() for _ in range(4)]
+    for one in ahead:
+        one.setblocking(False)
+        one.connect_ex(full.getsockname())
+    routes = [
+        {"name": name, "prefix": f"/{name}", "origin": url, "connect_timeout_s": 60}
+        for name, url in (("stuck", f"http://127.0.0.1:{full.getsockname()[1]}"), ("flows", pair.origin.url))
+    ]
+    server = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown_timeout_s": 0.1}
+    gateway = await start_gateway(GatewayConfig.model_validate({"server": server, "routes": routes}))
+    try:
+        async with wire_to(gateway) as wire:
+            stuck = await several_begun(wire, [f"/stuck/{number}" for number in range(count)])
+            sent = 0
+            while room := [(call, min(call.window, 1 << 14)) for call in stuck if call.window]:
+                for call, size in room:
+                    await wire.part(bytes(size), call=call)
+                    sent += size
+                await heard(wire)
+            assert sent <= MOST_UNREAD_BYTES + (count + 1) * 65_535
+            flows = (await several_begun(wire, ["/flows"]))[0]
+            for _ in range(64):
+                await wire.part(bytes(1 << 14), call=flows)
+            await wire.part(b"", call=flows, ends=True)
+            assert (await wire.answer_of(flows)).status == 201
+            assert all(call.window == 0 for call in stuck)
+    finally:
+        await gateway.stop()
+        await stop_pair(pair)
+        for one in (full, *ahead):
+            one.close()
+
+
+async def several_begun(wire: Http2Wire, targets: list[str]) -> list[Call]:
+    """Uploads whose bodies are still to come."""
+    calls = []
+    for target in targets:
+        await wire.ask(target, TEXT, "PUT", b"", ends=False)
+        calls.append(wire.call)
+    return calls
+
+
+async def heard(wire: Http2Wire) -> None:
+    """Have the gateway look at all that was sent, and take in what it says of that."""
+    known = len(wire.pongs)
+    await wire.frame(PingFrame(0, b"12345678"))
+    while len(wire.pongs) == known:
+        await wire.read()
 
 
 async def test_a_write_whose_client_takes_it_back_has_happened_or_not(pair: Pair) -> None:
@@ -444,16 +487,15 @@ async def test_a_drain_ends_live_reads_and_answers_what_is_on_its_way() -> None:
         assert wire.goaways == [((1 << 31) - 1, 0)]
         await wire.ask("/s?offset=-1")
         assert (await wire.answer()).body == b"abc"
-        passing = asyncio.create_task(pass_time(pair))
-        while not (poll.is_ended and sse.is_ended):
-            await wire.read()
-        assert poll.heads[-1].status == 204
-        assert poll.reset is None
-        assert sse.reset is None
-        assert await wire.is_ended()
-        assert wire.goaways[-1][1] == 0
-        await stopping
-        passing.cancel()
+        async with time_passing(pair.clock, 0.1, 0.005):
+            while not (poll.is_ended and sse.is_ended):
+                await wire.read()
+            assert poll.heads[-1].status == 204
+            assert poll.reset is None
+            assert sse.reset is None
+            assert await wire.is_ended()
+            assert wire.goaways[-1][1] == 0
+            await stopping
     await pair.strict.stop()
     await pair.origin.stop(grace_s=0)
 

@@ -10,7 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from gateway.origin.app import OriginSettings, RunningOrigin, start_origin
 from tests.certificates import Authority, Pair
 from tests.debian import program
 from tests.server.conftest import BOUND_S, Response, close, read_response
+from tests.waiting import eventually, pass_turns
 
 REQUEST = b"GET /s?offset=-1 HTTP/1.1\r\nHost: edge.test\r\n\r\n"
 
@@ -142,12 +143,6 @@ def failures(gateway: RunningGateway) -> dict[str, int]:
     return {why: int(n) for (why,), n in counted if n}
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 # -- TLS ---------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +214,27 @@ async def test_who_names_nothing_known_is_shown_the_first(
     _, writer = await open_to(gateway, context, asked or "")
     assert shown(writer) == "first.test"
     await close(writer)
+
+
+@pytest.mark.parametrize("certificates", [1, 2])
+async def test_a_name_that_is_no_ascii_is_refused_quietly(
+    bench: Bench, authority: Authority, monkeypatch: pytest.MonkeyPatch, certificates: int
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    names = ["edge.test", "other.test"][:certificates]
+    gateway = await bench.start(tls(*(authority.issue(name) for name in names)))
+    outgoing = ssl.MemoryBIO()
+    client = authority.client().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="edge.test")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read().replace(b"edge.test", b"edg\xe9.test")
+    # A fatal alert: illegal_parameter (RFC 8446 section 6.2).
+    assert await raw(gateway, hello) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert await raw(gateway, hello[:90], hello[90:]) == bytes([21, 3, 3, 0, 2, 2, 47])
+    assert failures(gateway) == {"malformed": 2}
+    assert unraisable == []
+    assert gateway.connections == 0
 
 
 async def test_the_oldest_version_is_kept_to(bench: Bench, authority: Authority) -> None:
@@ -323,7 +339,7 @@ async def test_a_handshake_by_bytes_comes_to_its_end(bench: Bench, authority: Au
                 pass
             for byte in outgoing.read():
                 writer.write(bytes([byte]))
-                await asyncio.sleep(0)
+                await pass_turns(1)
             if not found.endswith(b"hello"):
                 incoming.write(await reader.read(1 << 16))
     await close(writer)
@@ -412,14 +428,11 @@ async def test_new_files_are_shown_and_nobody_is_dropped(bench: Bench, authority
         await gateway.reload()
     else:
 
-        async def looked() -> bool:
+        async def is_new() -> bool:
             bench.clock.advance(POLL_S)
-            await asyncio.sleep(0.005)
             return await serial(gateway, context) != before
 
-        async with asyncio.timeout(BOUND_S):
-            while not await looked():
-                pass
+        await eventually(is_new)
     assert await serial(gateway, context) != before
     assert figures(gateway, "durable_gateway_certificate_expiry_timestamp_seconds") == {
         ("edge.test",): pytest.approx(expiry + 4 * 86_400, abs=60)
@@ -511,12 +524,14 @@ async def test_half_a_pair_is_not_looked_at(bench: Bench, authority: Authority, 
     new.certificate.replace(pair.certificate)
     for _ in range(3):
         bench.clock.advance(POLL_S / 4)
-        await asyncio.sleep(0.005)
+        assert await serial(gateway, context) == before
     new.key.replace(pair.key)
-    async with asyncio.timeout(BOUND_S):
-        while await serial(gateway, context) == before:
-            bench.clock.advance(POLL_S)
-            await asyncio.sleep(0.005)
+
+    async def is_new() -> bool:
+        bench.clock.advance(POLL_S)
+        return await serial(gateway, context) != before
+
+    await eventually(is_new)
     assert figures(gateway, "durable_gateway_certificate_failures_total") == {(): 0}
 
 
@@ -581,7 +596,7 @@ async def test_the_client_of_a_proxy_header_is_in_the_log(bench: Bench, authorit
         # By bytes: a header may come in any pieces.
         for byte in header:
             sock.send(bytes([byte]))
-            await asyncio.sleep(0)
+            await pass_turns(1)
         context = authority.client() if is_secure else None
         sock.setblocking(False)
         reader, writer = await asyncio.open_connection(
@@ -642,6 +657,40 @@ async def test_the_log_names_the_client_behind_a_trusted_proxy(
     reader, writer = await open_to(gateway)
     for _ in range(4):
         writer.write(REQUEST[:-2] + header + b"\r\n\r\n")
+        assert (await read_response(reader)).status == 200
+    await close(writer)
+    assert await clients_in_log(bench, gateway) == [client] * 4
+
+
+LOCAL = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
+"""A PROXY header of version 2: the balancer speaks for itself."""
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(
+    ("header", "client"),
+    [
+        (LOCAL, "127.0.0.1"),
+        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
+        (b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2\r\n", "203.0.113.7"),
+    ],
+)
+async def test_a_proxy_header_that_names_nobody_has_nobody_believed(
+    bench: Bench, authority: Authority, header: bytes, client: str, is_secure: bool, fast_path: bool
+) -> None:
+    """The proxy has not looked at the requests: what they say of their client is their client's word."""
+    listener = tls(authority.issue("edge.test")) if is_secure else {"address": "127.0.0.1:0"}
+    more: dict[str, Any] = {"trusted_proxies": ["127.0.0.1"], "fast_path": fast_path}
+    gateway = await noted(bench, {**listener, "proxy_protocol": "on"}, **more)
+    sock = socket.create_connection(("127.0.0.1", port_of(gateway)))
+    sock.sendall(header)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_connection(
+        sock=sock, ssl=authority.client() if is_secure else None, server_hostname="edge.test" if is_secure else None
+    )
+    for _ in range(4):
+        writer.write(REQUEST[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
         assert (await read_response(reader)).status == 200
     await close(writer)
     assert await clients_in_log(bench, gateway) == [client] * 4

@@ -18,7 +18,7 @@ from gateway.tape.store import USE_S
 from gateway.tape.stream import End, Stream
 from gateway.tape.tape import Reading
 from gateway.telemetry.metrics import NoMetrics
-from tests.engine.test_coder import Bench
+from tests.engine.coding_bench import Bench
 
 NAMES = st.sampled_from(["a", "b"])
 OFFSETS = st.sampled_from(["-1", "00000001", "00000003"])
@@ -129,7 +129,7 @@ class WhatIsLent(RuleBasedStateMachine):
         parts.add_pieces((b"coded " * 400,))
         fields = CIMultiDict({"ETag": '"k"', "Content-Type": "text/plain"})
         shown = BodyRun(stream, start, "9", stream.edition)
-        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, shown=shown)
+        answer = Answer(200, fields, Outcome.HIT, parts, stream=stream, run=shown)
         self.kept.coder.code_now(self.kept.bench.read(stream, coding), answer)
 
     @rule(seconds=st.sampled_from([0.5, USE_S, 61.0]))

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.app import RunningGateway
-from tests.server.conftest import Pair, close, connect, start_pair, stop_pair
-from tests.server.test_remembered_requests import create_closed
+from tests.server.conftest import Pair, close, connect, create_closed, start_pair, stop_pair
+from tests.waiting import pass_turns
 
 TARGETS = [
     "/s?offset=-1",
@@ -126,8 +126,7 @@ async def feed(gateway: RunningGateway, pieces: list[bytes]) -> tuple[bytes, boo
             writer.write(piece)
             await writer.drain()
             # A few turns of the loop that both ends run on, so that pieces arrive as pieces.
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await pass_turns(5)
         writer.write(b"GET /end HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(10):
             while data := await reader.read(65_536):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gateway.server.tls import TlsTransport
 from tests.certificates import Authority
+from tests.waiting import pass_turns
 
 
 class Raw(asyncio.Transport):
@@ -212,7 +213,7 @@ def test_a_protocol_that_pauses_gets_no_more_until_it_resumes(
                 assert seen % every == 0
                 wired.transport.resume_reading()
                 assert len(wired.up.pieces) == seen, "not in the middle of whoever resumes"
-                await asyncio.sleep(0)
+                await pass_turns(1)
             else:
                 wired.transport.data_received(stream[:cut])
                 stream = stream[cut:]
@@ -280,6 +281,30 @@ def test_after_its_last_word_a_side_drops_what_comes(contexts: Contexts) -> None
     wired.transport.data_received(bytes(1 << 20))
     assert not wired.up.pieces
     assert not wired.transport.eof_received(), "the transport below closes by itself"
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_what_came_before_its_last_word_and_is_not_taken_is_dropped(contexts: Contexts, spoils: bool) -> None:
+    async def scenario(contexts: Contexts) -> None:
+        wired = Wired(contexts)
+        wired.opened()
+        wired.up.pauses_after = 1
+        sealed = bytearray(wired.sealed(bytes(100_000)))
+        if spoils:
+            sealed[-1] ^= 0x55
+        wired.transport.data_received(bytes(sealed))
+        wired.transport.write_eof()
+        taken = len(wired.up.pieces)
+        wired.transport.resume_reading()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(wired.up.pieces) == taken
+        # The client reads the answer first; the transport below goes on and drops what comes.
+        assert not wired.raw.is_paused
+        assert not wired.raw.is_closed
+        assert wired.opened() == b"<end>"
+
+    run(contexts, scenario)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 7, -1])

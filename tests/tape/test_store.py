@@ -1,164 +1,24 @@
-"""The library: the sum of costs, the budget, what eviction may take and what it must leave."""
+"""The tape store: the sum of costs, the budget, what eviction may take and what it must leave."""
 
 from collections.abc import Callable
-from itertools import count
 
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
-from gateway.protocol.freshness import Lifetime
 from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape import block as block_module
 from gateway.tape.eviction import POLICIES
 from gateway.tape.store import USE_S, TapeStore
 from gateway.tape.stream import End, Stream
-from gateway.tape.tape import TAPE_COST
-from gateway.telemetry.metrics import NoMetrics
-
-FOR_EVER = Lifetime(None, None)
-
-
-def key(name: str, readers: str = "") -> StreamKey:
-    return StreamKey(Group("default", f"/{name}"), "", Partition("", readers=readers))
-
-
-def new_library(budget_bytes: int, policy: str = "lru") -> tuple[TapeStore, NoMetrics]:
-    recorder = NoMetrics()
-    mint: Callable[[], str] = map(str, count()).__next__
-    return TapeStore(budget_bytes, POLICIES[policy](), mint, recorder), recorder
-
-
-def fill(store: TapeStore, stream: Stream, size: int, now: float = 0.0) -> None:
-    start = stream.tape.tail or "-1"
-    end = f"{int(start) + 2:08d}"
-    store.store(stream, start, end, [b"x" * size], now)
-    stream.tape.reached(end)
-
-
-class LibraryAgainstRecount(RuleBasedStateMachine):
-    keys = st.sampled_from([key("a"), key("a", "p"), key("b")])
-
-    policy = next(iter(POLICIES))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.tapes, self.recorder = new_library(4_500, self.policy)
-        self.pinned: list[Stream] = []
-        self.ended: list[Stream] = []
-        self.lent: dict[Stream, int] = {}
-        self.tapes.on_forget = self.take_back
-
-    def take_back(self, stream: Stream) -> None:
-        """What was made of dropped bytes goes with them."""
-        self.tapes.take_back(self.lent.pop(stream, 0))
-
-    @rule(key=keys, size=st.sampled_from([1, 700, 2_000]))
-    def lend(self, key: StreamKey, size: int) -> None:
-        stream = self.tapes.open(key, self.now)
-        before = stream.tape.size
-        if self.tapes.lend(size, stream):
-            self.lent[stream] = self.lent.get(stream, 0) + size
-            assert self.tapes.cost + self.tapes.lent <= self.tapes.budget_bytes
-        assert stream.tape.size == before
-        assert stream.ended is None
-
-    @rule()
-    def time_goes_by(self) -> None:
-        self.now += USE_S
-
-    @rule(key=keys)
-    def answer_without_opening(self, key: StreamKey) -> None:
-        stream = self.tapes.find(key)
-        if stream is not None:
-            self.tapes.touch(stream)
-
-    @rule(key=keys, size=st.sampled_from([1, 1_500, 3_000]), is_known=st.booleans())
-    def store(self, key: StreamKey, size: int, is_known: bool) -> None:
-        stream = self.tapes.open(key, self.now)
-        stream.lifetime = FOR_EVER if is_known else stream.lifetime
-        fill(self.tapes, stream, size, self.now)
-
-    @rule(key=keys, size=st.sampled_from([1, 3_000]))
-    def read_for_a_while(self, key: StreamKey, size: int) -> None:
-        stream = self.tapes.open(key, self.now)
-        stream.pins += 1
-        fill(self.tapes, stream, size, self.now)
-        self.tapes.release(stream)
-
-    @rule(key=keys)
-    def pin(self, key: StreamKey) -> None:
-        stream = self.tapes.open(key, self.now)
-        stream.pins += 1
-        self.pinned.append(stream)
-
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        if self.pinned:
-            index = data.draw(st.integers(0, len(self.pinned) - 1))
-            self.tapes.release(self.pinned.pop(index))
-
-    @rule(key=keys)
-    def lay_on_an_ended_record(self, key: StreamKey) -> None:
-        stream = self.tapes.open(key, self.now)
-        assert self.tapes.drop(stream, End.DELETED)
-        assert not self.tapes.drop(stream, End.GONE)
-        assert stream.ended is End.DELETED
-        fill(self.tapes, stream, 100)
-        assert stream.tape.block_count == 0
-        assert self.tapes.find(key) is None
-
-    @rule(key=keys)
-    def forget_bytes(self, key: StreamKey) -> None:
-        stream = self.tapes.find(key)
-        if stream is not None:
-            self.tapes.forget_bytes(stream)
-            assert stream.tape.block_count == 0
-
-    @rule(key=keys)
-    def purge(self, key: StreamKey) -> None:
-        assert all(stream.ended is End.RECREATED for stream in self.tapes.purge(key.group, End.RECREATED))
-        assert not self.tapes.group(key.group)
-
-    @invariant()
-    def cost_is_the_sum_and_fits_the_budget_but_for_what_is_pinned(self) -> None:
-        streams = list(self.tapes)
-        assert self.tapes.cost == sum(stream.tape.cost for stream in streams)
-        assert self.tapes.lent == sum(self.lent.values())
-        assert self.recorder.cache_bytes == self.tapes.cost + self.tapes.lent
-        assert self.tapes.cost + self.tapes.lent <= self.tapes.budget_bytes or not any(
-            stream.tape.block_count for stream in streams
-        )
-        assert len(self.tapes) == len(streams) == self.recorder.tapes
-        assert all(stream.ended is None for stream in streams)
-        held = sum(TAPE_COST for stream in streams if stream.pins)
-        # The stream that was opened or laid last is never given up whole.
-        assert self.tapes.cost <= max(self.tapes.budget_bytes, held + TAPE_COST)
-
-    @invariant()
-    def every_stream_can_still_be_given_up(self) -> None:
-        order = self.tapes._eviction
-        held = [stream for stream in self.tapes if stream.key in order]
-        assert all(stream.pins or stream.key in order for stream in self.tapes)
-        assert len(order) == len(held)
-
-    def teardown(self) -> None:
-        for stream in self.pinned:
-            self.tapes.release(stream)
-        for stream in list(self.tapes):
-            self.tapes.drop(stream, End.PURGED)
-        assert self.tapes.cost == 0
-        assert len(self.tapes) == 0
-        assert not self.tapes._groups
+from tests.tape.store_machine import FOR_EVER, StoreAgainstRecount, fill, key, new_store
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_module, "SEAL_BYTES", 1_000)
 
-    class Against(LibraryAgainstRecount):
+    class Against(StoreAgainstRecount):
         pass
 
     Against.policy = policy
@@ -166,8 +26,8 @@ def test_the_budget_holds_in_every_order_of_events(policy: str, monkeypatch: pyt
 
 
 def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object]) -> list[End | None]:
-    """Three streams fill the library, the first is used, a fourth comes: how the first three ended."""
-    store, recorder = new_library(3 * 2_500, policy)
+    """Fill the store with three streams, use the first, store a fourth; return how the first three ended."""
+    store, recorder = new_store(3 * 2_500, policy)
     streams = [store.open(key(name), 0.0) for name in "abc"]
     for stream in streams:
         fill(store, stream, 1_000)
@@ -178,14 +38,14 @@ def fourth_stream_after(policy: str, use: Callable[[TapeStore, Stream], object])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_stream_that_was_used_again_outlives_those_that_were_not(policy: str) -> None:
+def test_a_stream_used_again_outlives_the_others(policy: str) -> None:
     assert fourth_stream_after(policy, lambda store, stream: store.open(stream.key, USE_S)) == [
         None, End.EVICTED, None,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_answer_given_elsewhere_is_a_use(policy: str) -> None:
+def test_a_remembered_answer_is_a_use(policy: str) -> None:
     assert fourth_stream_after(policy, TapeStore.touch) == [None, End.EVICTED, None]
 
 
@@ -198,9 +58,7 @@ def test_requests_in_quick_succession_are_one_use(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_followed", [True, False])
-def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not(
-    policy: str, is_followed: bool
-) -> None:
+def test_bytes_stored_for_live_readers_are_a_use_and_a_slow_fetch_is_not(policy: str, is_followed: bool) -> None:
     def append(store: TapeStore, stream: Stream) -> None:
         stream.is_followed = is_followed
         fill(store, stream, 1, now=5 * USE_S)
@@ -209,8 +67,8 @@ def test_bytes_laid_for_live_readers_are_a_use_and_a_fetch_that_took_long_is_not
     assert (first, second) == ((None, End.EVICTED) if is_followed else (End.EVICTED, None))
 
 
-def test_a_stream_that_comes_back_soon_after_it_was_given_up_is_off_probation() -> None:
-    store, _ = new_library(3 * 2_500, "s3-fifo")
+def test_a_stream_that_returns_soon_after_eviction_skips_probation() -> None:
+    store, _ = new_store(3 * 2_500, "s3-fifo")
     for name in "abcd":
         fill(store, store.open(key(name), 0.0), 1_000)
     assert store.find(key("a")) is None
@@ -221,8 +79,8 @@ def test_a_stream_that_comes_back_soon_after_it_was_given_up_is_off_probation() 
     assert back.ended is None
 
 
-def test_a_stream_that_was_deleted_comes_back_as_a_newcomer() -> None:
-    store, _ = new_library(3 * 2_500, "s3-fifo")
+def test_a_deleted_stream_returns_on_probation() -> None:
+    store, _ = new_store(3 * 2_500, "s3-fifo")
     for name in "abc":
         fill(store, store.open(key(name), 0.0), 1_000)
     first = store.find(key("a"))
@@ -236,7 +94,7 @@ def test_a_stream_that_was_deleted_comes_back_as_a_newcomer() -> None:
 
 
 def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
-    store, _ = new_library(4_000)
+    store, _ = new_store(4_000)
     followed = store.open(key("followed"), 0.0)
     followed.pins += 1
     followed.lifetime = FOR_EVER
@@ -247,10 +105,11 @@ def test_a_pinned_stream_loses_its_bytes_and_keeps_its_facts() -> None:
     assert followed.tape.block_count == 0
     assert followed.tape.is_closed_at("00000009")
     assert store.find(followed.key) is followed
+    assert repr(followed) == "<Stream /followed in memory, 0 blocks, 1 pins>"
 
 
-def test_a_stream_that_was_pinned_while_it_lost_its_bytes_can_be_given_up_afterwards() -> None:
-    store, _ = new_library(4_000)
+def test_a_stream_that_lost_its_bytes_while_pinned_is_evictable_afterwards() -> None:
+    store, _ = new_store(4_000)
     for number in range(50):
         stream = store.open(key(str(number)), 0.0)
         stream.pins += 1
@@ -262,8 +121,8 @@ def test_a_stream_that_was_pinned_while_it_lost_its_bytes_can_be_given_up_afterw
     assert len(store) <= 4
 
 
-def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> None:
-    store, _ = new_library(4_000)
+def test_an_unpinned_empty_stream_is_dropped() -> None:
+    store, _ = new_store(4_000)
     stream = store.open(key("a"), 0.0)
     stream.pins += 1
     store.release(stream)
@@ -271,12 +130,12 @@ def test_a_stream_that_nobody_holds_and_that_holds_nothing_is_forgotten() -> Non
     assert store.cost == 0
 
 
-def test_a_write_concerns_every_query_and_partition_of_a_path() -> None:
-    store, _ = new_library(100_000)
+def test_a_write_affects_every_query_and_partition_of_a_path() -> None:
+    store, _ = new_store(100_000)
     group = Group("default", "/a")
-    concerned = [
+    affected = [
         store.open(StreamKey(group, query, Partition(partition)), 0.0) for query in ("", "x=1") for partition in "pq"
     ]
     other = store.open(key("b"), 0.0)
-    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, concerned))
+    assert set(map(id, store.purge(group, End.DELETED))) == set(map(id, affected))
     assert other.ended is None

@@ -68,9 +68,9 @@ class Sending(ABC):
 
     def send(self, stream: Stream, data: bytes, *, ends: bool = False) -> None:
         """Write a part of the answer's body, now or when there is room."""
-        if stream.gone is not None or self.failed is not None:
-            return
         size = len(data)
+        if stream.gone is not None or self.failed is not None or not (size or ends):
+            return
         if (
             not stream.queue
             and not self.is_blocked
@@ -115,6 +115,9 @@ class Sending(ABC):
             if self._send_window <= 0 and stream.queue:
                 break
             del turns[stream]
+            if stream.queue and stream.send_window <= 0:
+                # It has shrunk meanwhile; its stream has a turn again when it opens.
+                continue
             self._send_frame(stream)
             if not stream.queue:
                 drained.append(stream)
@@ -129,6 +132,10 @@ class Sending(ABC):
 
     def _send_frame(self, stream: Stream) -> None:
         """A frame of what is queued."""
+        if not stream.queue and stream.send_window < 0:
+            # Trailers of nothing: an empty DATA frame needs no window, but h2's client takes it for an error there.
+            self.send_head(stream, b"", ends=True)
+            return
         room = min(stream.send_window, self._send_window, self._frame_bytes)
         queue, pieces, size = stream.queue, list[bytes | memoryview](), 0
         while queue and size < room:

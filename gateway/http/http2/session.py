@@ -7,13 +7,11 @@ the next one stands on them.
 What goes is written by `sending`, to `out`, in order; whoever owns the transport takes it from there, and says by
 `is_blocked` when no more DATA is to be put there.
 
-A window is opened again by what was taken, not by what has come: `withhold` keeps the bytes of one stream back, from
-its own window and from that of the connection.
+What it takes in of bodies is bounded by `receiving`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -21,17 +19,13 @@ from gateway.http.http2 import frames
 from gateway.http.http2.blocks import BlockReader, TooLarge, Undecodable
 from gateway.http.http2.budget import Budget, Kind
 from gateway.http.http2.counts import SessionCounts
+from gateway.http.http2.ending import Ending
 from gateway.http.http2.events import Begun, Drained, Ended, Event, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
 from gateway.http.http2.head import MOST_LIST_BYTES, Http2Request
-from gateway.http.http2.sending import Sending
+from gateway.http.http2.receiving import CONNECTION_WINDOW
 from gateway.http.http2.streams import Stream
 from gateway.http.request import LONGEST_HEAD
-
-_CONNECTION_WINDOW: Final = 1 << 20
-"""Bytes of all requests' bodies that may be on their way."""
-_MOST_FORGOTTEN: Final = 256
-"""Streams reset by this side for which the client's frames are on their way still (RFC 9113 section 5.1)."""
 
 
 class _Failed(Exception):
@@ -41,13 +35,12 @@ class _Failed(Exception):
         self.code = code
 
 
-class Session(Sending):
-    """The state of one connection.  Owns its streams."""
+class Session(Ending):
+    """The state of one connection."""
 
     def __init__(self, most_streams: int, counts: SessionCounts) -> None:
-        super().__init__()
+        super().__init__(counts)
         self._most_streams = most_streams
-        self._counts = counts
         self._reader = BlockReader(MOST_LIST_BYTES, Http2Request)
         self._budget = Budget()
         self._rest = b""
@@ -55,14 +48,6 @@ class Session(Sending):
         self._has_settings = False
         self._now = 0.0
         self._events: list[Event] = []
-        self.streams: dict[int, Stream] = {}
-        """Those that either side may still send on."""
-        self._last_id = 0
-        self._forgotten: deque[int] = deque(maxlen=_MOST_FORGOTTEN)
-        self._last_taken: int | None = None
-        """The last stream that is looked at, where this side has said so."""
-        self._has_warned = False
-        """Whether this side has said that the connection will end."""
         self.is_left = False
         """Whether the client has said that it begins nothing more."""
         self._block: list[bytes] | None = None
@@ -70,8 +55,6 @@ class Session(Sending):
         self._block_bytes = 0
         self._block_id = 0
         self._block_ends = False
-        self._receive_window = _CONNECTION_WINDOW
-        self._unacknowledged = 0
         self._write(
             frames.settings(
                 {
@@ -81,11 +64,12 @@ class Session(Sending):
                 }
             )
         )
-        self._write(frames.window_update(0, _CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
+        self._write(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     def __repr__(self) -> str:
         state = "open" if self.failed is None else self.failed.name
-        return f"<Session {state}: {len(self.streams)} streams, {len(self._turns)} waiting, window {self._send_window}>"
+        counts = f"{len(self.streams)} streams, {len(self._turns)} waiting, {self._unread_bytes} unread"
+        return f"<Session {state}: {counts}, window {self._send_window}>"
 
     # -- what comes
 
@@ -99,16 +83,6 @@ class Session(Sending):
         """Whether a part of something other than a body is here, and the rest is to come."""
         rest = self._rest
         return self._block is not None or (bool(rest) and (len(rest) <= 3 or rest[3] != frames.DATA))
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether nothing more is read or written."""
-        return self.failed is not None
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the client has been told which of its requests is the last one."""
-        return self._last_taken is not None
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """What these bytes bring, in order.  After `failed` nothing is read."""
@@ -289,38 +263,6 @@ class Session(Sending):
         self._events.append(Ended(stream))
         self._settle(stream)
 
-    def acknowledge(self, stream: Stream, size: int) -> None:
-        """So many bytes of DATA have been taken in."""
-        stream.unacknowledged_bytes += size
-        stream.kept_bytes += size
-        if not stream.withholds or stream.gone is not None:
-            self._go_on(stream)
-
-    def withhold(self, stream: Stream, *, withholds: bool) -> None:
-        """Whether the client is to wait with more of this body."""
-        stream.withholds = withholds
-        if not withholds:
-            self._go_on(stream)
-
-    def _go_on(self, stream: Stream) -> None:
-        # The connection's window at once: what many streams have each begun to send would keep it shut.
-        kept, stream.kept_bytes = stream.kept_bytes, 0
-        self._open_window(kept)
-        if not stream.is_receiving or stream.gone is not None:
-            return
-        size = stream.unacknowledged_bytes
-        if size and (size >= frames.DEFAULT_WINDOW // 2 or stream.receive_window < size):
-            stream.unacknowledged_bytes = 0
-            stream.receive_window += size
-            self._write(frames.window_update(stream.id, size))
-
-    def _open_window(self, size: int) -> None:
-        self._unacknowledged += size
-        if self._unacknowledged >= _CONNECTION_WINDOW // 4 and self.failed is None:
-            self._receive_window += self._unacknowledged
-            self._write(frames.window_update(0, self._unacknowledged))
-            self._unacknowledged = 0
-
     # -- the rest of what comes
 
     def _take_priority(self, payload: bytes, flags: int, stream_id: int) -> None:
@@ -426,38 +368,7 @@ class Session(Sending):
         if self._turns:
             self._events += map(Drained, self.pump())
 
-    # -- how streams and the connection end
-
-    def _settle(self, stream: Stream) -> None:
-        """See whether the stream is over: its answer is."""
-        if not stream.is_ended or stream.gone is not None:
-            return
-        if stream.is_receiving:
-            # The rest of the body is of no use to anybody (RFC 9113 section 8.1).
-            self.reset(stream, ErrorCode.NO_ERROR)
-        else:
-            self._go_on(stream)
-            self.streams.pop(stream.id, None)
-
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
-        """End a stream at once, unless it is over."""
-        if stream.id in self.streams:
-            self._drop(stream, code)
-            self._forget(stream.id, code)
-
-    def _drop(self, stream: Stream, code: ErrorCode) -> None:
-        stream.gone = code
-        del self.streams[stream.id]
-        self._turns.pop(stream, None)
-        stream.queue.clear()
-        stream.queued_bytes = 0
-        self._go_on(stream)
-
-    def _forget(self, stream_id: int, code: ErrorCode) -> None:
-        self._forgotten.append(stream_id)
-        if self.failed is None:
-            self._counts.resets[code] += 1
-            self._write(frames.rst_stream(stream_id, code))
+    # -- mistakes
 
     def _wrong(self, stream: Stream, code: ErrorCode) -> None:
         """The client has made a mistake on one stream."""
@@ -465,34 +376,10 @@ class Session(Sending):
         self.reset(stream, code)
         self._events.append(Gone(stream, is_by_client=False))
 
-    def fail(self, code: ErrorCode) -> None:
-        """End the connection; what is open is over."""
-        if self.failed is None:
-            self._counts.goaways[code] += 1
-            self._write(frames.goaway(self._last_id, code))
-            self.abandon(code)
-
     def abandon(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """The connection is gone: nothing more is read or written."""
-        if self.failed is None:
-            self.failed = code
-            self._rest = b""
-            self._block = None
-
-    def leave(self, *, is_final: bool) -> None:
-        """Have the client begin nothing more: first it is told so, with a PING whose answer says that it has heard;
-        then, finally, which of its requests are answered still (RFC 9113 section 6.8)."""
-        if self.failed is not None or self._last_taken is not None:
-            return
-        if not self._has_warned:
-            self._counts.goaways[ErrorCode.NO_ERROR] += 1
-            self._has_warned = True
-        if is_final:
-            self._last_taken = self._last_id
-            self._write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
-        else:
-            self._write(frames.goaway(frames.LAST_STREAM_ID, ErrorCode.NO_ERROR))
-            self._write(frames.ping(b"leaving!", is_ack=False))
+        super().abandon(code)
+        self._rest = b""
+        self._block = None
 
 
 def _unpadded(payload: bytes, flags: int) -> bytes:

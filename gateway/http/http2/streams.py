@@ -17,13 +17,12 @@ class Stream:
         "is_ended",
         "is_ending",
         "is_receiving",
-        "kept_bytes",
         "queue",
         "queued_bytes",
         "receive_window",
         "send_window",
         "unacknowledged_bytes",
-        "withholds",
+        "unread_bytes",
     )
 
     def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
@@ -34,10 +33,8 @@ class Stream:
         """Bytes of DATA that the client may send."""
         self.unacknowledged_bytes = 0
         """What has come since the client was last told to go on."""
-        self.kept_bytes = 0
-        """What of that keeps the connection's window shut, too."""
-        self.withholds = False
-        """Whether the client is not told to go on."""
+        self.unread_bytes = 0
+        """What of the body waits here to be read."""
         self.announced_bytes: int | None = None
         """What is to come of the body, where that was said."""
         self.is_receiving = True

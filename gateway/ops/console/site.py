@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
@@ -64,6 +65,7 @@ def is_open(path: str) -> bool:
     return path == "/" or path.startswith(PREFIX)
 
 
+@cache
 def static_files() -> dict[str, StaticFile]:
     """Every file of the page by its path on the admin port; `/` is the page itself."""
     found = {PREFIX + name: _read(entry) for name, entry in _walk(files(__package__) / "static", "")}

@@ -20,17 +20,15 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import VERSION, Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
-from gateway.protocol.cache_status import Outcome
-from gateway.protocol.mode import Mode
 from gateway.protocol.proxies import Proxies
 from gateway.server.alarm import Alarm
 from gateway.server.body import RequestBody
-from gateway.server.clients import Clients, Work
+from gateway.server.clients import Clients
+from gateway.server.followed import Followed
+from gateway.server.handling import Handling
 from gateway.server.head import response_head
-from gateway.server.remembered import RememberedAnswer
 from gateway.server.request import LiveAnswer, Note, Request
 from gateway.telemetry.access_record import CloseReason
-from gateway.telemetry.metrics import NO_ROUTE
 
 _log = logging.getLogger("gateway.server")
 
@@ -62,6 +60,10 @@ class Home(Protocol):
     def client(self) -> str | None:
         """The client's address, without its port."""
 
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+
     def wake(self) -> None:
         """Have what is written go out."""
 
@@ -72,19 +74,18 @@ class Home(Protocol):
         """End one stream at once."""
 
 
-class StreamChannel:
+class StreamChannel(Handling):
     """A `gateway.server.request.Channel`, and the `Flow` of its request's body."""
 
     __slots__ = (
         "_asked",
         "_body",
+        "_clients",
         "_connection",
+        "_followed",
         "_generation",
         "_is_bodiless",
         "_live",
-        "_live_began",
-        "_live_note",
-        "_live_route",
         "_request",
         "_room",
         "_stuck",
@@ -100,6 +101,7 @@ class StreamChannel:
 
     def __init__(self, connection: Home, stream: Stream, asked: Http2Request) -> None:
         self._connection = connection
+        self._clients = connection.clients
         self.stream = stream
         self._asked = asked
         self._generation = connection.clients.joins.generation
@@ -116,10 +118,9 @@ class StreamChannel:
         self._is_bodiless = False
         """Whether the answer has no body whatever its head says (RFC 9110 section 6.4.1)."""
         self._live: LiveAnswer | None = None
-        """Who gives the answer, where that is told of room and of the client's end; below, what is noted over SSE."""
-        self._live_route = NO_ROUTE
-        self._live_began = 0.0
-        self._live_note: Note | None = None
+        """Who gives the answer, where that is told of room and of the client's end."""
+        self._followed: Followed | None = None
+        """The account of the live answer, where it is one over SSE."""
         self.live_bytes = 0
         """Body bytes of the live answer."""
         self.live_first_byte_s = 0.0
@@ -154,7 +155,7 @@ class StreamChannel:
     @property
     def proxies(self) -> Proxies | None:
         """Who is believed about whom they pass on; None where nobody is."""
-        return self._connection.clients.proxies
+        return self._connection.proxies
 
     @property
     def scheme(self) -> str:
@@ -164,7 +165,7 @@ class StreamChannel:
     @property
     def alias(self) -> bytes | None:
         """The request as HTTP/1.1 spells it, where it may be remembered."""
-        return self._asked.alias if self._generation == self._connection.clients.joins.generation else None
+        return self._asked.alias if self._generation == self._clients.joins.generation else None
 
     # -- the request
 
@@ -174,49 +175,17 @@ class StreamChannel:
 
     def answer(self) -> None:
         """Have the request answered, as far as nothing has to be waited for."""
-        clients, body = self._connection.clients, self._body
+        body = self._body
         request = self._request = Request(self, self._asked.head(has_body=body is not None), body)
-        try:
-            work = clients.handler(request)
-        except Exception:
-            _log.exception("unhandled error")
-            if self._live is None:
-                self._fail(request)
-            else:
-                self.abort()
-            return
-        if work is not None:
-            self._task = task = clients.loop.create_task(self._work(request, work))
-            task.add_done_callback(self._ended)
-
-    async def _work(self, request: Request, work: Work) -> None:
-        """Have the request answered, whatever comes of that."""
-        try:
-            answered = await work
-        except ConnectionError:
-            self.abort()
-        except asyncio.CancelledError:
-            self.abort()
-            raise
-        except Exception:
-            _log.exception("unhandled error")
-            self._fail(request)
-        else:
-            if answered is not None:
-                self.answered(request)
-
-    def _fail(self, request: Request) -> None:
-        """What went wrong in detail is in the log."""
-        if request.has_begun:
-            self.abort()
-            return
-        plain = {"Content-Type": "text/plain; charset=utf-8", "Cache-Control": "no-store"}
-        self.respond(request, 500, CIMultiDict(plain), b"Internal error\n")
-        self.answered(request)
+        if (task := self._handle(request)) is not None:
+            self._task = task
 
     def answered(self, request: Request) -> None:
         """The answer is out."""
-        self._live = self._request = self._body = None
+        self._live = self._request = None
+        if self._body is not None:
+            self._body = None
+            self.unread(0)
         self._connection.check(self)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -248,14 +217,13 @@ class StreamChannel:
         if self._task is not None and live is None and not self._is_detached:
             self._task.cancel()
 
-    def hold(self) -> None:
-        """No more of the request's body is wanted now."""
-        self._connection.session.withhold(self.stream, withholds=True)
-
-    def go_on(self) -> None:
-        """More of it is wanted."""
-        self._connection.session.withhold(self.stream, withholds=False)
-        self._connection.wake()
+    def unread(self, size: int) -> None:
+        """So many bytes of the request's body wait to be read."""
+        session = self._connection.session
+        session.unread(self.stream, size)
+        if session.out_bytes:
+            # Windows that are open again.
+            self._connection.wake()
 
     # -- answers by a handler
 
@@ -270,7 +238,7 @@ class StreamChannel:
             body = b""
         elif body or request.method != "HEAD":
             headers["Content-Length"] = str(len(body))
-        head = response_head(status, headers, self._connection.clients.wall(), keeps=True)
+        head = response_head(status, headers, self._clients.wall(), keeps=True)
         request.has_begun = True
         self.give(block_of(head), (body,) if body and request.method != "HEAD" else ())
 
@@ -294,7 +262,7 @@ class StreamChannel:
             headers.popall("Content-Length", None)
         if length is not None and not self._is_bodiless:
             headers["Content-Length"] = str(length)
-        head = response_head(status, headers, self._connection.clients.wall(), keeps=True, reason=reason)
+        head = response_head(status, headers, self._clients.wall(), keeps=True, reason=reason)
         request.has_begun = True
         self._connection.session.send_head(self.stream, block_of(head), ends=self._is_bodiless)
         self._connection.wake()
@@ -320,7 +288,7 @@ class StreamChannel:
         nothing for too long."""
         while self.is_full and self.stream.gone is None:
             # The deadline is kept by `_look`, or by the connection.
-            self._room = self._connection.clients.loop.create_future()
+            self._room = self._clients.loop.create_future()
             await self._room
         if self.stream.gone is not None:
             raise ConnectionResetError("the client has gone")
@@ -353,9 +321,9 @@ class StreamChannel:
 
     def _watch(self) -> None:
         if self._stuck is None:
-            self._stuck = Alarm(self._connection.clients.wheel, self._look)
+            self._stuck = Alarm(self._clients.wheel, self._look)
         self._unsent = self.stream.queued_bytes
-        self._stuck.set(self._connection.clients.limits.client_write_timeout_s)
+        self._stuck.set(self._clients.limits.client_write_timeout_s)
 
     def _look(self) -> None:
         """See whether the client has opened the stream's window at all."""
@@ -366,7 +334,7 @@ class StreamChannel:
             # Or its connection is what is stuck, which has a deadline of its own.
             self._watch()
             return
-        self._connection.clients.metrics.slow_consumer()
+        self._clients.metrics.slow_consumer()
         self.why_cut = CloseReason.SLOW
         self.abort()
 
@@ -374,12 +342,6 @@ class StreamChannel:
         """Reset the stream: an orderly end would make a part look like the whole."""
         if self.stream.gone is None:
             self._connection.reset(self, ErrorCode.CANCEL if self.why_cut else ErrorCode.INTERNAL_ERROR)
-
-    def learn(self, answer: RememberedAnswer, credential_headers: Collection[str]) -> None:
-        """The request was answered so; remember it if it was one to remember, and if what it came by still holds."""
-        alias, remembered = self.alias, self._connection.clients.remembered
-        if alias is not None and remembered is not None:
-            remembered.remember(alias, answer, credential_headers)
 
     def hand_over(self, answering: LiveAnswer) -> None:
         """The answer is given by `answering`, who is told of room and of the client's end, until `answered`."""
@@ -402,14 +364,12 @@ class StreamChannel:
     ) -> None:
         """An SSE answer is given by `live` from here on, until `over`."""
         self.park(live, keeps=keeps, is_chunked=is_chunked)
-        self._live_route = route
-        self._live_began = began
-        self._live_note = note
-        self._connection.clients.metrics.subscribers(Mode.SSE, 1, route)
+        self._followed = Followed(self._clients, route, began, note)
 
     def write_head(self, head: bytes) -> None:
         """Write the head of a live answer."""
-        self.live_first_byte_s = self._connection.clients.now() - self._live_began
+        assert self._followed is not None
+        self.live_first_byte_s = self._clients.now() - self._followed.began
         self._connection.session.send_head(self.stream, block_of(head))
         self._connection.wake()
 
@@ -434,22 +394,9 @@ class StreamChannel:
         else:
             # Only an error tells a part from the whole.
             self.abort()
-        outcome = Outcome.FOLLOWED if in_order else Outcome.ABORTED
-        clients, route, note = self._connection.clients, self._live_route, self._live_note
-        self._live_note = None
-        clients.metrics.subscribers(Mode.SSE, -1, route)
-        clients.metrics.request(
-            Mode.SSE,
-            outcome,
-            clients.now() - self._live_began,
-            route,
-            first_byte_s=self.live_first_byte_s,
-            sent_bytes=self.live_bytes,
-            # None would mean: that of whoever is being answered here, and that is somebody else.
-            trace_id=(note.trace_id if note is not None else None) or "",
-        )
-        if note is not None:
-            note.end(outcome, self.why_cut or reason if reason is CloseReason.LEFT else reason)
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close(self, reason, in_order=in_order)
         self.release()
 
     def write_response(self, response: bytes, body_bytes: int) -> None:
@@ -458,4 +405,4 @@ class StreamChannel:
             block, body = _taken_apart(response, body_bytes)
             self.give(block, (body,) if body else ())
             self.live_bytes += body_bytes
-            self._connection.clients.sent_bytes += body_bytes
+            self._clients.sent_bytes += body_bytes

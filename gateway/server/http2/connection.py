@@ -20,6 +20,7 @@ from gateway.http.http2.frames import ErrorCode
 from gateway.http.http2.head import Http2Request
 from gateway.http.http2.session import Session
 from gateway.http.http2.streams import Stream
+from gateway.protocol.proxies import Proxies
 from gateway.server.alarm import Alarm
 from gateway.server.clients import ClientConnection, Clients
 from gateway.server.head import response_head
@@ -43,10 +44,16 @@ class Http2Connection(asyncio.Protocol):
     """Owner of its transport, its session and its channels."""
 
     def __init__(
-        self, clients: Clients, told: str | None = None, *, is_secure: bool = False, is_expected: bool = True
+        self,
+        clients: Clients,
+        told: str | None = None,
+        *,
+        is_secure: bool = False,
+        is_expected: bool = True,
+        is_local: bool = False,
     ) -> None:
-        """`told` is the client's address where the connection's own peer is not the client; `is_expected` is False
-        where another connection has come before this one, which has been admitted."""
+        """`told` and `is_local` are as over HTTP/1.1; `is_expected` is False where another connection has come before
+        this one, which has been admitted."""
         self.clients = clients
         if is_expected:
             clients.expect()
@@ -57,6 +64,7 @@ class Http2Connection(asyncio.Protocol):
         self._begun: list[StreamChannel] = []
         """Those that are to be answered when all that has come is looked at, so that small bodies are whole by then."""
         self._client = told
+        self._is_local = is_local
         self._is_reading = False
         """Whether what has come is being looked at: what is written goes out after that."""
         self._is_due = False
@@ -83,6 +91,11 @@ class Http2Connection(asyncio.Protocol):
             peer = self.transport.get_extra_info("peername")
             self._client = peer[0] if isinstance(peer, tuple) else None
         return self._client
+
+    @property
+    def proxies(self) -> Proxies | None:
+        """Who is believed about whom they pass on; None where nobody is."""
+        return self.clients.proxies if not self._is_local else None
 
     @property
     def unsent_bytes(self) -> int:
@@ -205,7 +218,7 @@ class Http2Connection(asyncio.Protocol):
         answer.hits += 1
         self._give(stream, answer, asked)
         if clients.on_hit is not None:
-            clients.on_hit(answer, self.client, alias)
+            clients.on_hit(answer, self, alias)
         return True
 
     def _give(self, stream: Stream, answer: RememberedAnswer, asked: Http2Request) -> None:

@@ -107,6 +107,6 @@ def test_what_honest_clients_do_is_no_flood() -> None:
 
 
 def test_the_docs_name_what_is_allowed() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "http2.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "http2.md").read_text()
     for allowance in ALLOWANCES.values():
         assert f"| {allowance.holds:,} | {allowance.per_s} |" in page

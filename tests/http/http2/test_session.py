@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.http.http2 import frames
 from gateway.http.http2.events import Begun, Drained, Ended, Gone, Part, Sign
 from gateway.http.http2.frames import ErrorCode, Setting
+from gateway.http.http2.receiving import MOST_UNREAD_BYTES, STREAM_UNREAD_BYTES
 from tests.http.http2.peer import (
     GET,
     NO_SETTINGS,
@@ -178,6 +181,33 @@ def test_an_end_needs_no_window() -> None:
     assert server.said()[-1] == (frames.DATA, frames.END_STREAM, 1, b"")
 
 
+def test_an_end_below_zero_is_no_data() -> None:
+    """h2's client takes even an empty DATA frame for an error there, which RFC 9113 section 6.9.1 allows."""
+    server = Server()
+    server.take(request(1))
+    server.session.send(server.streams[1], bytes(100))
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
+    server.said()
+    server.session.end(server.streams[1])
+    assert server.said() == [(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, b"")]
+    assert not server.session.streams
+
+
+def test_a_window_that_shrinks_before_its_turn_is_waited_out() -> None:
+    server = Server()
+    server.take(request(1))
+    server.session.send(server.streams[1], bytes(100))
+    server.session.is_blocked = True
+    server.session.send(server.streams[1], b"abc", ends=True)
+    server.take(setting(Setting.INITIAL_WINDOW_SIZE, 0))
+    server.said()
+    server.session.is_blocked = False
+    server.session.pump()
+    assert server.said() == []
+    server.take(window(1, 103))
+    assert sent(server) == {1: b"abc"}
+
+
 def test_streams_take_turns() -> None:
     server = Server()
     server.take(setting(Setting.INITIAL_WINDOW_SIZE, 1 << 20), window(0, 1 << 20), *map(request, (1, 3, 5)))
@@ -238,14 +268,61 @@ def test_the_window_of_a_body_that_is_held_back_stays_shut() -> None:
     server = Server()
     server.take(OPEN, request(3, POST, ends=False))
     stream = server.streams[1]
-    server.session.withhold(stream, withholds=True)
+    server.session.unread(stream, STREAM_UNREAD_BYTES + 1)
     for part in server.take(data(1, bytes(1 << 14)), data(1, bytes(1 << 14)), data(1, bytes(1 << 14))):
         assert isinstance(part, Part)
         server.session.acknowledge(stream, part.size)
     assert server.said() == []
     server.take(data(3, b"abc"))
-    server.session.withhold(stream, withholds=False)
+    server.session.unread(stream, 0)
     assert server.said() == [(frames.WINDOW_UPDATE, 0, 1, u32(3 << 14))]
+
+
+def upload(server: Server, stream_id: int, *, unread: int) -> None:
+    """Half a window of a body, of which so much is left unread."""
+    stream = server.streams[stream_id]
+    for part in server.take(data(stream_id, bytes(1 << 14)), data(stream_id, bytes(1 << 14))):
+        assert isinstance(part, Part)
+        server.session.unread(stream, unread)
+        server.session.acknowledge(stream, part.size)
+
+
+def test_bodies_that_are_left_unread_share_a_bound() -> None:
+    server = Server(most_streams=200)
+    ids = range(1, 200, 2)
+    server.take(*(request(stream_id, POST, ends=False) for stream_id in ids))
+    for stream_id in ids:
+        upload(server, stream_id, unread=1 << 15)
+    grown = {to for kind, _, to, _ in server.said() if kind == frames.WINDOW_UPDATE and to}
+    assert len(grown) == MOST_UNREAD_BYTES >> 15
+    # One that is read goes on meanwhile.
+    server.take(request(201, POST, ends=False))
+    for _ in range(100):
+        upload(server, 201, unread=1 << 15)
+        server.session.unread(server.streams[201], 0)
+        assert (frames.WINDOW_UPDATE, 0, 201, u32(1 << 15)) in server.said()
+
+
+@pytest.mark.parametrize("how", ["read", "reset", "answered"])
+def test_a_body_that_is_unread_no_longer_makes_room_for_others(how: str) -> None:
+    server = Server(most_streams=200)
+    server.take(*(request(stream_id, POST, ends=False) for stream_id in (1, 3)))
+    first = server.streams[1]
+    server.session.unread(first, MOST_UNREAD_BYTES)
+    upload(server, 3, unread=1 << 15)
+    assert server.said() == []
+    match how:
+        case "read":
+            server.session.unread(first, 0)
+        case "reset":
+            server.take(reset(1))
+        case _:
+            server.session.send_head(first, b"\x88", ends=True)
+    assert (frames.WINDOW_UPDATE, 0, 3, u32(1 << 15)) in server.said()
+    # What is read of it afterwards counts for nothing.
+    server.session.unread(first, 0)
+    server.session.unread(server.streams[3], 0)
+    assert "0 unread" in repr(server.session)
 
 
 def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connection() -> None:
@@ -254,7 +331,6 @@ def test_what_is_held_back_and_then_taken_back_opens_the_window_of_the_connectio
         server.take(request(stream_id, POST, ends=False))
         # All of it is taken apart before any of it is looked at.
         events = server.take(data(stream_id, bytes(1 << 14)), reset(stream_id))
-        server.session.withhold(server.streams[stream_id], withholds=True)
         (part,) = (event for event in events if isinstance(event, Part))
         server.session.acknowledge(part.stream, part.size)
         server.now += 1

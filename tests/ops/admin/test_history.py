@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from gateway.origin.app import RunningOrigin
 from tests.ops.admin.conftest import Bench, Start
+from tests.waiting import pass_turns
 
 
 async def test_what_was_spared_is_of_the_last_ten_seconds_and_of_all(bench: Bench, origin: RunningOrigin) -> None:
@@ -110,5 +110,5 @@ async def test_the_history_is_guarded_and_goes_with_the_gateway(start: Start, or
     assert (await bench.ask("GET", "/api/history", Authorization="Bearer open-sesame")).status == 200
     await bench.gateway.stop()
     bench.clock.advance(10)
-    await asyncio.sleep(0)
+    await pass_turns(1)
     assert repr(bench.gateway.history) == "<History: 1 samples>"

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from gateway.config.values import ADMIN_TOKEN_VARIABLE
+from tests.effort import examples
 from tests.ops.admin.conftest import Bench
 from tests.served import durable_gateway, served
 
@@ -20,7 +21,7 @@ TOKEN = "a-token-that-nobody-guesses"
 SCHEMATHESIS = Path(sysconfig.get_path("scripts")) / "schemathesis"
 PATIENCE_S = 120
 PLAN = Path(__file__).parents[3] / "config" / "cache-plan.json"
-EXAMPLES = "5"
+EXAMPLES = examples(2, 20)
 
 CONTRACT = {
     ("get", "/api/overview"),

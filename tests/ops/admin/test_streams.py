@@ -12,6 +12,7 @@ from gateway.protocol.stream_key import Group, Partition, StreamKey
 from gateway.tape.stream import End
 from tests.ops.admin.conftest import Bench, Start
 from tests.scenarios.hostile import Asked, HostileOrigin, part_of_stream
+from tests.waiting import pass_turns
 
 
 async def test_a_stream_is_told_with_its_tape_and_its_figures(bench: Bench) -> None:
@@ -195,7 +196,7 @@ async def test_many_readers_streams_of_one_path_are_gone_through_in_slices(bench
     async def others() -> None:
         nonlocal others_turns
         while True:
-            await asyncio.sleep(0)
+            await pass_turns(1)
             others_turns += 1
 
     task = asyncio.create_task(others())

@@ -18,8 +18,8 @@ from gateway.pipeline.errors import PipelineFailed
 from gateway.pipeline.lake import Lake
 from gateway.tape.eviction import POLICIES
 from gateway.tape.tape import TAPE_COST, TOKEN_COST
+from tests.pipeline.curve.samples import sampled
 from tests.pipeline.curve.silver import Asked, lake_of
-from tests.pipeline.curve.test_oracle import sampled
 from tests.pipeline.curve.traces import skewed, trace_of
 
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from gateway.pipeline.curve.kernel import Ints, Trace
-from gateway.pipeline.curve.shards import REPLICAS, SPACE, Curve, curve_of, missed, threshold
+from gateway.pipeline.curve.shards import missed
 from gateway.pipeline.curve.simulate import USE_US, Read, play
 from gateway.tape.tape import TAPE_COST
-from tests.pipeline.curve.traces import TRACES, only, sizes_of, trace_of
+from tests.effort import some
+from tests.pipeline.curve.samples import sampled
+from tests.pipeline.curve.traces import TRACES, sizes_of, trace_of
 
 _RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 
@@ -42,22 +44,6 @@ class Oracle:
         )
 
 
-def sampled(trace: Trace, cache_bytes: Ints, rate: float) -> Curve:
-    """The curve from a sample, taken as the pipeline takes it, without Spark."""
-    kept = threshold(rate)
-    sample = only(trace, np.mod(trace.keys, SPACE) < kept)
-    part = np.mod(sample.keys >> 24, REPLICAS)
-    share = kept / SPACE
-    return curve_of(
-        missed(sample, cache_bytes, share),
-        [missed(only(sample, part == number), cache_bytes, share / REPLICAS) for number in range(REPLICAS)],
-        cache_bytes,
-        references=trace.references,
-        asked_bytes=trace.bytes,
-        rate=share,
-    )
-
-
 @pytest.mark.parametrize("name", TRACES)
 def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(1), 20_000, 60_000))
@@ -67,7 +53,8 @@ def test_all_looked_at_gives_the_simulators_ratios(name: str, tmp_path: Path) ->
     assert np.abs(mine - Oracle(trace, tmp_path / "trace").ratios(sizes)).max() < 1e-9
 
 
-@pytest.mark.parametrize("name", TRACES)
+# The samples of these two are the furthest off: by requests (0.003) and by bytes (0.005).
+@pytest.mark.parametrize("name", some(["scanned", "drifting"], list(TRACES)))
 def test_a_tenth_of_the_blocks_is_off_by_a_hundredth_at_most(name: str, tmp_path: Path) -> None:
     trace = trace_of(TRACES[name](np.random.default_rng(2), 1_800_000, 1_800_000))
     sizes = sizes_of(trace, 3)

@@ -1,4 +1,4 @@
-"""A run of aggregate that dies by SIGKILL, Java and all, when it comes to a table.
+"""A run of aggregate that dies by SIGKILL when it comes to a table.
 
 python -m tests.pipeline.gold.dying <lake> <scratch folder> <table's place>
 """
@@ -17,13 +17,9 @@ from tests.spark import local_spark
 
 def main(lake: str, scratch: str, place: str) -> None:
     with local_spark(Path(scratch)) as spark:
-        gateway = spark.sparkContext._gateway
-        assert gateway is not None
-        java = gateway.proc.pid
 
         def die(text: str) -> None:
             if text.startswith(place):
-                os.kill(java, signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         aggregate(spark, Lake(lake), progress=die)

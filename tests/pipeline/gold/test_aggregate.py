@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -20,6 +21,9 @@ from gateway.pipeline.tables import LATE_DAYS
 from tests.pipeline.gold import exact
 from tests.pipeline.gold.conftest import LOG, GoldLake
 from tests.pipeline.gold.silver_log import Line, arrow, at, line, log
+
+if TYPE_CHECKING:
+    from tests.spark import SharedJava
 
 DAYS: Final = tuple(sorted({one["day"] for one in LOG}))
 CHILD_S: Final = 240
@@ -116,15 +120,17 @@ def test_late_lines_change_their_own_windows_and_no_others(whole: GoldLake, tmp_
     assert [found[2:] for found in gold.rows(tables.ERRORS) if found[1] == minute and found[4] == 502] == [row]
 
 
-def test_a_run_that_was_killed_is_done_again(gold: GoldLake, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_is_done_again(gold: GoldLake, shared_java: SharedJava, tmp_path: Path) -> None:
     lines = log(seed=3, days=2)
     gold.take_in(lines)
     died = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.gold.dying", str(gold.folder), str(tmp_path), "gold/top_streams"],
+        env={**os.environ, **shared_java.environ},
         timeout=CHILD_S,
         capture_output=True,
         check=False,
     )
+    shared_java.end_spark()
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     assert gold.rows(tables.LATENCY)
     assert not gold.rows(tables.TOP_STREAMS)

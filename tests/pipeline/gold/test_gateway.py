@@ -18,7 +18,8 @@ from gateway.pipeline.aggregate import aggregate
 from gateway.pipeline.events import Files
 from gateway.pipeline.ingest import ingest
 from gateway.pipeline.lake import Lake
-from tests.scenarios.conftest import Edge, eventually
+from tests.scenarios.conftest import Edge
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,8 +70,8 @@ async def traffic(edge: Edge, origin: RunningOrigin) -> None:
 
 
 async def _wait_for_readers(edge: Edge, readers: int) -> None:
-    topics = edge.gateway.engine.live._topics
-    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics.values()))
+    topics = edge.gateway.engine.live.topics
+    await eventually(lambda: any(topic.is_confirmed and len(topic.readers_now) == readers for topic in topics()))
 
 
 async def logged(log: Path) -> Counted:

@@ -1,0 +1,101 @@
+"""The server name in a TLS ClientHello (SNI, RFC 6066 section 3), parsed before OpenSSL sees the message.
+
+Only the name is parsed, and only from a ClientHello laid out as in RFC 8446 section 4.1.2.  Any other message yields no
+name; OpenSSL decides whether it is valid.  A name that is not ASCII is refused, because Python does not call its
+`sni_callback` for such a name and writes a traceback to stderr instead.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+LONGEST_BYTES: Final = 1 << 14
+"""The longest ClientHello to parse; post-quantum key shares take some two kilobytes."""
+_MOST_BYTES: Final = 2 * LONGEST_BYTES
+"""The most bytes to examine, including record headers."""
+_RECORD_HEAD: Final = 5
+_MESSAGE_HEAD: Final = 4
+_HANDSHAKE: Final = 22
+_CLIENT_HELLO: Final = 1
+_SERVER_NAME: Final = 0
+_HOST_NAME: Final = 0
+_FIXED_BYTES: Final = 34
+"""The version and the random bytes."""
+
+
+class BadServerName(ValueError):
+    """The name is not ASCII."""
+
+
+class ClientHello(NamedTuple):
+    """A parsed message."""
+
+    server_name: str | None
+    """In lower case, without a trailing dot; None if the client names no host."""
+
+
+class _Unreadable(Exception):
+    """The bytes are not a ClientHello, or it is too long to parse."""
+
+
+def read_client_hello(data: bytes) -> ClientHello | int:
+    """Parse the message at the start of `data`.  Raises BadServerName.
+
+    While it is incomplete, returns the least number of bytes that it needs, so that a client that sends one byte at a
+    time causes only a few attempts.
+    """
+    try:
+        message = _message(data)
+        if isinstance(message, int):
+            return message
+        name = _server_name(message)
+    except (_Unreadable, IndexError):
+        return ClientHello(None)
+    if name is None:
+        return ClientHello(None)
+    if not name.isascii():
+        raise BadServerName
+    return ClientHello(name.decode("ascii").lower().rstrip("."))
+
+
+def _message(data: bytes) -> bytes | int:
+    """The body of the ClientHello, joined from its records; while it is incomplete, the number of bytes needed."""
+    found = bytearray()
+    size = _MESSAGE_HEAD
+    at = 0
+    while len(data) >= at + _RECORD_HEAD:
+        begin = at + _RECORD_HEAD
+        length = int.from_bytes(data[at + 3 : begin], "big")
+        if data[at] != _HANDSHAKE or not length or begin > _MOST_BYTES:
+            raise _Unreadable
+        at = begin + length
+        found += data[begin:at]
+        if len(found) >= _MESSAGE_HEAD:
+            size = _MESSAGE_HEAD + int.from_bytes(found[1:_MESSAGE_HEAD], "big")
+            if found[0] != _CLIENT_HELLO or size > LONGEST_BYTES:
+                raise _Unreadable
+            if len(found) >= size:
+                return bytes(found[_MESSAGE_HEAD:size])
+    # The rest of the message, plus a record header if the last record is complete.
+    return (len(data) if at > len(data) else at + _RECORD_HEAD) + size - len(found)
+
+
+def _server_name(message: bytes) -> bytes | None:
+    at = _FIXED_BYTES
+    # Session id and compression methods have one-byte lengths; the cipher suites between them have a two-byte length.
+    at += 1 + message[at]
+    at += 2 + int.from_bytes(message[at : at + 2], "big")
+    at += 1 + message[at]
+    end = at + 2 + int.from_bytes(message[at : at + 2], "big")
+    at += 2
+    while at + 4 <= end:
+        kind, size = int.from_bytes(message[at : at + 2], "big"), int.from_bytes(message[at + 2 : at + 4], "big")
+        at += 4
+        if kind == _SERVER_NAME:
+            # A list with at most one member of each type (RFC 6066): two bytes of length, then type, length, name.
+            if message[at + 2] != _HOST_NAME:
+                return None
+            length = int.from_bytes(message[at + 3 : at + 5], "big")
+            return message[at + 5 : min(at + 5 + length, at + size)]
+        at += size
+    return None

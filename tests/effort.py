@@ -1,0 +1,25 @@
+"""How much a run of the tests tries: `make test` the short form, `make test-long` the long one.
+
+The assertions are the same.  What differs is how many examples a property is given, and how many of the made traces a
+simulation plays, where each costs seconds of a processor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+IS_LONG: Final = bool(os.environ.get("LONG_TESTS"))
+
+
+def examples(short: int, long: int) -> int:
+    """How many examples Hypothesis makes of a property."""
+    return long if IS_LONG else short
+
+
+def some(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:
+    """The cases that are played."""
+    return long if IS_LONG else short

@@ -1,0 +1,126 @@
+"""Catch-up reads: what the tape answers alone, what is fetched, and when the tail is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.engine.read import Uncacheable
+from gateway.protocol.cache_status import Outcome
+from tests.engine.bench import TEXT, BinaryOrigin, Start
+from tests.waiting import eventually
+
+
+def asked_of(bench: object) -> list[tuple[str, str | None]]:
+    """Method and offset of every request that the origin has had."""
+    return [(asked.method, asked.query.get("offset")) for asked in bench.upstream.asked]  # type: ignore[attr-defined]
+
+
+async def test_what_is_on_the_tape_is_not_fetched_again(start: Start) -> None:
+    origin = BinaryOrigin(b"abcd")
+    bench = start(origin)
+    assert await bench.body() == (200, b"abcd")
+    assert asked_of(bench) == [("GET", "-1")]
+    origin.body += b"ef"
+    assert await bench.body() == (200, b"abcdef")
+    # The walk ends where the tape does, and only what lies behind is asked for.
+    assert asked_of(bench)[1:] == [("GET", "0004")]
+
+
+async def test_a_read_at_the_tail_is_one_look_and_no_bytes(start: Start) -> None:
+    bench = start(BinaryOrigin(b"abcd"))
+    await bench.body()
+    answer = await bench.engine.catch_up(bench.read("/s?offset=0004"))
+    assert (answer.status, answer.headers["Stream-Next-Offset"], answer.body) == (200, "0004", b"")
+    assert answer.headers["Stream-Up-To-Date"] == "true"
+    answer.close()
+    assert asked_of(bench) == [("GET", "-1"), ("GET", "0004")]
+
+
+async def test_a_closed_stream_is_answered_from_memory_for_as_long_as_it_is_trusted(start: Start) -> None:
+    origin = BinaryOrigin(b"abcd")
+    origin.is_closed = True
+    bench = start(origin, trust_s=60)
+    await bench.body()
+    await bench.body()
+    seen = len(bench.upstream.asked)
+    for _ in range(5):
+        answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+        assert (answer.outcome, answer.headers["Stream-Closed"]) == (Outcome.HIT, "true")
+        answer.close()
+    assert len(bench.upstream.asked) == seen
+    bench.clock.advance(61)
+    await bench.body()
+    assert len(bench.upstream.asked) > seen
+
+
+async def test_now_is_the_tail_without_a_body(start: Start) -> None:
+    bench = start(BinaryOrigin(b"abcd"))
+    answer = await bench.engine.catch_up(bench.read("/s?offset=now"))
+    assert (answer.status, answer.headers["Stream-Next-Offset"]) == (200, "0004")
+    answer.close()
+    assert asked_of(bench) == [("GET", "now")]
+
+
+async def test_a_reader_that_comes_while_bytes_are_fetched_looks_at_the_tail_behind_them(start: Start) -> None:
+    """The fetch may have been answered before an append that the later reader knows of."""
+    origin = BinaryOrigin(b"abcd")
+    bench = start()
+    first = asyncio.create_task(bench.body())
+    fetch = await bench.until(1)
+    second = asyncio.create_task(bench.body())
+    await eventually(lambda: bench.engine.fetches.readers == 2, look_s=0)
+    origin(fetch)
+    assert await first == (200, b"abcd")
+    origin.body += b"ef"
+    origin(await bench.until(2))
+    assert await second == (200, b"abcdef")
+    assert asked_of(bench) == [("GET", "-1"), ("GET", "0004")]
+
+
+async def test_a_tail_that_may_be_repeated_is_not_looked_at(start: Start) -> None:
+    origin = BinaryOrigin(b"abcd")
+    bench = start(origin, tail_fresh_s=5, trust_s=60)
+    for _ in range(3):
+        await bench.body()
+    asked = len(bench.upstream.asked)
+    origin.body += b"ef"
+    assert await bench.body() == (200, b"abcd")
+    assert len(bench.upstream.asked) == asked
+    bench.clock.advance(5.1)
+    assert await bench.body() == (200, b"abcdef")
+
+
+async def test_a_known_etag_is_answered_without_the_body(start: Start) -> None:
+    from dataclasses import replace
+
+    bench = start(BinaryOrigin(b"abcd"))
+    answer = await bench.engine.catch_up(bench.read("/s?offset=-1"))
+    tag = answer.headers["ETag"]
+    answer.close()
+    again = await bench.engine.catch_up(replace(bench.read("/s?offset=-1"), if_none_match=tag))
+    assert (again.status, again.body, again.parts) == (304, b"", None)
+    again.close()
+
+
+async def test_what_may_not_be_shared_is_left_to_the_relay(start: Start) -> None:
+    bench = start(
+        lambda asked: asked.answer(
+            200, {**TEXT, "Stream-Next-Offset": "0002", "Stream-Up-To-Date": "true", "Set-Cookie": "a=b"}, b"ab"
+        )
+    )
+    with pytest.raises(Uncacheable, match="cookie"):
+        await bench.engine.catch_up(bench.read("/s?offset=-1"))
+    assert bench.engine.store.cost == sum(stream.tape.cost for stream in bench.engine.store)
+    assert not any(stream.tape.size for stream in bench.engine.store)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_stream_that_is_no_more_is_forgotten(start: Start, status: int) -> None:
+    origin = BinaryOrigin(b"abcd")
+    bench = start(origin)
+    await bench.body()
+    bench.upstream.script = lambda asked: asked.answer(status, TEXT, b"gone")
+    assert (await bench.body("/s?offset=0004"))[0] == status
+    assert not any(stream.tape.size for stream in bench.engine.store)

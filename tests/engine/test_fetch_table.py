@@ -1,0 +1,130 @@
+"""The table of shared fetches: who waits for which, and whose answer may be taken for the tail."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.errors import UpstreamTimeout
+from gateway.tape.stream import Stream
+from gateway.upstream.flight import METADATA, Beyond, Head, OriginError, StreamHead
+from tests.engine.bench import BinaryOrigin, EngineBench, Start, part_of_stream
+from tests.waiting import eventually, pass_turns
+
+
+async def looking(bench: EngineBench, stream: Stream, start: str) -> asyncio.Task[Head]:
+    """A look at what lies after `start`, which has begun."""
+    read = bench.read("/s")
+    look = asyncio.create_task(bench.engine.fetches.fresh_head(stream, start, read.route, read.source))
+    await pass_turns()
+    return look
+
+
+def opened(bench: EngineBench) -> Stream:
+    return bench.engine.store.open(bench.read("/s").key, bench.clock.now())
+
+
+async def test_those_who_come_before_a_fetch_is_sent_share_it(start: Start) -> None:
+    bench = start()
+    stream, read = opened(bench), bench.read("/s")
+    looks = [
+        asyncio.create_task(bench.engine.fetches.fresh_head(stream, "-1", read.route, read.source)) for _ in range(20)
+    ]
+    asked = await bench.until(1)
+    assert repr(bench.engine.fetches) == "1 flights, 20 waiting"
+    BinaryOrigin(b"ab")(asked)
+    heads = await asyncio.gather(*looks)
+    assert set(heads) == {StreamHead("0002", up_to_date=True, is_closed=False)}
+    await eventually(lambda: repr(bench.engine.fetches) == "0 flights, 0 waiting", look_s=0)
+    assert len(bench.upstream.asked) == 1
+
+
+async def test_those_who_come_after_it_was_sent_share_the_next_one(start: Start) -> None:
+    """What was acknowledged before they came may not be in an answer that was asked for before."""
+    bench = start()
+    stream = opened(bench)
+    early = await looking(bench, stream, "-1")
+    first = await bench.until(1)
+    late = [await looking(bench, stream, "-1") for _ in range(5)]
+    assert len(bench.upstream.asked) == 1
+    BinaryOrigin(b"ab")(first)
+    assert await early == StreamHead("0002", up_to_date=True, is_closed=False)
+    second = await bench.until(2)
+    # Its bytes are here: only what has come since is asked for.
+    assert second.query["offset"] == "0002"
+    BinaryOrigin(b"abcd")(second)
+    assert {await look for look in late} == {StreamHead("0004", up_to_date=True, is_closed=False)}
+    assert len(bench.upstream.asked) == 2
+
+
+async def test_fetches_of_several_places_go_beside_each_other(start: Start) -> None:
+    bench = start()
+    stream = opened(bench)
+    looks = [await looking(bench, stream, place) for place in ("-1", METADATA, "now")]
+    await bench.until(3)
+    assert len(bench.engine.fetches) == 3
+    assert {flight.start for _, flight in bench.engine.fetches.flights()} == {"-1", METADATA, "now"}
+    for asked in bench.upstream.asked:
+        BinaryOrigin(b"ab")(asked)
+    assert {await look for look in looks} == {StreamHead("0002", up_to_date=True, is_closed=False)}
+
+
+async def test_the_last_who_leaves_ends_the_fetch(start: Start) -> None:
+    bench = start()
+    looks = [await looking(bench, opened(bench), "-1") for _ in range(2)]
+    await bench.until(1)
+    looks[0].cancel()
+    await asyncio.gather(looks[0], return_exceptions=True)
+    assert bench.engine.fetches.readers == 1
+    looks[1].cancel()
+    await asyncio.gather(looks[1], return_exceptions=True)
+    await eventually(lambda: not bench.engine.fetches and not bench.engine.tasks, look_s=0)
+
+
+async def test_a_fetch_that_hangs_is_not_waited_for_longer_than_the_route_says(start: Start) -> None:
+    bench = start(collapse_wait_s=2.0)
+    stream = opened(bench)
+    early = await looking(bench, stream, "-1")
+    hanging = await bench.until(1)
+    late = await looking(bench, stream, "-1")
+    bench.clock.advance(2.1)
+    BinaryOrigin(b"ab")(await bench.until(2))
+    assert await late == StreamHead("0002", up_to_date=True, is_closed=False)
+    hanging.fail(UpstreamTimeout())
+    early.cancel()
+    await asyncio.gather(early, return_exceptions=True)
+
+
+async def test_bytes_that_were_forgotten_meanwhile_are_asked_for_again(start: Start) -> None:
+    bench = start()
+    stream = opened(bench)
+    look = await looking(bench, stream, "-1")
+    first = await bench.until(1)
+    bench.engine.store.forget_bytes(stream)
+    part_of_stream(b"old", "0003")(first)
+    second = await bench.until(2)
+    assert stream.tape.size == 0
+    part_of_stream(b"new!", "0004")(second)
+    assert await look == StreamHead("0004", up_to_date=True, is_closed=False)
+    assert stream.tape.read("-1", 100).pieces == (b"new!",)
+
+
+async def test_an_offset_behind_the_tail_is_told_where_it_is(start: Start) -> None:
+    bench = start(part_of_stream(b"", "0002"))
+    look = await looking(bench, opened(bench), "0009")
+    assert await look == Beyond("0002", up_to_date=True, is_closed=False)
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 500])
+async def test_a_refusal_is_one_for_all_who_wait(start: Start, status: int) -> None:
+    bench = start(retry_attempts=0)
+    stream, read = opened(bench), bench.read("/s")
+    looks = [
+        asyncio.create_task(bench.engine.fetches.fresh_head(stream, "-1", read.route, read.source)) for _ in range(5)
+    ]
+    (await bench.until(1)).answer(status, {"Content-Type": "text/plain"}, b"why")
+    heads = await asyncio.gather(*looks)
+    assert len({id(head) for head in heads}) == 1
+    assert isinstance(heads[0], OriginError)
+    assert (heads[0].status, heads[0].body) == (status, b"why")

@@ -1,0 +1,133 @@
+"""Long-polls without a connection: who waits, what wakes them, and what they are told when their time is up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.bench import BinaryOrigin, EngineBench, LongPoll, Start, bring, confirm
+from tests.memory_upstream import Asked
+from tests.waiting import eventually, pass_turns
+
+
+async def waiting(bench: EngineBench, count: int = 1) -> tuple[list[LongPoll], Asked]:
+    """Clients that wait at the tail, and the confirmed live request that is theirs."""
+    await bench.body()
+    clients = [await bench.poll("/s?offset=0002&live=long-poll") for _ in range(count)]
+    live = await bench.live_request()
+    confirm(live, "0002")
+    await eventually(lambda: all(topic.is_confirmed for topic in bench.engine.live.topics()), look_s=0)
+    assert not any(client.answers for client in clients)
+    return clients, live
+
+
+async def test_who_is_behind_is_answered_at_once(start: Start) -> None:
+    bench = start(BinaryOrigin(b"abcd"))
+    client = await bench.poll("/s?offset=-1&live=long-poll")
+    await eventually(lambda: bool(client.answers), look_s=0)
+    (answer,) = client.answers
+    assert (answer.status, client.bodies, answer.headers["Stream-Next-Offset"]) == (200, [b"abcd"], "0004")
+    assert answer.headers["Stream-Cursor"].isdigit()
+    assert bench.live == []
+
+
+async def test_one_event_wakes_all_who_wait_with_the_same_bytes(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    clients, live = await waiting(bench, 10)
+    assert repr(bench.engine.live) == "1 topics, 1 followed, 10 readers"
+    bring(live, b"cd", "0004")
+    await eventually(lambda: all(client.answers for client in clients), look_s=0)
+    assert {client.bodies[0] for client in clients} == {b"cd"}
+    assert len({id(client.bodies[0]) for client in clients}) == 1
+    assert len(bench.live) == 1
+    assert repr(bench.engine.live) == "1 topics, 1 followed, 0 readers"
+
+
+async def test_time_that_runs_out_is_a_204_on_the_followers_word(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), long_poll_timeout_s=20)
+    (client,), _ = await waiting(bench)
+    asked = len(bench.upstream.asked)
+    bench.clock.advance(19)
+    await pass_turns()
+    assert not client.answers
+    bench.clock.advance(2)
+    (answer,) = client.answers
+    assert (answer.status, answer.headers["Stream-Next-Offset"]) == (204, "0002")
+    assert answer.headers["Stream-Up-To-Date"] == "true"
+    assert len(bench.upstream.asked) == asked
+
+
+async def test_time_that_runs_out_while_nobody_can_vouch_for_the_tail_is_a_look(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin, long_poll_timeout_s=20)
+    await bench.body()
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    await bench.live_request()
+    asked = len(bench.upstream.asked)
+    origin.body += b"cd"
+    bench.clock.advance(21)
+    await eventually(lambda: bool(client.answers), look_s=0)
+    assert (client.answers[0].status, client.bodies) == (200, [b"cd"])
+    assert len(bench.upstream.asked) > asked
+
+
+@pytest.mark.parametrize("status", [404, 410])
+async def test_a_stream_that_ends_is_told_to_all_who_wait(start: Start, status: int) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    clients, live = await waiting(bench, 3)
+    live.inflow.finish()
+    bench.upstream.script = lambda asked: asked.answer(status)
+
+    def is_told() -> bool:
+        bench.clock.advance(0.1)
+        return all(client.answers for client in clients)
+
+    await eventually(is_told, look_s=0)
+    assert {client.answers[0].status for client in clients} == {status}
+
+
+async def test_a_stream_that_closes_is_told_as_closed(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    (client,), live = await waiting(bench)
+    bring(live, b"", "0002", is_closed=True)
+    await eventually(lambda: bool(client.answers), look_s=0)
+    assert (client.answers[0].status, client.answers[0].headers["Stream-Closed"]) == (204, "true")
+
+
+async def test_a_client_that_has_gone_is_answered_nothing_and_leaves_nothing(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), live_linger_s=1)
+    (client,), live = await waiting(bench)
+    (topic,) = bench.engine.live.topics()
+    (waiter,) = topic.readers_now
+    waiter.gone()
+    assert client.has_left
+    bring(live, b"cd", "0004")
+    await pass_turns()
+    assert client.answers == []
+    bench.clock.advance(1.1)
+    assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
+
+
+async def test_a_drain_sends_those_who_wait_off_one_after_the_other(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    clients, _ = await waiting(bench, 20)
+    bench.engine.begin_drain(spread_s=10.0)
+    left: list[int] = []
+    for _ in range(11):
+        bench.clock.advance(1.0)
+        await pass_turns()
+        left.append(sum(not client.answers for client in clients))
+    assert left[-1] == 0
+    assert len(set(left)) > 3
+    assert {client.answers[0].status for client in clients} == {204}
+
+
+async def test_cursors_only_grow_for_a_client(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), long_poll_timeout_s=20)
+    (client,), _ = await waiting(bench)
+    bench.clock.advance(21)
+    first = client.answers[0].headers["Stream-Cursor"]
+    again = await bench.poll(f"/s?offset=0002&live=long-poll&cursor={first}")
+    await pass_turns()
+    bench.clock.advance(21)
+    await pass_turns()
+    assert int(again.answers[0].headers["Stream-Cursor"]) > int(first)

@@ -1,0 +1,119 @@
+"""Relayed requests: what a write that was answered, refused or lost changes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.errors import UpstreamBroken
+from gateway.protocol.mode import Mode
+from gateway.tape.stream import End
+from tests.engine.bench import BinaryOrigin, EngineBench, Start, bring, confirm
+from tests.waiting import eventually, pass_turns
+
+
+async def known(start: Start, **settings: object) -> EngineBench:
+    """A bench that has read a stream to its tail, 0002."""
+    bench = start(BinaryOrigin(b"ab"), **settings)
+    await bench.body()
+    return bench
+
+
+async def test_an_append_that_is_acknowledged_names_a_tail_that_reads_must_reach(start: Start) -> None:
+    bench = await known(start)
+    bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0004"})
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert bench.stream.acked == "0004"
+    assert not bench.stream.holds_acknowledged("0002")
+    # The bytes are the origin's to give: nothing of the request is laid.
+    assert bench.stream.tape.read("-1", 100).pieces == (b"ab",)
+
+
+async def test_a_create_that_made_a_stream_ends_what_was_remembered_under_its_name(start: Start) -> None:
+    bench = await known(start)
+    before = bench.stream
+    bench.upstream.script = lambda asked: asked.answer(201, {"Stream-Next-Offset": "0000"})
+    (await bench.relay(Mode.CREATE, b"")).close()
+    assert before.ended is End.RECREATED
+
+
+async def test_a_create_that_found_the_stream_there_ends_nothing(start: Start) -> None:
+    bench = await known(start)
+    before = bench.stream
+    bench.upstream.script = lambda asked: asked.answer(200, {"Stream-Next-Offset": "0002"})
+    (await bench.relay(Mode.CREATE, b"")).close()
+    assert before.ended is None
+
+
+@pytest.mark.parametrize(("status", "why"), [(204, End.DELETED), (404, End.DELETED), (403, None), (500, None)])
+async def test_a_delete_ends_the_stream_where_the_origin_has_it_no_more(
+    start: Start, status: int, why: End | None
+) -> None:
+    bench = await known(start)
+    before = bench.stream
+    bench.upstream.script = lambda asked: asked.answer(status)
+    (await bench.relay(Mode.DELETE)).close()
+    assert before.ended is why
+
+
+@pytest.mark.parametrize(("status", "doubts"), [(400, 0), (409, 0), (413, 0), (500, 1), (502, 1), (504, 1)])
+async def test_a_write_that_may_have_been_done_is_doubted(start: Start, status: int, doubts: int) -> None:
+    bench = await known(start)
+    bench.upstream.script = lambda asked: asked.answer(status)
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert bench.stream.stale_marks == doubts
+    assert bench.stream.needs_revalidation is bool(doubts)
+
+
+async def test_a_close_that_is_refused_because_it_is_closed_teaches_where(start: Start) -> None:
+    bench = await known(start)
+    bench.upstream.script = lambda asked: asked.answer(409, {"Stream-Closed": "true", "Stream-Next-Offset": "0002"})
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert bench.stream.tape.closed_at == "0002" or bench.stream.is_closing
+
+
+async def test_writes_that_are_under_way_are_counted_until_they_are_answered(start: Start) -> None:
+    bench = await known(start)
+    bench.upstream.script = lambda asked: None
+    writes = [asyncio.create_task(bench.relay(Mode.APPEND, b"cd")) for _ in range(3)]
+    await bench.until(4)
+    assert bench.engine.relay.open_writes == 3
+    first, second, third = bench.upstream.asked[1:]
+    first.answer(204, {"Stream-Next-Offset": "0004"})
+    second.answer(409)
+    third.fail(UpstreamBroken())
+    done = await asyncio.gather(*writes, return_exceptions=True)
+    assert bench.engine.relay.open_writes == 0
+    assert isinstance(done[2], UpstreamBroken)
+    for reply in done[:2]:
+        assert not isinstance(reply, BaseException)
+        reply.close()
+
+
+async def test_what_a_delete_overtook_is_not_taken_for_the_streams_of_now(start: Start) -> None:
+    bench = await known(start)
+    bench.upstream.script = lambda asked: None
+    appending = asyncio.create_task(bench.relay(Mode.APPEND, b"cd"))
+    append = await bench.until(2)
+    deleting = asyncio.create_task(bench.relay(Mode.DELETE))
+    (await bench.until(3)).answer(204)
+    (await deleting).close()
+    append.answer(204, {"Stream-Next-Offset": "0004"})
+    (await appending).close()
+    assert all(stream.acked is None for stream in bench.engine.store)
+
+
+async def test_live_readers_are_sent_what_was_acknowledged_when_the_follower_brings_it(start: Start) -> None:
+    origin = BinaryOrigin(b"ab")
+    bench = start(origin)
+    await bench.body()
+    client = await bench.poll("/s?offset=0002&live=long-poll")
+    live = await bench.live_request()
+    confirm(live, "0002")
+    await pass_turns()
+    bench.upstream.script = lambda asked: asked.answer(204, {"Stream-Next-Offset": "0004"})
+    (await bench.relay(Mode.APPEND, b"cd")).close()
+    assert client.answers == []
+    bring(live, b"cd", "0004")
+    await eventually(lambda: client.bodies == [b"cd"], look_s=0)

@@ -1,0 +1,135 @@
+"""SSE without a connection: replay, live events, what a slow client is spared, and how a response ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+from gateway.live.subscriber import Subscriber
+from gateway.telemetry.access_record import CloseReason
+from tests.engine.bench import BinaryOrigin, EngineBench, EventStream, Start, bring, confirm
+from tests.memory_upstream import Asked
+from tests.waiting import eventually, pass_turns
+
+
+def controls(wire: EventStream) -> list[dict[str, Any]]:
+    return [json.loads(data) for name, data in wire.events() if name == "control"]
+
+
+def datas(wire: EventStream) -> list[str]:
+    return [base64.b64decode(data).decode() for name, data in wire.events() if name == "data"]
+
+
+async def subscribed(bench: EngineBench, offset: str = "-1") -> tuple[EventStream, Subscriber, Asked]:
+    """A client at the tail of a stream that is followed."""
+    opening = asyncio.create_task(bench.subscribe(f"/s?offset={offset}&live=sse"))
+    live = await bench.live_request()
+    confirm(live, "0002")
+    wire, subscriber = await opening
+    return wire, subscriber, live
+
+
+async def test_a_replay_ends_in_one_control_event_that_says_where_the_tail_is(start: Start) -> None:
+    wire, _, _ = await subscribed(start(BinaryOrigin(b"ab")))
+    assert datas(wire) == ["ab"]
+    (control,) = controls(wire)
+    assert (control["streamNextOffset"], control["upToDate"]) == ("0002", True)
+    assert control["streamCursor"].isdigit()
+
+
+async def test_every_event_goes_out_once_with_its_control_event(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    wire, _, live = await subscribed(bench)
+    for at, data in ((4, b"cd"), (6, b"ef")):
+        bring(live, data, f"{at:04d}")
+        await eventually(lambda at=at: controls(wire)[-1]["streamNextOffset"] == f"{at:04d}", look_s=0)
+    assert datas(wire) == ["ab", "cd", "ef"]
+    assert [name for name, _ in wire.events()] == ["data", "control"] * 3
+
+
+async def test_a_client_that_takes_nothing_is_written_nothing_and_reads_on_from_the_tape(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    wire, subscriber, live = await subscribed(bench)
+    wire.is_full = True
+    before = wire.said
+    for at, data in ((4, b"cd"), (6, b"ef"), (8, b"gh")):
+        bring(live, data, f"{at:04d}")
+    await eventually(lambda: bench.stream.tape.tail == "0008", look_s=0)
+    await pass_turns()
+    assert wire.said == before
+    wire.is_full = False
+    subscriber.pump()
+    # What came meanwhile is one event, from where the client stands.
+    assert datas(wire) == ["ab", "cdefgh"]
+    assert controls(wire)[-1]["streamNextOffset"] == "0008"
+
+
+async def test_a_closed_stream_ends_the_response_in_order(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    wire, _, live = await subscribed(bench)
+    bring(live, b"cd", "0004", is_closed=True)
+    await eventually(lambda: bool(wire.ended), look_s=0)
+    assert wire.ended == [(CloseReason.CLOSED, True)]
+    assert controls(wire)[-1]["streamClosed"] is True
+    assert "streamCursor" not in controls(wire)[-1]
+
+
+async def test_silence_is_broken_by_comments_at_the_time_of_a_heartbeat(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), heartbeat_s=15)
+    wire, _, _ = await subscribed(bench)
+    before = wire.said
+    bench.clock.advance(14)
+    assert wire.said == before
+    bench.clock.advance(2)
+    assert wire.said.startswith(before + b":")
+    assert [name for name, _ in wire.events()] == ["data", "control"]
+
+
+async def test_a_connection_is_ended_in_order_when_it_has_lived_long_enough(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), sse_lifetime_s=60)
+    wire, _, _ = await subscribed(bench)
+    bench.clock.advance(47)
+    assert wire.ended == []
+    bench.clock.advance(14)
+    assert wire.ended == [(CloseReason.LIFETIME, True)]
+
+
+async def test_a_client_that_leaves_is_forgotten_and_the_stream_after_the_linger(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"), live_linger_s=5)
+    wire, subscriber, live = await subscribed(bench)
+    subscriber.gone()
+    assert wire.ended == [(CloseReason.LEFT, False)]
+    assert repr(bench.engine.live) == "1 topics, 1 followed, 0 readers"
+    bench.clock.advance(5.1)
+    await eventually(lambda: not bench.engine.tasks, look_s=0)
+    assert repr(bench.engine.live) == "0 topics, 0 followed, 0 readers"
+    assert len(bench.live) == 1
+    assert live is bench.live[0]
+
+
+async def test_many_clients_cost_the_origin_one_live_request_and_share_its_frames(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    first, _, live = await subscribed(bench)
+    others = [(await bench.subscribe("/s?offset=0002&live=sse"))[0] for _ in range(9)]
+    bring(live, b"cd", "0004")
+    await eventually(lambda: all("cd" in datas(wire) for wire in (first, *others)), look_s=0)
+    assert len(bench.live) == 1
+    (topic,) = bench.engine.live.topics()
+    assert 0 < topic.frame_bytes < 1_000
+
+
+async def test_a_drain_ends_each_response_in_order_and_not_all_at_once(start: Start) -> None:
+    bench = start(BinaryOrigin(b"ab"))
+    first, _, _ = await subscribed(bench)
+    wires = [first, *[(await bench.subscribe("/s?offset=0002&live=sse"))[0] for _ in range(19)]]
+    bench.clock.advance(2)
+    bench.engine.begin_drain(spread_s=10.0)
+    left: list[int] = []
+    for _ in range(11):
+        bench.clock.advance(1.0)
+        left.append(sum(not wire.ended for wire in wires))
+    assert left[-1] == 0
+    assert len(set(left)) > 3
+    assert {reason for wire in wires for reason in wire.ended} == {(CloseReason.DRAINED, True)}
