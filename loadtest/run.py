@@ -118,7 +118,7 @@ def gateway(out: Path) -> Iterator[dict[str, str]]:
                 if words[0] == "READY":
                     urls[words[1]] = words[2]
             watchdog.cancel()
-            # The lines to paste, which nobody reads here.
+            # The lines to paste that `dev` prints; they are ignored here.
             drain = threading.Thread(target=process.stdout.read, daemon=True)
             drain.start()
             yield urls
