@@ -1,4 +1,4 @@
 """Dashboards for Grafana, and rules and scrape configuration for Prometheus.
 
-`python -m grafana` writes `dashboards/*.json` from what is written here; a test holds that they are the same.
+`python -m grafana` generates `dashboards/*.json` from these modules; a test checks that they are up to date.
 """

@@ -1,7 +1,7 @@
-"""`python -m grafana` writes the dashboards, the operator's page of alerts, and the alerts' links to it.
+"""`python -m grafana` writes the dashboards, the alerts on the operator's page, and the links from the rules to it.
 
-`--check` only says which of them are not as they would be written.  `--runbooks` names the place where the page is
-published, for `runbook_url`; without it the links are the page's path in the repository.
+`--check` only lists the files that would change.  `--runbooks` is the URL of the published page, for `runbook_url`;
+without it the links are the page's path in the repository.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ BOARDS: Final = (OVERVIEW, LIVE, CACHE, ORIGIN, CONNECTIONS, PIPELINE)
 
 
 def files(runbooks: str = RUNBOOKS) -> Mapping[Path, str]:
-    """Every dashboard's file and what belongs into it; the operator's page; and the rules."""
+    """Path and text of every generated file: the dashboards, the operator's page, and the rules."""
     boards = {FOLDER / f"{board.name}.json": rendered(board) for board in BOARDS}
     return {**boards, PAGE: with_alerts(PAGE.read_text()), RULES: with_runbooks(RULES.read_text(), runbooks)}
 
 
 def drifted(runbooks: str = RUNBOOKS) -> list[str]:
-    """Names of files that are not as they would be written, are missing, or belong to no dashboard."""
+    """Names of files that would change, are missing, or belong to no dashboard."""
     wanted = files(runbooks)
     wrong = [path.name for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     return sorted([*wrong, *(path.name for path in FOLDER.glob("*.json") if path not in wanted)])
 
 
 def main() -> int:
-    """Write, or check; the exit status."""
+    """Write or check the files; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m grafana", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a file would change")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if a file would change")
     parser.add_argument("--runbooks", default=RUNBOOKS, metavar="URL", help="URL of the published page (%(default)s)")
     asked = parser.parse_args()
     if asked.check:

@@ -1,5 +1,5 @@
-"""The operator's page and the alert rules name each other: the page describes each alert under a heading of its own,
-which the alert's `runbook_url` leads to.  Both are written from the rules.
+"""Links the operator's page and the alert rules: the page describes each alert under a heading, and the alert's
+`runbook_url` leads to that heading.  Both are generated from the rules.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = _ROOT / "docs" / "operating.md"
 RULES: Final = _ROOT / "grafana" / "rules" / "alerts.yml"
 RUNBOOKS: Final = "docs/operating.md"
-"""Where the page is unless said otherwise: in the repository, so that no host is assumed."""
+"""The default place of the page: its path in the repository, so that no host is assumed."""
 _BEGIN: Final = "<!-- alerts -->\n"
 _END: Final = "<!-- /alerts -->"
 _ALERT: Final = "      - alert: "
@@ -22,7 +22,7 @@ _RUNBOOK_URL: Final = "          runbook_url: "
 
 
 def with_alerts(page: str) -> str:
-    """The page with its alerts as the rules have them."""
+    """The page with its section of alerts generated from the rules."""
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{_alerts()}{_END}{after}"
@@ -44,7 +44,7 @@ def with_runbooks(rules: str, base: str = RUNBOOKS) -> str:
 
 
 def _anchor(alert: str) -> str:
-    """Of a heading, as Markdown's renderers make it."""
+    """The anchor of a heading, as Markdown renderers make it."""
     return alert.lower()
 
 

@@ -1,8 +1,8 @@
-"""What a dashboard is made of, and how it becomes Grafana's JSON.
+"""The parts of a dashboard, and their rendering as Grafana's JSON.
 
-A board is data: rows of panels, each with its queries and a sentence that says what to read from it.  All boards choose
-the same way, by data source, gateway and route, and are linked to each other by their tag.  All mark the moments at
-which a gateway was started, reloaded or purged.
+A board is data: rows of panels, each with its queries and a sentence on how to read it.  All boards have the same
+variables (data source, gateway, route) and link to each other by their tag.  All mark the moments at which a gateway
+was started, reloaded or purged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HEIGHT: Final = {"stat": 4, "lines": 8, "stack": 8, "heat": 8, "text": 6}
 _SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 
 GATEWAY: Final = 'instance=~"$instance"'
-"""Matches the gateways that are chosen."""
+"""Matches the chosen gateways."""
 ROUTE: Final = 'instance=~"$instance",route=~"$route"'
-"""Matches these and the routes that are chosen."""
+"""Matches the chosen gateways and routes."""
 
 Kind = Literal["stat", "lines", "stack", "heat", "text"]
 """`heat` is a heatmap: how many observations fell into each bucket of a histogram, over time."""
@@ -37,7 +37,7 @@ Kind = Literal["stat", "lines", "stack", "heat", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression, and how its series are named: Grafana's `{{label}}` stands for a label's value."""
+    """One expression and the legend of its series; `{{label}}` in the legend stands for a label's value."""
 
     expression: str
     legend: str = ""
@@ -46,7 +46,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture.  `width` is in twenty-fourths; `least` and `most` are the axis's ends where those are known."""
+    """One panel.  `width` is in twenty-fourths; `least` and `most` are the ends of the axis, if they are fixed."""
 
     title: str
     description: str
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard; `name` is its file's and, with the project's before it, its address in Grafana."""
+    """One dashboard; `name` is its file's name and, prefixed with the project's, its uid in Grafana."""
 
     name: str
     title: str
@@ -77,13 +77,13 @@ class Board:
 
 
 def rate(series: str, by: str = "", matching: str = ROUTE) -> str:
-    """Per second, summed, by labels; `matching` may be longer than `ROUTE` by other conditions."""
+    """A counter's rate per second, summed by labels; `matching` may extend `ROUTE` with other conditions."""
     grouping = f" by ({by})" if by else ""
     return f"sum{grouping} (rate({series}{{{matching}}}[$__rate_interval]))"
 
 
 def share(series: str, of: str, matching: str) -> str:
-    """How large a part of `of`, conditions on the series, also meets `matching`; both are counters per second."""
+    """The share of the series' rate under the conditions `of` that also meets the conditions `matching`."""
     return f"{rate(series, matching=f'{of},{matching}')} / {rate(series, matching=of)}"
 
 
@@ -94,13 +94,13 @@ def total(series: str, by: str = "", matching: str = ROUTE) -> str:
 
 
 def quantile(part: float, series: str, by: str = "", matching: str = ROUTE) -> str:
-    """What this part of observations was not above; `series` is a histogram's name."""
+    """The quantile `part` of a histogram; `series` is its name."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({part}, sum by ({labels}) (rate({series}_bucket{{{matching}}}[$__rate_interval])))"
 
 
 def quantiles(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
-    """Half, 95 and 99 of a hundred."""
+    """The median, the 95th and the 99th percentile, with exemplars."""
     return tuple(
         Query(quantile(part, series, matching=matching), legend, shows_exemplars=True)
         for part, legend in ((0.5, "half"), (0.95, "95 %"), (0.99, "99 %"))
@@ -108,23 +108,23 @@ def quantiles(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
 
 
 def buckets(series: str, matching: str = ROUTE) -> tuple[Query, ...]:
-    """What a heatmap shows; `series` is a histogram's name."""
+    """The query of a heatmap; `series` is a histogram's name."""
     return (Query(f"sum by (le) (increase({series}_bucket{{{matching}}}[$__rate_interval]))", "{{le}}"),)
 
 
 _MOMENTS: Final = (
-    # Its value is the moment, in milliseconds: it is marked there, however often it was scraped.
+    # Its value is the moment in milliseconds, so it is marked once, however often it was scraped.
     ("Starts", f"process_start_time_seconds{{{GATEWAY}}} * 1000", "started", True),
     ("Reloads", f"sum by (instance, result) (increase(durable_gateway_reloads_total{{{GATEWAY}}}[1m])) > 0",
      "configuration {{result}}", False),
     ("Purges", f"sum by (instance, kind) (increase(durable_gateway_purges_total{{{GATEWAY}}}[1m])) > 0",
      "{{kind}} purge", False),
 )  # fmt: skip
-"""Name, expression, text, and whether the value is the moment: what is marked on every panel."""
+"""Annotations of every panel: name, expression, text, and whether the value is the moment."""
 
 
 def _annotations() -> list[dict[str, Any]]:
-    # As the Prometheus data source takes them; the builder does not know its fields.
+    # In the format of the Prometheus data source, whose fields the builder does not know.
     return [
         {
             "datasource": {"type": "prometheus", "uid": "$datasource"},
@@ -143,7 +143,7 @@ def _annotations() -> list[dict[str, Any]]:
 
 
 def rendered(board: Board) -> str:
-    """The board as Grafana's JSON, with a line's end at its end."""
+    """The board as Grafana's JSON, ending in a newline."""
     made = builders.Dashboard(board.title).uid(f"{TAG}-{board.name}").description(board.description)
     made = made.tags([TAG]).editable().timezone("browser").refresh("10s").time("now-30m", "now")
     made = made.tooltip(models.DashboardCursorSync.CROSSHAIR).link(
@@ -187,7 +187,7 @@ def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
         .sort(models.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
         .include_all(True)
-        # Not the alternatives one by one: a route that comes later is to be seen as well.
+        # A pattern rather than a list of names, so that routes added later are included.
         .all_value(".*")
         .current(everything)
     )
@@ -208,7 +208,7 @@ def _panel(panel: Panel) -> Any:
         return made
     made = made.description(panel.description).unit(panel.unit).datasource(_SOURCE)
     if panel.kind == "stat":
-        # A ratio of nothing to nothing.
+        # A ratio without data has no value.
         made = made.no_value("–")
     if panel.least is not None and panel.kind != "heat":
         made = made.min(panel.least)
@@ -226,7 +226,7 @@ def _panel(panel: Panel) -> Any:
 
 
 def _heatmap(unit: str) -> heatmap.Panel:
-    """The counts come in buckets already: nothing is calculated."""
+    """A heatmap of counts that are bucketed already: Grafana calculates nothing."""
     colours = heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
     colours = colours.scale(heatmap_models.HeatmapColorScale.EXPONENTIAL).exponent(0.5)
     made = heatmap.Panel().calculate(False).cell_gap(1).color(colours).show_legend()

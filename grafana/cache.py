@@ -1,4 +1,4 @@
-"""Cache and tape: how much is answered from memory, what memory holds, what goes from it."""
+"""The dashboard of cache and tape: answers from memory, the contents of memory, evictions, compression."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ CACHE: Final = Board(
             (
                 Panel(
                     "Hit ratio",
-                    "Share of catch-up reads answered from the tape alone. Those revalidated, joined or collapsed came "
-                    "from memory as well: what the origin was spared is on the overview.",
+                    "Share of catch-up reads answered from the tape alone. Revalidated, joined and collapsed reads "
+                    "came from memory too; the overview has the share spared the origin.",
                     "percentunit",
                     (Query(share("durable_gateway_requests_total", f"{ROUTE},{_CATCHUP}", 'outcome="hit"')),),
                     most=1,
                 ),
                 Panel(
                     "From the tape, at least in part",
-                    "The same with those that were joined with a look at the tail.",
+                    "The hit ratio including reads joined with a tail probe, revalidated, or stale because of an "
+                    "error.",
                     "percentunit",
                     (
                         Query(
@@ -46,14 +47,14 @@ CACHE: Final = Board(
                 ),
                 Panel(
                     "Bytes by outcome",
-                    "Body bytes of answers that ended, of all modes: what came from the tape, what was fetched.",
+                    "Body bytes of finished answers of all modes, by outcome: from the tape, or fetched.",
                     "Bps",
                     (Query(rate("durable_gateway_response_bytes_total", "outcome"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
-                    "Shared looks and fetches",
-                    "Reads that needed the origin and had company: their fetches were shared.",
+                    "Shared probes and fetches",
+                    "Reads that needed the origin and shared a fetch or a tail probe.",
                     "reqps",
                     (
                         Query(
@@ -66,7 +67,7 @@ CACHE: Final = Board(
                 ),
                 Panel(
                     "Bytes out for each byte in",
-                    "How often a byte that left the origin is sent to clients, coded or not.",
+                    "How often each byte from the origin is sent to clients, counted before compression.",
                     "short",
                     (
                         Query(
@@ -92,34 +93,34 @@ CACHE: Final = Board(
                 ),
                 Panel(
                     "Bytes of tapes by route",
-                    "Who takes the budget, indexes included.",
+                    "Bytes of the budget that each route uses, indexes included.",
                     "bytes",
                     (Query(total("durable_gateway_tape_bytes", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Tapes",
-                    "Streams remembered, empty ones too.",
+                    "Streams held, empty ones included.",
                     "short",
                     (Query(total("durable_gateway_tapes", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Blocks",
-                    "Runs of bytes that tapes are made of. Many on few tapes: streams read in pieces that do not meet.",
+                    "Runs of bytes on the tapes. Many on few tapes: streams are read in pieces with gaps between.",
                     "short",
                     (Query(total("durable_gateway_tape_blocks", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Evictions",
-                    "Tapes dropped for want of room. Steady and with misses: the budget is small for what is read.",
+                    "Tapes dropped to make room. A steady rate with misses: the budget is too small for the reads.",
                     "ops",
                     (Query(rate("durable_gateway_evictions_total", "route"), "{{route}}"),),
                 ),
                 Panel(
-                    "Flights and those who wait",
-                    "Shared fetches in the air, and the requests that wait for them.",
+                    "Flights and waiters",
+                    "Shared fetches under way, and the requests that wait for them.",
                     "short",
                     (
                         Query(total("durable_gateway_flights"), "flights"),
@@ -133,13 +134,13 @@ CACHE: Final = Board(
             (
                 Panel(
                     "Bodies compressed",
-                    "Each once for all who ask for it.",
+                    "Compressions. A compressed body is reused for all requests.",
                     "ops",
                     (Query(rate("durable_gateway_compressions_total", "coding", GATEWAY), "{{coding}}"),),
                 ),
                 Panel(
                     "Bytes before and after",
-                    "Of these bodies.",
+                    "Bytes of these bodies before and after compression.",
                     "Bps",
                     (
                         Query(
@@ -154,7 +155,7 @@ CACHE: Final = Board(
                 ),
                 Panel(
                     "Saved on the way to clients",
-                    "How many more bytes answers had before they were coded, each time that one was sent.",
+                    "Bytes that compression saved on answers to clients; each answer counts.",
                     "Bps",
                     (Query(rate("durable_gateway_response_saved_bytes_total", "mode"), "{{mode}}"),),
                     "stack",

@@ -1,4 +1,4 @@
-"""Clients' connections: how many, over HTTP/2, and under TLS."""
+"""The dashboard of clients' connections: their number, HTTP/2, and TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONNECTIONS: Final = Board(
             (
                 Panel(
                     "Open",
-                    "Client connections by gateway, and the most that each takes.",
+                    "Client connections by gateway, and the limit of each.",
                     "short",
                     (
                         Query(total("durable_gateway_connections", "instance", GATEWAY), "{{instance}}"),
@@ -32,7 +32,7 @@ CONNECTIONS: Final = Board(
                 ),
                 Panel(
                     "Over HTTP/2",
-                    "Connections that speak HTTP/2, and the requests open on them, live reads included.",
+                    "Connections that use HTTP/2, and their open requests, live reads included.",
                     "short",
                     (
                         Query(total("durable_gateway_http2_connections", matching=GATEWAY), "connections"),
@@ -46,15 +46,15 @@ CONNECTIONS: Final = Board(
             (
                 Panel(
                     "Requests reset",
-                    "By the gateway, by error code. refused_stream: a client has more than http2_streams requests "
-                    "open. cancel: a client does not keep up. protocol_error: malformed.",
+                    "Requests that the gateway reset, by error code. refused_stream: a client has more than "
+                    "http2_streams requests open. cancel: a client does not keep up. protocol_error: malformed.",
                     "ops",
                     (Query(rate("durable_gateway_http2_resets_total", "code", GATEWAY), "{{code}}"),),
                 ),
                 Panel(
                     "Connections ended by GOAWAY",
-                    "By the gateway, by error code. no_error: drains and idle connections. enhance_your_calm: floods, "
-                    "and heads that do not end in time.",
+                    "Connections to which the gateway sent GOAWAY, by error code. no_error: drains and idle "
+                    "connections. enhance_your_calm: floods, and heads that do not end in time.",
                     "ops",
                     (Query(rate("durable_gateway_http2_goaways_total", "code", GATEWAY), "{{code}}"),),
                 ),
@@ -72,7 +72,7 @@ CONNECTIONS: Final = Board(
             (
                 Panel(
                     "Certificates expire in",
-                    "Time until each certificate in use expires. Below 7 days a renewal has gone wrong.",
+                    "Time until each certificate in use expires. Below 7 days, renewal has failed.",
                     "s",
                     (
                         Query(
@@ -85,7 +85,7 @@ CONNECTIONS: Final = Board(
                 ),
                 Panel(
                     "Handshakes",
-                    "Completed, and failed for any reason.",
+                    "Completed handshakes, and those that failed for any reason.",
                     "ops",
                     (
                         Query(rate("durable_gateway_tls_handshakes_total", matching=GATEWAY), "completed"),
@@ -101,7 +101,7 @@ CONNECTIONS: Final = Board(
                 ),
                 Panel(
                     "Certificates not taken",
-                    "Renewed files that could not be used: the certificate from before stays in use, and expires.",
+                    "Renewed files that could not be used: the old certificate stays in use and will expire.",
                     "short",
                     (
                         Query(

@@ -1,4 +1,4 @@
-"""Live reads: who follows, how fast they are told, who cannot keep up."""
+"""The dashboard of live reads: readers, deliveries and their delay, slow consumers, followers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LIVE: Final = Board(
                 ),
                 Panel(
                     "Live readers by route",
-                    "The same, by route.",
+                    "Waiting long-polls and open SSE connections, by route.",
                     "short",
                     (Query(total("durable_gateway_subscribers", "route"), "{{route}}"),),
                     "stack",
                 ),
                 Panel(
                     "Readers for each followed stream",
-                    "How many share one live request at the origin, on average. 1 is no fan-out at all.",
+                    "Average number of readers that share one live request to the origin. 1: no fan-out.",
                     "short",
                     (
                         Query(
@@ -43,21 +43,22 @@ LIVE: Final = Board(
                 ),
                 Panel(
                     "Live reads that ended",
-                    "By outcome. A peak of followed is a drain, or an append that woke many long-polls.",
+                    "Live reads that ended, by outcome. A peak of followed: a drain, or an append that answered many "
+                    "long-polls.",
                     "reqps",
                     (Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_LIVE}"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
                     "Length of SSE connections",
-                    "They are ended in order after sse_lifetime_s, less some jitter. Much shorter ones: something "
-                    "between clients and gateway cuts them.",
+                    "The gateway ends them after sse_lifetime_s, less some jitter. Much shorter ones: a proxy between "
+                    "clients and gateway cuts them.",
                     "s",
                     quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="sse"'),
                 ),
                 Panel(
                     "Length of long-polls",
-                    "Until data came or the time was up.",
+                    "Time until data arrived or the long-poll timed out.",
                     "s",
                     quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="longpoll"'),
                 ),
@@ -68,26 +69,26 @@ LIVE: Final = Board(
             (
                 Panel(
                     "Deliveries",
-                    "Times a live reader was handed what a follower had brought.",
+                    "Deliveries of newly followed data to live readers; each reader counts.",
                     "ops",
                     (Query(rate("durable_gateway_deliveries_total", "route"), "{{route}}"),),
                 ),
                 Panel(
                     "Delay of deliveries",
-                    "From the arrival of an event until the last reader of its stream was handed it.",
+                    "Time from the arrival of an event to its delivery to the last reader of the stream.",
                     "s",
                     quantiles("durable_gateway_delivery_delay_seconds"),
                 ),
                 Panel(
                     "Delays of deliveries",
-                    "How many rounds over the readers of a stream took how long.",
+                    "Rounds over the readers of a stream, by duration.",
                     "s",
                     buckets("durable_gateway_delivery_delay_seconds"),
                     "heat",
                 ),
                 Panel(
                     "Bytes to clients",
-                    "Bodies as they are written, of all modes.",
+                    "Body bytes of all modes, as they are written.",
                     "Bps",
                     (Query(rate("durable_gateway_downstream_bytes_total", "instance", GATEWAY), "{{instance}}"),),
                 ),
@@ -98,23 +99,23 @@ LIVE: Final = Board(
             (
                 Panel(
                     "Unsent bytes",
-                    "Written for clients and not taken yet: of all, and of the one that has left most.",
+                    "Bytes written for clients and not yet accepted: the total, and the most of one client.",
                     "bytes",
                     (
                         Query(total("durable_gateway_lag_bytes", matching=GATEWAY), "all"),
-                        Query(f"max (durable_gateway_lag_most_bytes{{{GATEWAY}}})", "the one with most"),
+                        Query(f"max (durable_gateway_lag_most_bytes{{{GATEWAY}}})", "one client, most"),
                     ),
                 ),
                 Panel(
                     "Slow consumers",
-                    "moved: read from the tape at their own pace from there on. closed: took nothing for "
+                    "moved: now read from the tape at their own pace. closed: accepted no bytes for "
                     "client_write_timeout_s; they resume from their last offset.",
                     "ops",
                     (Query(rate("durable_gateway_slow_consumers_total", "action", GATEWAY), "{{action}}"),),
                 ),
                 Panel(
                     "Client connections",
-                    "Open now, and the most that are taken.",
+                    "Open connections, and their limit.",
                     "short",
                     (
                         Query(total("durable_gateway_connections", matching=GATEWAY), "open"),
@@ -128,7 +129,7 @@ LIVE: Final = Board(
             (
                 Panel(
                     "Followed streams",
-                    "Streams with live readers, each one live request at the origin; and the most there may be.",
+                    "Streams with live readers, each with one live request to the origin; and their limit.",
                     "short",
                     (
                         Query(total("durable_gateway_followed_streams", matching=GATEWAY), "followed"),
@@ -137,13 +138,13 @@ LIVE: Final = Board(
                 ),
                 Panel(
                     "Reconnects",
-                    "planned: at the end of a connection's life. lost: the origin or the network ended it.",
+                    "planned: at the end of the connection's lifetime. lost: the origin or the network ended it.",
                     "ops",
                     (Query(rate("durable_gateway_reconnects_total", "reason"), "{{reason}}"),),
                 ),
                 Panel(
                     "Live requests to the origin",
-                    "One a stream and connection's life, however many clients follow it.",
+                    "One per stream and lifetime of a connection, however many clients follow.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_requests_total", "mode", f"{ROUTE},{_LIVE}"), "{{mode}}"),),
                 ),

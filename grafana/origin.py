@@ -1,4 +1,4 @@
-"""The origin's view: what it is asked, how it answers, what the gateway holds open to it."""
+"""The dashboard of the origin's view: requests to it, its answers, and connections to it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from grafana.board import GATEWAY, ROUTE, Board, Panel, Query, Row, buckets, qua
 ORIGIN: Final = Board(
     "origin",
     "durable-gateway: the origin's view",
-    "How origins are; requests, answers, failures, times and connections towards them.",
+    "Health of the origins; requests to them, answers, failures, times and connections.",
     (
         Row(
             "Health",
             (
                 Panel(
                     "Origins that answer",
-                    "1 while an origin's circuit breaker is closed and it is not ejected; the least of all gateways.",
+                    "1 while an origin's circuit breaker is closed and it is not ejected; the minimum over all "
+                    "gateways.",
                     "short",
                     (Query(f"min by (origin) (durable_gateway_origin_up{{{GATEWAY}}})", "{{origin}}"),),
                     most=1,
                 ),
                 Panel(
                     "Circuit breakers",
-                    "Origins by the state of their breaker, as each gateway has it. open: nothing is sent. half_open: "
-                    "probes alone.",
+                    "Origins by the state of their breaker, counted by each gateway. open: nothing is sent. half_open: "
+                    "only probes.",
                     "short",
                     (Query(total("durable_gateway_origin_breaker_state", "state", GATEWAY), "{{state}}"),),
                     "stack",
@@ -42,14 +43,15 @@ ORIGIN: Final = Board(
             (
                 Panel(
                     "Requests by mode",
-                    "What origins are asked: reads, looks at the tail, live requests, writes passed on.",
+                    "Requests to origins: reads, tail probes, live requests, relayed writes.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_requests_total", "mode"), "{{mode}}"),),
                     "stack",
                 ),
                 Panel(
                     "Requests for each client request",
-                    "1 is no gateway at all. Writes are always 1 for 1; without them, see the overview.",
+                    "100 % is as without a gateway. Every write is one request; the overview has the share without "
+                    "them.",
                     "percentunit",
                     (
                         Query(
@@ -60,7 +62,7 @@ ORIGIN: Final = Board(
                 ),
                 Panel(
                     "Body bytes from the origin",
-                    "By what was asked.",
+                    "Body bytes from origins, by mode.",
                     "Bps",
                     (Query(rate("durable_gateway_upstream_bytes_total", "mode"), "{{mode}}"),),
                     "stack",
@@ -72,45 +74,45 @@ ORIGIN: Final = Board(
             (
                 Panel(
                     "Answers by status",
-                    "Classes of status. 4xx are clients' mistakes and streams that are no more.",
+                    "Answers by class of status. 4xx: mistakes of clients, and streams that no longer exist.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_replies_total", "class"), "{{class}}"),),
                     "stack",
                 ),
                 Panel(
                     "Failures",
-                    "Requests that came to nothing: no connection, no answer in time, an answer that is not valid.",
+                    "Requests without a usable answer: no connection, no answer in time, or an invalid answer.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_failures_total", "error"), "{{error}}"),),
                 ),
                 Panel(
                     "Retries",
-                    "Reads asked again, within the route's budget. Writes never are.",
+                    "Retried reads, within the route's budget. Writes are never retried.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_retries_total", "route"), "{{route}}"),),
                 ),
                 Panel(
                     "First byte of catch-up reads",
-                    "How long origins take to answer, connecting included.",
+                    "Time until the origin answers, connecting included.",
                     "s",
                     quantiles("durable_gateway_upstream_first_byte_seconds", f'{ROUTE},mode="catchup"'),
                 ),
                 Panel(
                     "First byte of writes",
-                    "The same for PUT, POST and DELETE, their bodies included.",
+                    "Time until the origin answers PUT, POST and DELETE, sending the body included.",
                     "s",
                     quantiles("durable_gateway_upstream_first_byte_seconds", f'{ROUTE},mode=~"create|append|delete"'),
                 ),
                 Panel(
                     "First bytes of catch-up reads",
-                    "How many took how long.",
+                    "Catch-up reads by the time until the origin answers.",
                     "s",
                     buckets("durable_gateway_upstream_first_byte_seconds", f'{ROUTE},mode="catchup"'),
                     "heat",
                 ),
                 Panel(
                     "Lost live requests",
-                    "Followers' connections that ended before their time.",
+                    "Followers' connections that ended before their planned end.",
                     "ops",
                     (Query(rate("durable_gateway_reconnects_total", "route", f'{ROUTE},reason="lost"'), "{{route}}"),),
                 ),
@@ -121,7 +123,7 @@ ORIGIN: Final = Board(
             (
                 Panel(
                     "Connections",
-                    "live: one for each followed stream. shared: all other requests take turns on these.",
+                    "live: one for each followed stream. shared: used in turn by all other requests.",
                     "short",
                     (
                         Query(
@@ -132,7 +134,7 @@ ORIGIN: Final = Board(
                 ),
                 Panel(
                     "Age of the oldest",
-                    "Live ones are made anew at the end of their life; shared ones stay while they are used.",
+                    "Live connections are replaced at the end of their lifetime; shared ones stay while they are used.",
                     "s",
                     (
                         Query(
@@ -143,7 +145,7 @@ ORIGIN: Final = Board(
                 ),
                 Panel(
                     "Mean age",
-                    "Near 0 under load: connections are made for single requests, which is slow.",
+                    "Near 0 under load: each request opens a connection, which is slow.",
                     "s",
                     (
                         Query(

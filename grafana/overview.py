@@ -1,4 +1,4 @@
-"""The first dashboard to open: is it well, what is asked, how is it answered, what is left for the origin."""
+"""The dashboard to open first: health, requests, outcomes, and the load left for the origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CUT_OFF: Final = 'outcome="aborted",mode!="sse"'
 OVERVIEW: Final = Board(
     "overview",
     "durable-gateway: overview",
-    "What the origin is spared and how it is; requests, errors, times.",
+    "What the origin is spared, and its health; requests, errors, times.",
     (
         Row(
             "What the origin is spared",
@@ -31,8 +31,8 @@ OVERVIEW: Final = Board(
                 Panel("Bytes spared", BYTES_TEXT, "percentunit", (Query(BYTES_SPARED),), "stat", 6, most=1, least=None),
                 Panel(
                     "Origins that answer",
-                    "Origins whose circuit breaker is closed and that are not ejected, beside all of them, as each "
-                    "gateway sees them. The origin's view says which.",
+                    "Origins whose circuit breaker is closed and that are not ejected, and all origins, counted by "
+                    "each gateway. The origin's view shows which.",
                     "short",
                     (
                         Query(total("durable_gateway_origin_up", matching=GATEWAY), "answer"),
@@ -65,7 +65,7 @@ OVERVIEW: Final = Board(
             (
                 Panel(
                     "Gateways that take requests",
-                    "Instances that say they are ready. Less than you run: one is down or draining.",
+                    "Instances that report ready. Fewer than you run: one is down or draining.",
                     "short",
                     (Query(total("durable_gateway_ready", matching=GATEWAY)),),
                     "stat",
@@ -73,7 +73,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Requests",
-                    "Client requests that ended, in a second.",
+                    "Finished client requests per second.",
                     "reqps",
                     (Query(rate("durable_gateway_requests_total")),),
                     "stat",
@@ -89,7 +89,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Requests to the origin",
-                    "Requests sent to origins in a second, those for writes too.",
+                    "Requests sent to origins per second, writes included.",
                     "reqps",
                     (Query(rate("durable_gateway_upstream_requests_total")),),
                     "stat",
@@ -97,7 +97,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Live readers",
-                    "Long-polls that wait and SSE connections that are open.",
+                    "Waiting long-polls and open SSE connections.",
                     "short",
                     (Query(total("durable_gateway_subscribers")),),
                     "stat",
@@ -105,7 +105,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Memory for tapes",
-                    "Share of the byte budget in use. It fills and then stays full: that is what it is for.",
+                    "Share of the byte budget in use. It fills up and stays full; that is normal.",
                     "percentunit",
                     (
                         Query(
@@ -124,21 +124,21 @@ OVERVIEW: Final = Board(
                 Panel(
                     "By outcome",
                     "How requests were answered. hit, collapsed and followed cost the origin no request of their own; "
-                    "revalidated and joined came from memory behind a look at the tail.",
+                    "revalidated and joined came from memory after a tail probe.",
                     "reqps",
                     (Query(rate("durable_gateway_requests_total", "outcome"), "{{outcome}}"),),
                     "stack",
                 ),
                 Panel(
                     "By mode",
-                    "What was asked. Long-polls and SSE are counted when they end.",
+                    "Requests by mode. Long-polls and SSE are counted when they end.",
                     "reqps",
                     (Query(rate("durable_gateway_requests_total", "mode"), "{{mode}}"),),
                     "stack",
                 ),
                 Panel(
                     "By route",
-                    "Where it was asked; - is where no route is.",
+                    "Requests by route; - stands for requests without a route.",
                     "reqps",
                     (
                         Query(
@@ -151,7 +151,7 @@ OVERVIEW: Final = Board(
                 Panel(
                     "Errors",
                     "refused: 4xx by the gateway. failed: 5xx. aborted: connections dropped in the middle of a body; "
-                    "without SSE, which clients end so whenever they leave.",
+                    "without SSE, which clients always end this way.",
                     "reqps",
                     (
                         Query(rate("durable_gateway_requests_total", "outcome", f"{ROUTE},{_ERRORS}"), "{{outcome}}"),
@@ -160,7 +160,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Clients and the origin",
-                    "What clients asked beside what the origin was asked: the gap is what the gateway is for.",
+                    "Requests of clients and requests to origins: the gap is the load that the gateway takes off.",
                     "reqps",
                     (
                         Query(rate("durable_gateway_requests_total"), "clients"),
@@ -169,7 +169,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Bytes to clients and from the origin",
-                    "Bodies. Bytes to clients count as they are written, coded and live ones too.",
+                    "Body bytes. Those to clients count as they are written, after compression, live reads included.",
                     "Bps",
                     (
                         Query(rate("durable_gateway_downstream_bytes_total", matching=GATEWAY), "to clients"),
@@ -189,40 +189,40 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Duration of catch-up reads",
-                    "From reading the request to the last byte handed over. Dots are traces, where there are any.",
+                    "From reading the request to handing over the last byte. Dots are traces, if there are any.",
                     "s",
                     quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
                 ),
                 Panel(
                     "Duration of writes",
-                    "PUT, POST and DELETE are the origin's to answer: this is its time and the network's.",
+                    "The origin answers PUT, POST and DELETE: this is its time and the network's.",
                     "s",
                     quantiles("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
                 ),
                 Panel(
                     "First bytes of catch-up reads",
-                    "How many took how long: two bands are two kinds of reads, such as hits and misses.",
+                    "Reads by time to the first byte: two bands are two kinds of reads, such as hits and misses.",
                     "s",
                     buckets("durable_gateway_first_byte_seconds", f'{ROUTE},mode="catchup"'),
                     "heat",
                 ),
                 Panel(
                     "Durations of catch-up reads",
-                    "How many took how long. Repeated hits are in the lowest bucket.",
+                    "Reads by duration. Repeated hits are in the lowest bucket.",
                     "s",
                     buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode="catchup"'),
                     "heat",
                 ),
                 Panel(
                     "Durations of writes",
-                    "How many took how long.",
+                    "Writes by duration.",
                     "s",
                     buckets("durable_gateway_request_duration_seconds", f'{ROUTE},mode=~"create|append|delete"'),
                     "heat",
                 ),
                 Panel(
-                    "Event loop's delay",
-                    "How late timers are called. Beyond some tens of milliseconds everybody waits for one core.",
+                    "Event loop delay",
+                    "How late timers are called. Beyond some tens of milliseconds, all clients wait for one core.",
                     "s",
                     tuple(
                         Query(
@@ -251,7 +251,7 @@ OVERVIEW: Final = Board(
             (
                 Panel(
                     "Versions",
-                    "Gateways by what they run.",
+                    "Gateways by version.",
                     "short",
                     (
                         Query(
@@ -263,7 +263,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Open files",
-                    "File descriptors in use, and the most there may be: each connection is one.",
+                    "File descriptors in use, and their limit: each connection uses one.",
                     "short",
                     (
                         Query(total("process_open_fds", matching=GATEWAY), "open"),
@@ -272,7 +272,7 @@ OVERVIEW: Final = Board(
                 ),
                 Panel(
                     "Access log: records dropped",
-                    "Records given up because the sink was slower than the requests.",
+                    "Records lost because the sink was slower than the requests or gave them up.",
                     "short",
                     (Query(rate("durable_gateway_log_drops_total", matching=GATEWAY)),),
                 ),

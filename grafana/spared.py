@@ -1,7 +1,7 @@
 """What the origin was spared, in PromQL: the definition of `gateway.ops.spared` over one interval of a dashboard.
 
-A read counts when it begins: reads that ended in the interval, and how many more live ones are open at its end than at
-its beginning.  An interval without reads has no value; one below 0 is shown as it is.
+A read counts when it begins: the sum is the reads that ended in the interval, plus the growth in open live reads over
+it.  An interval without reads has no value; a value below 0 is shown as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from grafana.board import GATEWAY, ROUTE, Query
 
 READS: Final = 'mode=~"catchup|longpoll|sse|head"'
-"""What counts as a read, on both sides."""
+"""Matches reads, on both sides of the share."""
 
 
 def _grown(series: str, matching: str, how: str = "increase") -> str:
@@ -30,14 +30,14 @@ BYTES_SPARED: Final = (
     f" / ({_grown('durable_gateway_downstream_bytes_total', GATEWAY)}"
     f" + {_grown('durable_gateway_response_saved_bytes_total', GATEWAY)} > 0)"
 )
-"""1 - bytes from origins / bytes of answers before they were coded.  Bytes as they go to clients are of no route."""
+"""1 - bytes from origins / bytes of answers before compression.  Bytes sent to clients are not counted by route."""
 
 REQUESTS_TEXT: Final = (
     "1 - requests to origins for reads / reads that clients began, both in the same interval. Live reads count when "
-    "they come; writes are left out. Below 0 the origin was asked more often than the gateway."
+    "they begin; writes are left out. Below 0: more requests went to the origin than reads came."
 )
 BYTES_TEXT: Final = (
-    "1 - body bytes from origins / body bytes of answers before they were compressed, both in the same interval, of "
-    "all routes."
+    "1 - body bytes from origins / body bytes of answers before compression, both in the same interval, over all "
+    "routes."
 )
 SPARED: Final = (Query(REQUESTS_SPARED, "requests"), Query(BYTES_SPARED, "bytes"))

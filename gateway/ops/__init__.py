@@ -1,1 +1,1 @@
-"""What operators see: metrics, the access log, the admin port."""
+"""Operations: metrics, the access log, tracing, and the admin port with its console."""

@@ -1,4 +1,4 @@
-"""the access log that a configuration asks for, put together: lines, a writer, a sink."""
+"""Builds the access log that a configuration asks for: lines, writer, sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.ops.partition_ids import PartitionIds
 def open_access_log(
     config: GatewayConfig, clock: Clock, counter: DropCounter, rng: random.Random, partitions: PartitionIds
 ) -> LogWriter | None:
-    """A writer that is to be started, None where no log is asked for.  ConfigError where it cannot be written."""
+    """A writer, not yet started; None if the log is off.  ConfigError if the sink cannot be opened."""
     log, node = config.log, config.server.node_name
     sink = open_sink(log, node, clock, rng)
     if sink is None:

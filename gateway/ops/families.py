@@ -1,14 +1,14 @@
-"""The series as Prometheus reads them: a name, labels, and a help text that says what is counted in and what is not.
+"""The metric families as Prometheus reads them: name, labels, and a help text with what is included and excluded.
 
-Labels are modes, outcomes, routes, codings, status classes and names of errors: none can grow with what clients ask.
+Labels are modes, outcomes, routes, codings, status classes and names of errors; clients cannot make new values.
 
-Which series exist before anything happens: `rate()` and `increase()` see growth between two scrapes, so what happens
-before the first scrape of a series is lost to them, and a ratio with a missing side is missing.  Whatever a dashboard
-or an alert reads therefore begins at 0 with the gateway, for each configured route.  Nothing else does: a histogram is
-exported for the modes of `_TIMED`, `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES` from the start and for others from their
-first observation; bytes of bodies for the modes that have some; `NO_ROUTE` has a series for each thing that happened
-without a route, and one at 0, for requests that cannot be parsed.  An idle gateway with one route would otherwise
-export 900 series more, none of which is ever read.
+Which series exist before anything happens: `rate()` and `increase()` see growth between two scrapes, so they miss what
+happens before the first scrape of a series, and a ratio lacks a value if one side does.  So every series that a
+dashboard or an alert reads starts at 0 with the gateway, for each configured route.  Others start with their first
+event: a histogram exists from the start for the modes of `_TIMED`, `_FIRST_BYTES` and `_UPSTREAM_FIRST_BYTES`, and for
+other modes from the first observation; body bytes exist for the modes that have bodies; `NO_ROUTE` has a series for
+each thing that happened without a route, and one at 0 for requests that cannot be parsed.  Otherwise an idle gateway
+with one route would export 900 more series, none of which is ever read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _WRITES: Final = (Mode.CREATE, Mode.APPEND, Mode.DELETE)
 _TIMED: Final = frozenset({*READS, *_WRITES})
 """Modes whose durations the dashboards show."""
 _FIRST_BYTES: Final = frozenset({Mode.CATCHUP})
-"""Modes whose first bytes they show."""
+"""Modes whose time to the first byte the dashboards show."""
 _UPSTREAM_FIRST_BYTES: Final = frozenset({Mode.CATCHUP, Mode.HEAD, *_WRITES})
-"""Modes whose first bytes from the origin they, or an alert, show."""
+"""Modes whose time to the origin's first byte a dashboard or an alert shows."""
 _CODED: Final = frozenset({Mode.CATCHUP, Mode.LONGPOLL})
 """Modes whose answers are compressed."""
 _UNPARSED: Final = (Mode.OTHER, Outcome.REFUSED)
-"""What is counted of requests that cannot be parsed."""
+"""Mode and outcome of requests that cannot be parsed."""
 
 
 def counter(name: str, text: str, labels: tuple[str, ...], children: _Children) -> Metric:
@@ -65,7 +65,7 @@ def gauge(name: str, text: str, labels: tuple[str, ...], children: _Children) ->
 def histogram(
     name: str, text: str, labels: tuple[str, ...], children: Iterable[tuple[tuple[str, ...], Histogram]]
 ) -> Metric:
-    """A family of histograms, with the exemplars that their buckets have."""
+    """A family of histograms, with the exemplars of their buckets."""
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, spread in children:
         buckets: list[tuple[str, float] | tuple[str, float, SampleExemplar]] = []
@@ -81,7 +81,7 @@ def histogram(
 
 
 def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
-    """The children of a counter that has no label but the route."""
+    """The children of a counter whose only label is the route."""
     found = ((route, value(figures)) for route, figures in routes.items())
     return [((route,), count) for route, count in found if count or route != NO_ROUTE]
 
@@ -89,7 +89,7 @@ def by_route(routes: Routes, value: Callable[[RouteFigures], int]) -> _Children:
 def _by_mode(
     routes: Routes, spreads: Callable[[RouteFigures], Mapping[Mode, Histogram]], from_start: Container[Mode]
 ) -> Iterator[tuple[tuple[str, ...], Histogram]]:
-    """The children of a histogram by mode; `from_start` are the modes that have one before anything is observed."""
+    """The children of a histogram by mode; modes in `from_start` have one before anything is observed."""
     for route, figures in routes.items():
         for mode, spread in spreads(figures).items():
             if spread or (route != NO_ROUTE and mode in from_start):
@@ -97,11 +97,11 @@ def _by_mode(
 
 
 def client_families(routes: Routes) -> Iterator[Metric]:
-    """What clients asked, and how they were answered."""
+    """Requests of clients, and how they were answered."""
     yield counter(
         "durable_gateway_requests",
-        "Client requests that have ended, by what was asked and how it was answered. Includes refused and dropped "
-        "ones, those that could not be parsed and, once they end, live reads; excludes the admin port.",
+        "Client requests that have ended, by mode and outcome. Includes refused and dropped ones, those that could not "
+        "be parsed and, once they end, live reads; excludes the admin port.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.requests)
@@ -112,8 +112,8 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_response_bytes",
-        "Body bytes of the answers to the requests in durable_gateway_requests, as they were sent, codings and framing "
-        "of events included. Excludes headers and, until they end, live reads.",
+        "Body bytes of the answers to the requests in durable_gateway_requests, as they were sent, including "
+        "compression and event framing. Excludes headers and, until they end, live reads.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.sent_bytes)
@@ -124,8 +124,8 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_response_saved_bytes",
-        "How many more body bytes the answers in durable_gateway_response_bytes had before they were coded. Excludes "
-        "answers that were not sent whole, and what was coded by the origin.",
+        "Bytes that compression saved on the answers in durable_gateway_response_bytes. Excludes answers that were not "
+        "sent whole, and compression by the origin.",
         ("mode", "outcome", "route"),
         (
             ((mode, outcome, route), end.saved_bytes)
@@ -143,15 +143,15 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield histogram(
         "durable_gateway_first_byte_seconds",
-        "Seconds from reading a client's request to writing the first byte of its answer: of a long-poll the answer, "
-        "of SSE the head. Includes repeated hits, at 0; excludes requests that ended without an answer.",
+        "Seconds from reading a client's request to writing the first byte of its answer: for SSE, of its head. "
+        "Includes repeated hits, at 0; excludes requests that ended without an answer.",
         ("mode", "route"),
         _by_mode(routes, lambda figures: figures.first_bytes, _FIRST_BYTES),
     )
     yield gauge(
         "durable_gateway_subscribers",
         "Live clients connected now: waiting long-polls and open SSE connections. Excludes long-polls that are "
-        "answered at once and live reads that are relayed.",
+        "answered at once and relayed live reads.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
@@ -162,15 +162,15 @@ def client_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_deliveries",
-        "Times that what a follower had brought was handed to a live reader. Excludes what readers were sent from the "
-        "tape when they came or caught up.",
+        "Deliveries of newly followed data to live readers: each reader counts. Excludes data sent from the tape to "
+        "readers that arrive or catch up.",
         ("route",),
         by_route(routes, lambda figures: figures.deliveries.value),
     )
     yield histogram(
         "durable_gateway_delivery_delay_seconds",
-        "Seconds from laying what a follower had brought until the last live reader of the stream was handed it. Once "
-        "for each such round, however many readers it has; excludes time in clients' buffers.",
+        "Seconds from storing newly followed data until the last live reader of the stream was handed it. Observed "
+        "once per round, however many readers it has; excludes time in clients' buffers.",
         ("route",),
         (
             ((route,), figures.delivery_delays)
@@ -181,11 +181,11 @@ def client_families(routes: Routes) -> Iterator[Metric]:
 
 
 def upstream_families(routes: Routes) -> Iterator[Metric]:
-    """What the origins were asked, and how they answered."""
+    """Requests to the origins, and how they answered."""
     yield counter(
         "durable_gateway_upstream_requests",
-        "Requests sent to origins, by what was asked of them. Includes retries, tail probes and the gateway's own "
-        "HEADs, and each origin that a request went on to; excludes health checks, probes and connections not used.",
+        "Requests sent to origins, by mode. Includes retries, tail probes, the gateway's own HEADs, and each origin "
+        "that a request went on to; excludes health checks, probes and connections not used.",
         ("mode", "route"),
         (
             ((mode, route), count.value)
@@ -196,14 +196,14 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield histogram(
         "durable_gateway_upstream_first_byte_seconds",
-        "Seconds from sending a request to an origin to the head of its answer, connecting and request bodies "
-        "included. Includes the time the origin held a long-poll; excludes requests that were not answered.",
+        "Seconds from sending a request to an origin to the head of its answer, including connecting and request "
+        "bodies. Includes the time the origin held a long-poll; excludes requests that were not answered.",
         ("mode", "route"),
         _by_mode(routes, lambda figures: figures.upstream_first_bytes, _UPSTREAM_FIRST_BYTES),
     )
     yield counter(
         "durable_gateway_upstream_replies",
-        "Answers of origins by class of status. Excludes requests that came to nothing.",
+        "Answers of origins by class of status. Excludes requests that got no answer.",
         ("class", "route"),
         (
             ((status, route), count.value)
@@ -214,8 +214,8 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_upstream_failures",
-        "Requests to origins that came to nothing or were cut off, by the error. Excludes answers that say 5xx, which "
-        "are in durable_gateway_upstream_replies, and requests whose clients left.",
+        "Requests to origins that failed or were cut off, by error. Excludes 5xx answers, which are in "
+        "durable_gateway_upstream_replies, and requests whose clients left.",
         ("error", "route"),
         (
             ((error, route), count.value)
@@ -237,14 +237,14 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
     )
     yield counter(
         "durable_gateway_upstream_retries",
-        "Requests to an origin that were tries after the first. Excludes reconnects after a planned end.",
+        "Retries: requests to an origin after the first try. Excludes reconnects after a planned end.",
         ("route",),
         by_route(routes, lambda figures: figures.retries.value),
     )
     yield counter(
         "durable_gateway_reconnects",
         "Live requests of followers that ended while their stream was still followed: planned, at the end of their "
-        "life or of one long-poll's bulk, or lost. Excludes those ended because the last reader had left.",
+        "lifetime or after one long-poll's answer, or lost. Excludes those ended because the last reader had left.",
         ("reason", "route"),
         (
             (("planned" if is_planned else "lost", route), count.value)
@@ -256,19 +256,19 @@ def upstream_families(routes: Routes) -> Iterator[Metric]:
 
 
 def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Iterator[Metric]:
-    """What was compressed: bodies, bytes before, bytes after."""
+    """Compression: bodies, bytes before, bytes after."""
     texts = (
         (
             "durable_gateway_compressions",
-            "Bodies compressed. Excludes those that did not shrink and, since each is made once, those sent again.",
+            "Bodies compressed. Excludes those that did not shrink and reuses of a compressed body.",
         ),
         (
             "durable_gateway_compression_input_bytes",
-            "Bytes of those bodies before. Excludes what durable_gateway_compressions excludes.",
+            "Bytes of those bodies before compression. Excludes what durable_gateway_compressions excludes.",
         ),
         (
             "durable_gateway_compression_output_bytes",
-            "Bytes of those bodies after. Excludes what durable_gateway_compressions excludes.",
+            "Bytes of those bodies after compression. Excludes what durable_gateway_compressions excludes.",
         ),
     )
     for at, (name, text) in enumerate(texts):
@@ -276,11 +276,11 @@ def coding_families(coded: Mapping[Coding, tuple[Count, Count, Count]]) -> Itera
 
 
 def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
-    """What a look at the gateway shows."""
+    """Gauges of the gateway's state."""
     for name, text, value in (
         (
             "durable_gateway_ready",
-            "1 while new clients are accepted. Excludes the time before the first and the drain.",
+            "1 while new clients are accepted. Excludes the start, until the first can be accepted, and the drain.",
             1,
         ),
         (
@@ -290,22 +290,22 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
         ),
         (
             "durable_gateway_lag_bytes",
-            "Bytes written for clients and not yet taken by them, over all clients. Excludes the kernel's buffers.",
+            "Bytes written for clients and not yet accepted by them, over all clients. Excludes the kernel's buffers.",
             state.unsent.total,
         ),
         (
             "durable_gateway_lag_most_bytes",
-            "The same of the one client that has left most. Excludes the kernel's buffers.",
+            "Unsent bytes of the client with the most. Excludes the kernel's buffers.",
             state.unsent.most,
         ),
         (
             "durable_gateway_followed_streams",
-            "Streams with live readers, or within the linger after the last one left. Excludes live reads relayed.",
+            "Streams with live readers, or in the linger after the last one left. Excludes relayed live reads.",
             state.followed,
         ),
         (
             "durable_gateway_background_tasks",
-            "Tasks of the engine that run now: flights, followers, looks. Excludes connections' own tasks.",
+            "Running tasks of the engine: flights, followers, tail probes. Excludes tasks of connections.",
             state.background_tasks,
         ),
     ):
@@ -315,27 +315,27 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
         (
             (
                 "durable_gateway_flights",
-                "Shared fetches in the air now, HEADs and looks at the tail included. Excludes followers and relays.",
+                "Shared fetches under way, HEADs and tail probes included. Excludes followers and relays.",
                 lambda route: state.flights.get(route, 0),
             ),
             (
                 "durable_gateway_waiters",
-                "Requests that wait for those fetches or read along. Excludes live readers, who wait for a follower.",
+                "Requests that wait for those fetches or read along. Excludes live readers, which wait for a follower.",
                 lambda route: state.waiters.get(route, 0),
             ),
             (
                 "durable_gateway_tapes",
-                "Tapes held, empty ones included. Excludes streams only relayed.",
+                "Tapes held, empty ones included. Excludes streams that are only relayed.",
                 lambda route: state.holdings.get(route, _NOTHING).tapes,
             ),
             (
                 "durable_gateway_tape_blocks",
-                "Blocks that the tapes' bytes lie in. Excludes compressed copies.",
+                "Blocks that hold the tapes' bytes. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).blocks,
             ),
             (
                 "durable_gateway_tape_bytes",
-                "Bytes of the budget that tapes take, their indexes included. Excludes compressed copies.",
+                "Bytes of the budget that tapes use, their indexes included. Excludes compressed copies.",
                 lambda route: state.holdings.get(route, _NOTHING).cost,
             ),
         ),
@@ -343,8 +343,8 @@ def state_families(state: State, routes: Iterable[str]) -> Iterator[Metric]:
     pools = state.upstream.items()
     yield gauge(
         "durable_gateway_upstream_connections",
-        "Connections to origins: in the pool of live requests or in that of all others, in use or waiting for the next "
-        "request. Excludes those being made.",
+        "Connections to origins, in the pool of live requests or the pool of all others, in use or idle. Excludes "
+        "those being opened.",
         ("pool", "state"),
         [
             *(((pool, "busy"), float(seen.busy)) for pool, seen in pools),
@@ -376,7 +376,7 @@ def _gauges_by_route(
 
 
 def build_family(version: str) -> Metric:
-    """What runs here."""
+    """The versions that run."""
     versions = (version, platform.python_version(), aiohttp.__version__)
     return gauge(
         "durable_gateway_build_info",

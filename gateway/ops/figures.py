@@ -1,8 +1,8 @@
-"""The numbers behind the series: counts, histograms, and all of those that one route has.
+"""The numbers behind the metrics: counts, histograms, and all figures of one route.
 
-They are plain Python numbers that belong to the event loop's thread, because they are on the path of every request:
-counting is arithmetic on an object that is found by one look at a small dictionary, without a lock.  All modes and
-outcomes that can occur exist from the start at 0; which of them are exported before they occur is the families' affair.
+They are plain Python numbers owned by the event loop's thread, because they are on the path of every request: counting
+is arithmetic on an object found by one lookup in a small dictionary, without a lock.  All modes and outcomes that can
+occur exist from the start at 0; `families` decides which are exported before they occur.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ DURATION_BOUNDS_S: Final = (
     60.0,
     120.0,
 )
-"""Upper bounds of the duration buckets: from a cached read to the longest planned life of an SSE connection."""
+"""Upper bounds of the duration buckets: from a cached read to the longest planned lifetime of an SSE connection."""
 
 FIRST_BYTE_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
-"""The same for first bytes: up to the longest wait of a long-poll."""
+"""Upper bounds for times to the first byte: up to the longest wait of a long-poll."""
 
 DELAY_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""The same for what the event loop adds: from an idle loop to one that stands still."""
+"""Upper bounds for delays of the event loop: from an idle loop to a stalled one."""
 
 READS: Final = (Mode.CATCHUP, Mode.LONGPOLL, Mode.SSE)
 LIVE: Final = (Mode.LONGPOLL, Mode.SSE)
 RELAYED: Final = (Outcome.HIT, Outcome.PASS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
-"""How requests that are no reads can end; a preflight is a hit."""
+"""Outcomes of requests that are not reads; a preflight is a hit."""
 
 
 FAILURES: Final = (UpstreamUnreachable, UpstreamTimeout, UpstreamBroken)
-"""How requests to origins come to nothing; others are counted when they occur."""
+"""Errors of requests to origins that are counted from 0; others are counted when they occur."""
 
 
 class Exemplar(NamedTuple):
-    """One observation that can be looked at as a trace: 32 hex digits, the value observed, Unix seconds."""
+    """One observation with a trace: the trace id (32 hex digits), the observed value, Unix seconds."""
 
     trace_id: str
     value: float
@@ -62,7 +62,7 @@ class Exemplar(NamedTuple):
 
 
 class Count:
-    """One number that a label's child is."""
+    """One child of a counter or a gauge: a number."""
 
     __slots__ = ("value",)
 
@@ -74,7 +74,7 @@ class Count:
 
 
 class Total:
-    """A sum over routes, as it stands whenever it is looked at."""
+    """A sum over routes, computed when it is read."""
 
     __slots__ = ("_now",)
 
@@ -87,7 +87,7 @@ class Total:
 
 
 class Histogram:
-    """How long something took: counts by bucket, the sum in seconds, and the latest exemplar of each bucket."""
+    """Durations: counts by bucket, the sum in seconds, and the latest exemplar of each bucket."""
 
     __slots__ = ("bounds", "counts", "exemplars", "sum_s")
 
@@ -98,12 +98,12 @@ class Histogram:
         self.exemplars: dict[int, Exemplar] = {}
 
     def observe(self, duration_s: float, n: int = 1) -> None:
-        """`n` of them took `duration_s` each."""
+        """Count `n` observations of `duration_s` each."""
         self.counts[bisect_left(self.bounds, duration_s)] += n
         self.sum_s += duration_s * n
 
     def observe_traced(self, duration_s: float, trace_id: str, at_s: float) -> None:
-        """One that is in a trace took `duration_s`."""
+        """Count one observation of `duration_s` that has a trace, at Unix second `at_s`."""
         bucket = bisect_left(self.bounds, duration_s)
         self.counts[bucket] += 1
         self.sum_s += duration_s
@@ -118,14 +118,14 @@ class Histogram:
         return any(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds as the series have them, each with how many were not above it."""
+        """Upper bounds as Prometheus spells them, each with the number of observations at or below it."""
         bounds = [*(str(bound) for bound in self.bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class EndFigures:
-    """Requests of one route and mode that ended in one way: how many, the bytes of their bodies and those that coding
-    saved, and their times, which are those of all ends of the mode."""
+    """Requests of one route and mode with one outcome: their number, the bytes of their bodies, the bytes that
+    compression saved, and the histograms of their times, which all outcomes of the mode share."""
 
     __slots__ = ("durations", "first_bytes", "requests", "saved_bytes", "sent_bytes")
 
@@ -138,7 +138,7 @@ class EndFigures:
 
 
 class RouteFigures:
-    """What is counted by route."""
+    """Everything that is counted by route."""
 
     __slots__ = (
         "deliveries",
@@ -172,15 +172,15 @@ class RouteFigures:
         self.upstream_first_bytes = {mode: Histogram(FIRST_BYTE_BOUNDS_S) for mode in Mode}
         self.upstream_replies = {f"{hundreds}xx": Count() for hundreds in range(2, 6)}
         self.upstream_failures = {error.__name__: Count() for error in FAILURES}
-        """By the name of the error, which is one of a few classes."""
+        """By the name of the error's class; there are few."""
         self.upstream_bytes = {mode: Count() for mode in Mode}
         self.retries = Count()
         self.reconnects = {True: Count(), False: Count()}
-        """By whether the end of the connection before was planned."""
+        """By whether the previous connection ended as planned."""
         self.evictions = Count()
 
     def ended(self, mode: Mode, outcome: Outcome) -> EndFigures:
-        """The child for requests that ended so."""
+        """The figures of requests with this mode and outcome."""
         end = self.ends.get((mode, outcome))
         if end is None:
             end = self.ends[mode, outcome] = EndFigures(self.durations[mode], self.first_bytes[mode])

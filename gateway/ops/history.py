@@ -1,8 +1,8 @@
-"""The last ten minutes: samples of the counters, taken whether or not somebody looks.
+"""The last ten minutes: samples of the counters, taken whether or not a console is open.
 
-A page that is opened begins with them, and every page shows the same.  `History` owns the samples and knows no clock;
-`Sampling` owns the one timer.  There are at most `MOST_SAMPLES` of some thirty numbers each, so a sample costs one pass
-over the figures of every route, and all of them less than a megabyte.
+A newly opened page starts with these samples, and all pages show the same.  `History` owns the samples and knows no
+clock; `Sampling` owns the one timer.  There are at most `MOST_SAMPLES` of some thirty numbers each: a sample costs one
+pass over the figures of every route, and all of them together take less than a megabyte.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ INTERVAL_S: Final = 2.0
 KEPT_S: Final = 600.0
 MOST_SAMPLES: Final = int(KEPT_S / INTERVAL_S) + 1
 WINDOW_S: Final = 10.0
-"""What "now" means for a share."""
+"""The window over which the current shares are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The counters since the start at one moment, over all routes."""
+    """The counters since the start at one moment, summed over all routes."""
 
     now: float
     """Monotonic seconds."""
@@ -36,7 +36,7 @@ class Sample:
     """Unix seconds."""
     tally: Tally
     requests: Mapping[Outcome, int]
-    """Requests that have ended, by outcome; those that are 0 are left out."""
+    """Finished requests, by outcome; outcomes at 0 are left out."""
     upstream_requests: int
     upstream_bytes: int
     downstream_bytes: int
@@ -47,7 +47,7 @@ class Sample:
 
 
 def sampled(metrics: Metrics, now: float, wall: float) -> Sample:
-    """The counters as they stand at `now` (monotonic) and `wall` (Unix) seconds."""
+    """The counters at `now` (monotonic) and `wall` (Unix) seconds."""
     metrics.before_collect()
     routes = metrics.routes.values()
     downstream_bytes = metrics.downstream_count.value
@@ -80,14 +80,14 @@ def sampled(metrics: Metrics, now: float, wall: float) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What lies between two samples."""
+    """The difference of two samples."""
 
     window_s: float
     tally: Tally
 
 
 class History:
-    """Samples in order, the newest `MOST_SAMPLES` of them."""
+    """The newest `MOST_SAMPLES` samples, in order."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
@@ -96,11 +96,11 @@ class History:
         return f"<History: {len(self._samples)} samples>"
 
     def take(self, sample: Sample) -> None:
-        """Remember a sample, which is younger than all before it."""
+        """Add a sample, which is newer than all others."""
         self._samples.append(sample)
 
     def recent(self, until: Sample) -> Recent:
-        """What was counted in the last `WINDOW_S` before a sample, or since the first where that is less."""
+        """The counts of the `WINDOW_S` before a sample, or since the first sample if that is less."""
         first = until
         for sample in reversed(self._samples):
             if sample.now <= until.now:
@@ -110,7 +110,7 @@ class History:
         return Recent(until.now - first.now, until.tally.since(first.tally))
 
     def samples(self) -> list[tuple[Sample, Recent]]:
-        """Every sample with what was counted in the last `WINDOW_S` before it, the oldest first."""
+        """Every sample with the counts of the `WINDOW_S` before it, oldest first."""
         return [(sample, self.recent(sample)) for sample in self._samples]
 
 
@@ -123,7 +123,7 @@ class Sampling:
         self._timer: Timer | None = None
 
     def start(self) -> None:
-        """Begin; a loop must be running."""
+        """Take a sample and set the timer; needs a running loop."""
         self._take()
         self._timer = self._clock.call_later(INTERVAL_S, self.start)
 

@@ -1,7 +1,7 @@
-"""The series of clients' connections over HTTP/2.
+"""The metric families of clients' HTTP/2 connections.
 
-The codes are those of RFC 9113 section 7 in lower case.  The codes and kinds that occur in ordinary operation exist
-from the start; others begin with what they count.
+The codes are those of RFC 9113 section 7 in lower case.  Codes and kinds that occur in ordinary operation exist from
+the start; others exist from their first count.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ _GOAWAYS: Final = (ErrorCode.NO_ERROR, ErrorCode.PROTOCOL_ERROR, ErrorCode.ENHAN
 
 
 def http2_families(counts: SessionCounts) -> Iterator[Metric]:
-    """What a look at the sessions shows."""
+    """Gauges and counters of the HTTP/2 sessions."""
     yield gauge(
         "durable_gateway_http2_connections",
-        "Client connections open now that speak HTTP/2. Excludes those in a TLS handshake.",
+        "Open client connections that use HTTP/2. Excludes those in a TLS handshake.",
         (),
         [((), counts.connections)],
     )
     yield gauge(
         "durable_gateway_http2_streams",
-        "Requests open now over HTTP/2, live reads included. Excludes those whose answer is sent.",
+        "Open requests over HTTP/2, live reads included. Excludes those whose answer is sent.",
         (),
         [((), counts.streams)],
     )
     yield counter(
         "durable_gateway_http2_resets",
-        "Requests over HTTP/2 that the gateway ended by RST_STREAM, by the error code: refused_stream beyond "
+        "Requests over HTTP/2 that the gateway ended with RST_STREAM, by error code: refused_stream beyond "
         "http2_streams, cancel for a client that does not keep up, protocol_error for a malformed request, no_error "
-        "where the rest of a body is not needed. Excludes those that clients take back.",
+        "where the rest of a body is not needed. Excludes requests that clients reset.",
         ("code",),
         (((code.name.lower(),), counts.resets[code]) for code in dict.fromkeys((*_RESETS, *counts.resets))),
     )
     yield counter(
         "durable_gateway_http2_goaways",
-        "Connections over HTTP/2 that the gateway sent GOAWAY, by the error code: no_error in a drain and when idle, "
+        "HTTP/2 connections to which the gateway sent GOAWAY, by error code: no_error in a drain and when idle, "
         "enhance_your_calm for a flood or a head that does not end in time. Excludes those that clients end.",
         ("code",),
         (((code.name.lower(),), counts.goaways[code]) for code in dict.fromkeys((*_GOAWAYS, *counts.goaways))),
     )
     yield counter(
         "durable_gateway_http2_floods",
-        "Connections over HTTP/2 that the gateway ended because a kind of frame came more often than its allowance. "
-        "Excludes connections ended for another error.",
+        "HTTP/2 connections that the gateway ended because a kind of frame came more often than allowed. Excludes "
+        "connections ended for another error.",
         ("kind",),
         (((kind.value,), counts.floods[kind]) for kind in Kind),
     )

@@ -1,7 +1,7 @@
-"""What is counted at listeners, and the series of it.
+"""The counts of listeners, and their metric families.
 
-A listener's counters begin at 0 when it opens with TLS, with every reason for which a handshake can fail: alerts divide
-the rates of failures by those of all handshakes.
+A listener's counters start at 0 when it opens with TLS, one for every reason for which a handshake can fail: alerts
+divide the rates of failures by the rate of all handshakes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gateway.ops.families import counter, gauge
 
 
 class ListenerFigures:
-    """Counts by listener, which is named by its address in the configuration."""
+    """Counts by listener; a listener is named by its address in the configuration."""
 
     def __init__(self) -> None:
         self.handshakes: Counter[str] = Counter()
         self.handshake_failures: Counter[tuple[str, str]] = Counter()
         self.kept: Counter[str] = Counter()
         self.expiries: Callable[[], Iterable[tuple[str, str, float]]] = lambda: ()
-        """Looks at what is shown: listener, the certificate's first name, and the Unix second when it expires."""
+        """Reads the certificates in use: listener, the certificate's first name, and the Unix second it expires."""
         self.refused: Callable[[], Mapping[str, int]] = dict
-        """Looks at the connections that were refused, by reason."""
+        """Reads the number of refused connections, by reason."""
 
     def speaks_tls(self, listener: str, reasons: Sequence[str]) -> None:
         self.handshakes[listener] += 0
@@ -42,7 +42,7 @@ class ListenerFigures:
         self.kept[listener] += n
 
     def families(self) -> Iterator[Metric]:
-        """The series as they stand."""
+        """The families with their current values."""
         yield counter(
             "durable_gateway_connections_refused",
             "Client connections closed unanswered: limit beyond max_connections, leaving in a drain, proxy for a PROXY "
@@ -52,32 +52,32 @@ class ListenerFigures:
         )
         yield counter(
             "durable_gateway_tls_handshakes",
-            "TLS handshakes with clients that were completed, resumed sessions included. Excludes those that failed.",
+            "Completed TLS handshakes with clients, resumed sessions included. Excludes failed ones.",
             ("listener",),
             (((listener,), n) for listener, n in self.handshakes.items()),
         )
         yield counter(
             "durable_gateway_tls_handshake_failures",
-            "TLS handshakes with clients that came to nothing, by why. Includes those that clients gave up; excludes "
-            "connections that were dropped for their PROXY header before.",
+            "Failed TLS handshakes with clients, by reason. Includes those that clients gave up; excludes connections "
+            "closed before the handshake for their PROXY header.",
             ("listener", "reason"),
             self.handshake_failures.items(),
         )
         yield counter(
             "durable_gateway_certificate_failures",
-            "Certificates in files that could not be used when they were taken anew, so that older ones stay in use. "
-            "Excludes those that a configuration names for the first time: it is refused as a whole.",
+            "Certificate files that could not be used when they were read again, so that the old certificates stay in "
+            "use. Excludes files that a configuration newly names: then the whole configuration is refused.",
             ("listener",),
             (((listener,), n) for listener, n in self.kept.items()),
         )
-        # Two certificates of one name are told as the one that expires first.
+        # Of two certificates with one name, show the one that expires first.
         soonest: dict[tuple[str, str], float] = {}
         for listener, name, at in self.expiries():
             soonest[listener, name] = min(at, soonest.get((listener, name), at))
         yield gauge(
             "durable_gateway_certificate_expiry_timestamp_seconds",
-            "When a certificate in use expires, in Unix seconds, by its first host name. "
-            "Excludes those of its authorities.",
+            "Expiry of a certificate in use, in Unix seconds, by its first host name. Excludes those of its "
+            "authorities.",
             ("listener", "name"),
             soonest.items(),
         )

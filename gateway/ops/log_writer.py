@@ -1,17 +1,18 @@
-"""the access log that is kept: a bounded queue, and one task that empties it into a sink.
+"""The access log's writer: a bounded queue, and one task that empties it into a sink.
 
-A request pays for being put into a queue and no more.  Where the queue is full, in records or in the bytes that they
-take, because the sink does not keep up, what comes is dropped and counted; nothing ever waits.  Of what a client sent
-only what its line will say waits, so that long requests do not fill the queue.
+A request pays for one append to the queue.  If the queue is full, in records or in the bytes that they take, because
+the sink does not keep up, the new record is dropped and counted; requests never wait.  Texts from the client are cut to
+what a line holds before they are queued, so long requests do not fill the queue.
 
-The task takes what has gathered after `batch_s`, or sooner when
-it is about a batch, makes lines of it a few hundred at a time, with a turn of the loop between, and gives them to the
-sink in batches of at most `batch_bytes`.  Lines are made on the loop, because a thread that makes them would hold the
-interpreter for milliseconds at a stretch, and the loop would wait for that; what may block, the sink does elsewhere.
+The task takes the queued records after `batch_s`, or sooner when they amount to a batch, makes lines of a few hundred
+at a time, yields to the loop in between, and gives the lines to the sink in batches of at most `batch_bytes`.  Lines
+are made on the loop, because a thread would hold the interpreter for milliseconds at a stretch and block the loop
+anyway; work that may block happens in the sink.
 
-Live reads that go on are noted every `live_interval_s`.  They are kept in the order in which their next line is due, so
-one timer serves them all, and a crowd that came at once is noted over several turns.  What is told as unclaimed waits
-for the next line on a live reader of its stream, for `live_interval_s` at most, or five minutes where that is 0.
+Open live reads get a line every `live_interval_s`.  They are kept in the order in which their next line is due, so one
+timer serves them all, and the lines of a crowd that came at once are spread over several turns.  Unclaimed upstream
+work waits for the next line of a live reader of its stream, for `live_interval_s` at most, or five minutes where that
+is 0.
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ from gateway.telemetry.access_record import CloseReason, LiveNote, Record, Recor
 _log = logging.getLogger("gateway.log")
 
 _SLICE = 256
-"""Records made lines in one turn of the loop: well below a millisecond."""
+"""Records made into lines in one turn of the loop: well below a millisecond."""
 _LINE_BYTES = 384
-"""About a line, for guessing when a batch is full."""
-_NOTED_AT_ONCE = 256
+"""About the bytes of a line, for estimating when a batch is full."""
+_LINES_PER_TURN = 256
 _LONGEST_UNCLAIMED_S = 300.0
-"""Where live reads have one line, at their end."""
+"""Longest wait of unclaimed work where live reads have one line only, at their end."""
 _METHODS = {Mode.HEAD: "HEAD", Mode.CREATE: "PUT", Mode.APPEND: "POST", Mode.DELETE: "DELETE"}
 _RECORD_BYTES = 512
-"""A record's memory without its texts, and its place in the queue."""
+"""Memory of a record without its texts, and of its slot in the queue."""
 _HIT_BYTES = 160
-"""The same of a hit without the end of its line; what it has in common with others is theirs."""
+"""Memory of a hit without the end of its line; the part shared with other hits is not counted."""
 
 
 class DropCounter(Protocol):
-    """The part of a `MetricsRecorder` that counts lines that are lost."""
+    """The part of a `MetricsRecorder` that counts lost lines."""
 
     def log_drops(self, n: int = 1) -> None:
-        """So many lines have been lost."""
+        """Count `n` lost lines."""
 
 
 class LogWriter:
-    """A `gateway.telemetry.access_record.AccessLog` that is written to a sink.  Owner of the sink; `close` is owed
-    after `start`."""
+    """A `gateway.telemetry.access_record.AccessLog` that writes to a sink.
+
+    Owns the queue and the sink.  `close` must follow `start`.
+    """
 
     is_kept = True
 
@@ -82,19 +85,19 @@ class LogWriter:
         self._counter = counter
         self._queue: deque[Record | Hit] = deque()
         self._queued_bytes = 0
-        """About what the queue takes of memory; may be one record beyond its bound."""
+        """About the memory of the queue; may exceed its bound by one record."""
         self._limit = queue_records
         self._limit_bytes = queue_bytes
-        # Not later than half full: what comes until the task has its turn needs room.
+        # At half full at the latest: records that come before the task runs need room.
         self._early = max(1, min(queue_records // 2, batch_bytes // _LINE_BYTES))
         self._early_bytes = queue_bytes // 2
         self._batch_bytes = batch_bytes
         self._batch_s = batch_s
-        self._attention = 0
-        self._attention_bytes = 0
-        """At this length of the queue somebody has to look; below it, a request only puts something in."""
+        self._check_from = 0
+        self._check_from_bytes = 0
+        """Below this length of the queue a request only appends; from it on, `_admits` has to decide."""
         self._unwritten = 0
-        """Lines that were taken from the queue and are not yet known to be kept."""
+        """Lines taken from the queue that the sink has not confirmed."""
         self._timer: Timer | None = None
         self._due = asyncio.Event()
         self._is_closing = False
@@ -103,7 +106,7 @@ class LogWriter:
         self._live_interval_s = live_interval_s
         self._live: OrderedDict[_Live, None] = OrderedDict()
         self._live_timer: Timer | None = None
-        # What is followed has its place there all the time: pushed out again and again, each piece would be a line.
+        # Each followed stream has a slot of its own: pushed out again and again, it would cost a line each time.
         self._ledger = Ledger(MOST_PLACES + most_followed)
         self._unclaimed_s = live_interval_s or _LONGEST_UNCLAIMED_S
         self._ledger_timer: Timer | None = None
@@ -118,7 +121,7 @@ class LogWriter:
 
     @property
     def unwritten(self) -> int:
-        """Lines that the sink has been given, or is about to be, and has not answered for."""
+        """Lines that the sink has not confirmed, or that are about to be given to it."""
         return self._unwritten
 
     def start(self) -> None:
@@ -129,7 +132,7 @@ class LogWriter:
 
     def record(self, record: Record) -> None:
         record.finalize()
-        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+        if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             cut(record)
             if self._ledger and record.mode in LIVE:
                 self._claim(record)
@@ -137,7 +140,7 @@ class LogWriter:
             self._queue.append(record)
 
     def repeat(self, hit: Repeated, now: float, client: str | None, request: bytes) -> None:
-        if (len(self._queue) < self._attention and self._queued_bytes < self._attention_bytes) or self._admits():
+        if (len(self._queue) < self._check_from and self._queued_bytes < self._check_from_bytes) or self._admits():
             ending = self._lines.endings.get(request) or self._lines.ending(request)
             self._queued_bytes += _HIT_BYTES + len(ending)
             self._queue.append((hit, now, client, ending))
@@ -148,26 +151,26 @@ class LogWriter:
         if self._live_interval_s:
             note.due_at = began + self._live_interval_s
             self._live[note] = None
-            self._watch_live()
+            self._arm_live_timer()
         return note
 
     def unclaimed(self, place: RecordedStream, mode: Mode, *, requests: int = 0, fetched_bytes: int = 0) -> None:
         if len(place.stream) > STREAM_CHARS:
-            # As the records have it by which it is claimed.
+            # Cut as in the records that claim it.
             place = place._replace(stream=place.stream[:STREAM_CHARS])
         pushed_out = self._ledger.add(place, mode, requests, fetched_bytes, self._clock.now())
         if pushed_out is not None:
             self._note_unclaimed(pushed_out)
-        self._watch_ledger()
+        self._arm_ledger_timer()
 
     def _admits(self) -> bool:
-        """Whether one more may wait; sees to it that the task is woken."""
+        """Whether one more record may be queued; wakes the task if that is due."""
         waiting, waiting_bytes = len(self._queue), self._queued_bytes
         if self._is_closing:
             self._counter.log_drops(1)
             return False
         if waiting >= self._early or waiting_bytes >= self._early_bytes:
-            # Also where it is full: else nothing would ever empty it before the timer does.
+            # Also if the queue is full: otherwise the timer alone would empty it.
             self._wake()
         elif self._timer is None:
             self._wait()
@@ -177,15 +180,15 @@ class LogWriter:
         return True
 
     def _wait(self) -> None:
-        """Have the task look after a while, or when about a batch waits."""
+        """Let the task run after `batch_s`, or when the queue holds about a batch."""
         self._timer = self._clock.call_later(self._batch_s, self._wake)
-        self._attention, self._attention_bytes = self._early, self._early_bytes
+        self._check_from, self._check_from_bytes = self._early, self._early_bytes
 
     def _wake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._attention, self._attention_bytes = self._limit, self._limit_bytes
+        self._check_from, self._check_from_bytes = self._limit, self._limit_bytes
         self._due.set()
 
     # -- the task
@@ -210,15 +213,15 @@ class LogWriter:
             elif self._queue:
                 self._wait()
             else:
-                self._attention = 0
+                self._check_from = 0
 
     async def _batch(self, most: int) -> tuple[bytes, int]:
-        """Lines of at most so many records, about a batch of them, and how many records they are."""
+        """Lines of at most `most` records, about a batch, and the number of these records."""
         made: list[bytes] = []
         size = count = 0
         take = self._queue.popleft
         wall_lead_s = self._clock.wall() - self._clock.now()
-        # One more slice like the last is not to make two writes of it.
+        # Stop where another slice of the last one's size would need a second write.
         while count < most and (not made or size + len(made[-1]) <= self._batch_bytes):
             if made:
                 await asyncio.sleep(0)
@@ -231,18 +234,18 @@ class LogWriter:
         return b"".join(made), count
 
     async def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most `timeout_s`; what is left then is dropped and counted."""
+        """Write the queued records for at most `timeout_s`; drop and count the rest."""
         for unclaimed in self._ledger.due(self._clock.now()):
             self._note_unclaimed(unclaimed)
         if self._ledger_timer is not None:
             self._ledger_timer.cancel()
         self._is_closing = True
-        self._attention = 0
+        self._check_from = 0
         if self._live_timer is not None:
             self._live_timer.cancel()
         self._live.clear()
         self._wake()
-        self._attention = 0
+        self._check_from = 0
         if self._writing is not None:
             await asyncio.wait([self._writing], timeout=max(0.0, timeout_s))
             await self._tasks.close()
@@ -253,7 +256,7 @@ class LogWriter:
             self._queued_bytes = 0
         await self._sink.close()
 
-    # -- what nobody has for his own
+    # -- unclaimed upstream work
 
     def _claim(self, record: Record) -> None:
         found = self._ledger.claim(RecordedStream(record.route, record.stream, record.partition))
@@ -262,7 +265,7 @@ class LogWriter:
             record.fetched_bytes += found.fetched_bytes
 
     def _note_unclaimed(self, found: Unclaimed) -> None:
-        """A line of its own."""
+        """Write a line for unclaimed work that found no live reader."""
         route, stream, partition = found.place
         record = Record(
             mode=found.mode,
@@ -277,51 +280,51 @@ class LogWriter:
         )
         self.note(record, found.since)
 
-    def _watch_ledger(self) -> None:
+    def _arm_ledger_timer(self) -> None:
         if self._ledger_timer is None and not self._is_closing:
             oldest = self._ledger.oldest
             if oldest is not None:
                 due_in_s = oldest + self._unclaimed_s - self._clock.now()
-                self._ledger_timer = self._clock.call_later(due_in_s, self._look_at_ledger)
+                self._ledger_timer = self._clock.call_later(due_in_s, self._flush_ledger)
 
-    def _look_at_ledger(self) -> None:
+    def _flush_ledger(self) -> None:
         self._ledger_timer = None
-        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _NOTED_AT_ONCE):
+        for found in islice(self._ledger.due(self._clock.now() - self._unclaimed_s), _LINES_PER_TURN):
             self._note_unclaimed(found)
-        self._watch_ledger()
+        self._arm_ledger_timer()
 
     # -- live reads
 
     def ended(self, note: _Live) -> None:
-        """A live read has ended."""
+        """Forget a live read that has ended."""
         self._live.pop(note, None)
 
-    def _watch_live(self) -> None:
+    def _arm_live_timer(self) -> None:
         if self._live_timer is None and self._live and not self._is_closing:
             first = next(iter(self._live))
-            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._note_live)
+            self._live_timer = self._clock.call_later(first.due_at - self._clock.now(), self._write_live_lines)
 
-    def _note_live(self) -> None:
+    def _write_live_lines(self) -> None:
         self._live_timer = None
         now = self._clock.now()
-        for _ in range(min(_NOTED_AT_ONCE, len(self._live))):
+        for _ in range(min(_LINES_PER_TURN, len(self._live))):
             note = next(iter(self._live))
             if note.due_at > now:
                 break
             note.due_at = now + self._live_interval_s
             self._live.move_to_end(note)
             note.write()
-        self._watch_live()
+        self._arm_live_timer()
 
     def note(self, record: Record, began: float) -> None:
-        """A line on a live read, as of now."""
+        """Write a line of a live read, as of now."""
         record.ended_at = self._clock.wall()
         record.duration_s = self._clock.now() - began
         self.record(record)
 
 
 class _Live:
-    """One live read, from its start to its end."""
+    """One live read, from its start to its end; writes its interim lines and its last."""
 
     __slots__ = (
         "_began",
@@ -355,7 +358,7 @@ class _Live:
             self.write()
 
     def write(self) -> None:
-        """A line on how things stand: bytes are those since the line before."""
+        """Write a line with the counts since the previous line."""
         record = self._record
         self._look(record)
         record.finalize(goes_on=not self._is_over)
@@ -373,7 +376,7 @@ class _Live:
 
 
 def _weight(item: Record | Hit) -> int:
-    """About the bytes of memory that it takes in the queue."""
+    """About the bytes of memory that an item takes in the queue."""
     if isinstance(item, Record):
         readers = item.partition.readers if item.partition is not None else None
         texts = (item.stream, item.user_agent, readers, item.start, item.next_offset)
@@ -382,7 +385,7 @@ def _weight(item: Record | Hit) -> int:
 
 
 def _parts(lines: bytes, most: int) -> Iterator[bytes]:
-    """Lines in parts of at most so many bytes; a longer line is a part of its own."""
+    """Split lines into parts of at most `most` bytes; a longer line is a part of its own."""
     begin = 0
     while len(lines) - begin > most:
         end = lines.rfind(b"\n", begin, begin + most) + 1 or lines.index(b"\n", begin) + 1

@@ -1,7 +1,7 @@
-"""How late the event loop is: a timer that is set again and again, and how long after its time it is called.
+"""Measures the delay of the event loop: a periodic timer, and how late it is called.
 
-What makes it late makes every client wait: a long computation, too many ready connections, a machine without time to
-give.  One timer ten times a second costs nothing that could be measured.
+Whatever delays the loop delays every client: a long computation, too many ready connections, a starved machine.  One
+timer ten times a second has no measurable cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INTERVAL_S: Final = 0.1
 
 
 class LoopDelay:
-    """Measures until it is closed.  `clock` is the loop's; `delays` in seconds."""
+    """Measures from `start` to `close`.  `clock` is the loop's; `delays` is in seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.delays = Histogram(DELAY_BOUNDS_S)

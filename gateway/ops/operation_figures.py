@@ -1,4 +1,4 @@
-"""What operators have done to a gateway, and the series of it: dashboards mark these moments."""
+"""The counts of operators' actions, and their metric families; dashboards mark these moments."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class OperationFigures:
         self._purges = {True: 0, False: 0}
 
     def reload(self, *, is_taken: bool) -> None:
-        """The configuration was read again; `is_taken` is False where it was refused and all stays as it was."""
+        """Count a reload; `is_taken` is False if the configuration was refused and nothing changed."""
         self._reloads[is_taken] += 1
 
     def purge(self, *, is_soft: bool) -> None:
-        """A purge is done."""
+        """Count a finished purge."""
         self._purges[is_soft] += 1
 
     def families(self) -> Iterator[Metric]:
-        """The series as they stand."""
+        """The families with their current values."""
         yield counter(
             "durable_gateway_reloads",
-            "Times that the configuration was read again, by whether it was taken. Excludes the start, and "
-            "certificates that are taken because their files have changed.",
+            "Reloads of the configuration, by whether it was taken or refused. Excludes the start, and certificates "
+            "read again because their files changed.",
             ("result",),
             ((("taken" if is_taken else "refused",), count) for is_taken, count in self._reloads.items()),
         )
         yield counter(
             "durable_gateway_purges",
-            "Purges at the admin port: hard ones drop tapes, soft ones have the origin asked before the next hit. "
-            "Excludes how many streams each concerned.",
+            "Purges at the admin port: hard ones drop tapes, soft ones make the next hit revalidate. Excludes the "
+            "number of streams purged.",
             ("kind",),
             ((("soft" if is_soft else "hard",), count) for is_soft, count in self._purges.items()),
         )

@@ -1,6 +1,6 @@
-"""The series of origins: whether each is up, and what was and was not sent to it.
+"""The metric families of origins: whether each is up, and which requests were and were not sent to it.
 
-The label `origin` is scheme, host and port of an origin that a route leads to, so there are only so many.
+The label `origin` is scheme, host and port of an origin that a route leads to, so its values are few.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from gateway.upstream.origins import OriginState
 
 
 def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
-    """What a look at the origins shows."""
+    """Gauges and counters of the origins."""
     gauges: tuple[tuple[str, str, Callable[[OriginState], float]], ...] = (
         (
             "durable_gateway_origin_up",
             (
                 "1 while requests are sent to the origin as usual: its circuit breaker is closed and no health check "
-                "has ejected it. Excludes whether its answers are right."
+                "has ejected it. Excludes whether its answers are correct."
             ),
             lambda origin: float(origin.is_up),
         ),
         (
             "durable_gateway_origin_ejected",
-            "1 while health checks hold the origin to be away. Excludes its circuit breaker.",
+            "1 while health checks consider the origin down. Excludes its circuit breaker.",
             lambda origin: float(origin.is_ejected),
         ),
         (
             "durable_gateway_origin_in_flight",
-            "Requests to the origin that are not over, live ones included. Excludes health checks.",
+            "Unfinished requests to the origin, live ones included. Excludes health checks.",
             lambda origin: origin.in_flight,
         ),
         (
@@ -45,13 +45,13 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         yield gauge(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield gauge(
         "durable_gateway_origin_breaker_state",
-        "1 for the state that the origin's circuit breaker is in, 0 for the others. Excludes ejection.",
+        "1 for the state of the origin's circuit breaker, 0 for the others. Excludes ejection.",
         ("origin", "state"),
         (((origin.origin, state.value), float(origin.state is state)) for origin in origins for state in State),
     )
     yield counter(
         "durable_gateway_origin_breaker_transitions",
-        "Times that the origin's circuit breaker came to a state. Excludes the state that it began with.",
+        "Times that the origin's circuit breaker entered a state. Excludes its first state.",
         ("origin", "state"),
         (
             ((origin.origin, state.value), float(count))
@@ -68,7 +68,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         (
             "durable_gateway_origin_failures",
             (
-                "Requests to the origin that count as failures: no connection, silence, no valid answer, 502, 503, "
+                "Requests to the origin that count as failures: no connection, timeout, no valid answer, 502, 503, "
                 "504. Excludes 500, 4xx and requests whose clients left."
             ),
             lambda origin: origin.failures,
@@ -90,7 +90,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
             "durable_gateway_origin_redirects",
             (
                 "Requests that were sent to the origin because another named it as the stream's leader. Excludes those "
-                "that went there at once, on an earlier redirect's word."
+                "that went there directly because of an earlier redirect."
             ),
             lambda origin: origin.redirects,
         ),
@@ -104,7 +104,7 @@ def origin_families(origins: Sequence[OriginState]) -> Iterator[Metric]:
         yield counter(name, text, ("origin",), (((origin.origin,), value(origin)) for origin in origins))
     yield counter(
         "durable_gateway_origin_health_checks",
-        "Health checks of the origin, by result. Excludes what requests show.",
+        "Health checks of the origin, by result. Excludes the results of requests.",
         ("origin", "result"),
         (
             ((origin.origin, "good" if is_good else "bad"), float(count))

@@ -1,8 +1,8 @@
-"""Names for credential partitions that can be shown: equal for equal credentials, and nothing is learned from them.
+"""Public ids of credential partitions: equal for equal credentials, and useless for recovering them.
 
-A tape's partition is a plain digest of credentials, so whoever sees it can try out guesses.  What is shown is a digest
-of that under a key that stays in the process (BLAKE2b, RFC 7693 section 2.9).  Drawn at start, the key makes ids that
-mean nothing after a restart or at another gateway; configured, they stay the same.
+A tape's partition is a plain digest of credentials, so it allows guesses to be tested.  The id is a digest of that
+under a secret key (BLAKE2b, RFC 7693 section 2.9).  With a random key, drawn at the start, ids mean nothing after a
+restart or at another gateway; with a configured key they stay the same.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _REMEMBERED = 10_000
 
 
 class PartitionIds:
-    """Partitions to ids of 16 hexadecimal digits, under one key."""
+    """Maps partitions to ids of 16 hexadecimal digits, under one key."""
 
     def __init__(self, key: str = "") -> None:
-        """`key` is any text; an empty one has a key drawn at random."""
+        """`key` is any text; if it is empty, a random key is drawn."""
         self._key = hashlib.sha256(key.encode()).digest() if key else secrets.token_bytes(_KEY_BYTES)
         self._ids: dict[Partition, str] = {}
 
     def of(self, partition: Partition) -> str:
-        """The id of `StreamKey.partition`."""
+        """The id of a partition."""
         found = self._ids.get(partition)
         if found is None:
             if len(self._ids) >= _REMEMBERED:

@@ -1,4 +1,4 @@
-"""The series of the plan in effect; there is none of them where there is no plan."""
+"""The metric families of the cache plan in effect; absent without a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plan_families(state: PlanState) -> Iterator[Metric]:
-    """What the plan says and what came of it."""
+    """The plan's expectations, and its results."""
     memory = state.plan.memory
     yield gauge(
         "durable_gateway_plan_taken_timestamp_seconds",
@@ -29,31 +29,32 @@ def plan_families(state: PlanState) -> Iterator[Metric]:
     ):
         yield gauge(
             f"durable_gateway_plan_{name}_ratio",
-            f"The share of {of} that the origin did not send: as the cache plan expects it, and as counted since it "
-            "was taken. Excludes live reads, and reads refused or relayed.",
+            f"The share of {of} that the origin did not send: as the cache plan expects it, and as counted since the "
+            "plan took effect. Excludes live reads, and reads refused or relayed.",
             ("kind",),
             [(expected, wanted), *([(actual, found)] if found is not None else [])],
         )
     for name, text, value in (
-        ("pinned_streams", "Streams kept because the cache plan pins them. Excludes those it pins that are not here.",
+        ("pinned_streams", "Streams kept because the cache plan pins them. Excludes pinned streams that are not held.",
          state.pinned_streams),
-        ("pinned_bytes", "Bytes of the budget that pinned streams take. Excludes those past their share of it.",
+        ("pinned_bytes", "Bytes of the budget that pinned streams use. Excludes those past their share of it.",
          state.pinned_bytes),
         ("pinned_limit_bytes", "The most that durable_gateway_plan_pinned_bytes may be.", state.pinned_limit_bytes),
-        ("unstored_streams", "Streams that the cache plan holds to be not worth storing. Excludes those of no route.",
+        ("unstored_streams", "Streams that the cache plan says not to store. Excludes those that match no route.",
          state.unstored_streams),
-        ("unmatched_entries", "Entries of the cache plan that no route leads to. Excludes those not granted.",
+        ("unmatched_entries", "Entries of the cache plan that match no route. Excludes those not granted.",
          state.unmatched),
     ):  # fmt: skip
         yield gauge(f"durable_gateway_plan_{name}", text, (), [((), value)])
     for name, text, value in (
-        ("warmed_streams", "Streams fetched before anybody asked, in the latest round. Excludes those held already.",
+        ("warmed_streams", "Streams warmed in the latest round, ahead of the first read. Excludes those held already.",
          state.warmed_streams),
-        ("warmed_bytes", "Stream bytes so fetched and kept. Excludes those that were too many to keep.",
+        ("warmed_bytes", "Stream bytes fetched by warming and kept. Excludes those that were too many to keep.",
          state.warmed_bytes),
         ("unstored_bytes",
-         "Bytes fetched and not kept, as the cache plan has it. Excludes live reads' and replies too large to be kept.",
+         "Bytes fetched and not kept because of the cache plan. Excludes live reads and replies too large to keep.",
          state.unstored_bytes),
-        ("given_up_tapes", "Tapes given up because nobody asked for them in time. Excludes evictions.", state.given_up),
+        ("given_up_tapes", "Tapes dropped because their idle time in the cache plan passed. Excludes evictions.",
+         state.given_up),
     ):  # fmt: skip
         yield counter(f"durable_gateway_plan_{name}", text, (), [((), value)])

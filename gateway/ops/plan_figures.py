@@ -1,8 +1,8 @@
-"""The plan against what came of it: what was expected when it was made, and what was counted since it was taken.
+"""The cache plan compared with its results: the expectations it was made with, and the counts since it took effect.
 
-Both sides mean the same.  A catch-up read hits where it found on the tape, or in a fetch that was already under way,
-what there was before it; it misses where it had to be fetched for it.  Of bytes, those that the origin sent for
-catch-up reads are held against those that clients were answered with, before they were coded.
+Both sides are defined alike.  A catch-up read is a hit if the tape, or a fetch already under way, held everything that
+it needed; it is a miss if a fetch was started for it.  The byte ratio compares the bytes that the origin sent for
+catch-up reads with the bytes of the answers to clients before compression.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _HITS: Final = (
 
 
 class PlanFigures:
-    """Looks at the plan in effect.  Owner of what had been counted when it was taken."""
+    """Reads the state of the plan in effect.  Owns the counts at the moment when it took effect."""
 
-    def __init__(self, planned: PlanApplier, engine: Engine, metrics: Metrics) -> None:
-        self._planned = planned
+    def __init__(self, applier: PlanApplier, engine: Engine, metrics: Metrics) -> None:
+        self._applier = applier
         self._engine = engine
         self._metrics = metrics
-        self._before = (0, 0, 0, 0)
+        self._baseline = (0, 0, 0, 0)
 
     def begin(self) -> None:
-        """Another plan is in effect from here on."""
+        """Start counting for a new plan."""
         self._metrics.before_collect()
-        self._before = self._counted()
+        self._baseline = self._counted()
 
     def look(self) -> PlanState | None:
-        """How things stand; None where there is no plan.  Whoever counts many at a time has been asked to."""
-        planned, store = self._planned, self._engine.store
-        if planned.plan is None:
+        """The plan's current state; None without a plan.  `Metrics.before_collect` must have been called."""
+        applier, store = self._applier, self._engine.store
+        if applier.plan is None:
             return None
-        # A route that went has taken its counts with it.
+        # The counts of a removed route are gone, so a difference may be negative.
         hits, misses, read, fetched = (
-            max(0, now - before) for now, before in zip(self._counted(), self._before, strict=True)
+            max(0, now - before) for now, before in zip(self._counted(), self._baseline, strict=True)
         )
-        warming = planned.warming
+        warming = applier.warming
         return PlanState(
-            plan=planned.plan,
-            taken_at=planned.taken_at,
+            plan=applier.plan,
+            taken_at=applier.taken_at,
             hits=hits,
             misses=misses,
             read_bytes=read,
@@ -63,10 +63,10 @@ class PlanFigures:
             warmed_streams=warming.streams if warming is not None else 0,
             warmed_bytes=warming.bytes if warming is not None else 0,
             is_warming=warming is not None and not warming.is_over,
-            unstored_streams=len(planned.entries.not_stored),
-            unstored_bytes=planned.unstored_bytes,
-            given_up=planned.given_up,
-            unmatched=planned.entries.unmatched,
+            unstored_streams=len(applier.entries.not_stored),
+            unstored_bytes=applier.unstored_bytes,
+            given_up=applier.given_up,
+            unmatched=applier.entries.unmatched,
         )
 
     def _counted(self) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""What there is to say of the plan in effect, in figures."""
+"""The state of the cache plan in effect, in figures."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gateway.config.cache_plan import CachePlan
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """One look at the plan in effect and what came of it."""
+    """The plan in effect and its results at one moment."""
 
     plan: CachePlan
     taken_at: float
     """Unix seconds."""
     hits: int
-    """Catch-up reads since then that hit."""
+    """Catch-up reads since the plan took effect that were hits."""
     misses: int
     read_bytes: int
-    """Body bytes of answers to catch-up reads since then, before they were coded."""
+    """Body bytes of answers to catch-up reads since then, before compression."""
     fetched_bytes: int
-    """Body bytes that the origin sent for such."""
+    """Body bytes that the origin sent for catch-up reads since then."""
     pinned_streams: int
     pinned_bytes: int
     pinned_limit_bytes: int
@@ -28,13 +28,13 @@ class PlanState:
     warmed_bytes: int
     is_warming: bool
     unstored_streams: int
-    """Streams that are not to be stored."""
+    """Streams that the plan says not to store."""
     unstored_bytes: int
-    """Bytes fetched, and not stored although there was room, since then."""
+    """Bytes fetched since then and not stored although there was room."""
     given_up: int
-    """Tapes given up by lifetime since then."""
+    """Tapes dropped since then because their idle time passed."""
     unmatched: int
-    """Entries that no route leads to."""
+    """Entries that match no route."""
 
     @property
     def hit_ratio(self) -> float | None:

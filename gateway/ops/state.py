@@ -1,6 +1,6 @@
-"""What can be looked at instead of counted: the state of a gateway at the moment when somebody asks.
+"""The gateway's state at one moment, read instead of counted.
 
-Reading it costs a few microseconds for each connection that is open, and nothing while nobody asks.
+Reading it costs a few microseconds for each open connection, and nothing between collections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.upstream.origins import OriginState
 
 
 class Unsent(NamedTuple):
-    """Bytes that clients have left unread in this process's buffers: all of them, and the most of one client."""
+    """Bytes in this process's buffers that clients have not accepted: the total, and the most of one client."""
 
     total: int = 0
     most: int = 0
@@ -28,27 +28,27 @@ _NONE: Final = Unsent()
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One look at a gateway."""
+    """The state of a gateway at one moment."""
 
     is_ready: bool = False
     connections: int = 0
     """Client connections."""
     unsent: Unsent = _NONE
     flights: dict[str, int] = field(default_factory=dict)
-    """Shared fetches in the air, by route."""
+    """Shared fetches under way, by route."""
     waiters: dict[str, int] = field(default_factory=dict)
-    """Requests that wait for those or read along, by route."""
+    """Requests that wait for those fetches or read along, by route."""
     followed: int = 0
     """Streams with a topic."""
     holdings: dict[str, RouteUsage] = field(default_factory=dict)
-    """What is on tapes, by route."""
+    """What the tapes hold, by route."""
     upstream: dict[str, Connections] = field(default_factory=dict)
-    """Connections to origins, by what they are for."""
+    """Connections to origins, by pool."""
     background_tasks: int = 0
     origins: tuple[OriginState, ...] = ()
 
     def routes(self) -> set[str]:
-        """Those that have something on tapes or in the air."""
+        """Routes with tapes or flights."""
         held = {route for route, holding in self.holdings.items() if holding.tapes}
         return held | {route for route, flights in self.flights.items() if flights}
 
@@ -56,7 +56,7 @@ class State:
 def look_at(
     engine: Engine, connections: Callable[[], int], unsent: Callable[[], Unsent], is_ready: Callable[[], bool]
 ) -> State:
-    """The state of the engine, with what its server says of clients' connections."""
+    """Read the state of the engine, and its server's state of clients' connections."""
     flights: Counter[str] = Counter()
     waiters: Counter[str] = Counter()
     for stream, flight in engine.fetches.flights():

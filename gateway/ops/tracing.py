@@ -1,18 +1,18 @@
-"""Tracing by OpenTelemetry: spans of requests, flights and exchanges, handed to a collector by OTLP over HTTP.
+"""Tracing by OpenTelemetry: spans of requests, flights and exchanges, exported to a collector by OTLP over HTTP.
 
-This module needs the extra `opentelemetry` and is imported only where tracing is switched on.  Nothing here is global:
-each gateway has a provider of its own, which ends with it.
+This module needs the extra `opentelemetry` and is imported only if tracing is on.  It has no global state: each gateway
+has a tracer provider of its own, which ends with it.
 
-A client's `traceparent` (W3C Trace Context) is continued, its sampling decision included, or, with
-`follow_clients = false`, only linked to, since a public edge does not let strangers decide what it records.  Every
-request to an origin carries the `traceparent` of the span that it is made for, sampled or not.  Spans hold the paths of
-streams and no query, no header and no body: a signed URL's signature is in its query.
+A client's `traceparent` (W3C Trace Context) is continued, sampling decision included.  With `follow_clients = false` it
+is only linked to, because a public edge does not let strangers decide what it records.  Every request to an origin
+carries the `traceparent` of its span, sampled or not.  Spans hold the paths of streams, but no query, header or body:
+the query of a signed URL holds its signature.
 
-A request that the door answers makes no other request, so one that is not recorded needs no span at all: whether it is
-to be recorded is found out first, because such requests come a hundred thousand a second.
+A remembered answer makes no further request, so it needs no span unless it is recorded.  The sampling decision comes
+first, because such requests come a hundred thousand a second.
 
-Span times come from the gateway's clock.  Spans wait in a bounded queue for a thread that exports them; what does not
-fit is dropped, and nothing of this is ever waited for, but in the end, within a bound.
+Span times come from the gateway's clock.  Spans wait in a bounded queue for a thread that exports them; spans that do
+not fit are dropped.  Only the shutdown waits for the export, for a bounded time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _EXPORT_S: Final = 5.0
 """How often spans are exported."""
 _BATCH_SPANS: Final = 512
 _MOST_LINKS: Final = 64
-"""Links of one span; a long read may share more flights than anyone will look at."""
+"""Links of one span; a long live read may join any number of flights."""
 _PATH_CHARS: Final = 512
 _CONTEXT_LINES: Final = re.compile(rb"\r\n(traceparent|tracestate):[ \t]*([\x20-\x7e]*)(?=\r\n)", re.IGNORECASE)
 _NOT_SAMPLED: Final = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][02468ace]")
@@ -57,7 +57,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", 
 
 
 class _HeaderGetter(Getter[Headers]):
-    """A trace context in headers; two of `traceparent` are none (W3C Trace Context, section 3.2)."""
+    """Reads a trace context from headers; two `traceparent` headers count as none (W3C Trace Context, section 3.2)."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         values = carrier.getall(key, None)
@@ -68,7 +68,7 @@ class _HeaderGetter(Getter[Headers]):
 
 
 class _Ids(IdGenerator):
-    """Ids from the generator that is handed in; `drawn` is a trace's that was drawn before its first span."""
+    """Makes ids from the injected generator; `drawn` is a trace id that was drawn before its first span."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -90,7 +90,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class OpenTelemetryTracer:
-    """A `gateway.telemetry.tracing.Tracer`.  `processor` takes the place of the queue and the exporter, in tests."""
+    """A `gateway.telemetry.tracing.Tracer`.  `processor` replaces the queue and the exporter in tests."""
 
     def __init__(
         self, config: TracingConfig, clock: Clock, rng: random.Random, processor: SpanProcessor | None = None
@@ -128,16 +128,16 @@ class OpenTelemetryTracer:
         span.describe(mode, outcome, None)
         span.end()
 
-    def _begin_request(self, method: str, path: str, headers: Headers) -> _Timed:
-        theirs = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
+    def _begin_request(self, method: str, path: str, headers: Headers) -> _TimedSpan:
+        client_context = _PROPAGATOR.extract(headers, Context(), _GETTER) if "traceparent" in headers else Context()
         links: list[Link] = []
-        context = theirs
+        context = client_context
         if not self._follows:
             context = Context()
-            client = trace.get_current_span(theirs).get_span_context()
+            client = trace.get_current_span(client_context).get_span_context()
             if client.is_valid:
                 links.append(Link(client, {"gateway.link": "client"}))
-        # The protocol's methods are few; a name of the client's own making is no name for a span.
+        # The protocol has few methods; a method that a client made up must not become a span name.
         name = method if method in _METHODS else "_OTHER"
         return self._begin(
             name, SpanKind.SERVER, context, {"http.request.method": name, "url.path": _short(path)}, links
@@ -154,10 +154,10 @@ class OpenTelemetryTracer:
         parent = flight.span if isinstance(flight, _FlightSpan) else None
         if parent is None and isinstance(request, _RequestSpan):
             parent = request.span
-        asked = URL(url, encoded=True)
-        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(asked.raw_path)}
-        if asked.raw_host is not None and asked.port is not None:
-            attributes |= {"server.address": asked.raw_host, "server.port": asked.port}
+        origin_url = URL(url, encoded=True)
+        attributes: dict[str, str | int] = {"http.request.method": method, "url.path": _short(origin_url.raw_path)}
+        if origin_url.raw_host is not None and origin_url.port is not None:
+            attributes |= {"server.address": origin_url.raw_host, "server.port": origin_url.port}
         timed = self._begin(f"{method} origin", SpanKind.CLIENT, _context(parent), attributes)
         return _ExchangeSpan(timed, headers)
 
@@ -168,32 +168,32 @@ class OpenTelemetryTracer:
         context: Context,
         attributes: dict[str, str | int] | dict[str, str],
         links: list[Link] | None = None,
-    ) -> _Timed:
+    ) -> _TimedSpan:
         began, wall = self._clock.now(), self._clock.wall()
         span = self._tracer.start_span(
             name, context, kind, attributes, links, start_time=int(wall * 1e9), record_exception=False
         )
-        return _Timed(span, self._clock, began, wall)
+        return _TimedSpan(span, self._clock, began, wall)
 
     async def close(self, within_s: float) -> None:
-        """Export what is left; what an unreachable collector has not taken by then is lost."""
+        """Export the remaining spans; those that the collector has not taken within `within_s` seconds are lost."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with suppress(RuntimeError):  # the loop has not waited
+            with suppress(RuntimeError):  # the loop has closed already
                 loop.call_soon_threadsafe(done.set)
 
-        # Not in the loop's executor, which is waited for when the loop closes.
+        # Not in the loop's executor, which the loop waits for when it closes.
         threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await done.wait()
 
 
-class _Timed:
-    """A span of OpenTelemetry's on the gateway's clock.  `end` counts once."""
+class _TimedSpan:
+    """An OpenTelemetry span timed by the gateway's clock.  Only the first `end` counts."""
 
     __slots__ = ("_began", "_clock", "_is_over", "_links", "_wall", "span")
 
@@ -213,14 +213,14 @@ class _Timed:
     def end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            # The wall clock may be set back meanwhile; how long it took is the monotonic one's to say.
+            # The wall clock may have been set back; the duration is that of the monotonic clock.
             self.span.end(int((self._wall + self._clock.now() - self._began) * 1e9))
 
 
 class _RequestSpan:
     __slots__ = ("_joined", "_timed", "is_parked", "span")
 
-    def __init__(self, timed: _Timed) -> None:
+    def __init__(self, timed: _TimedSpan) -> None:
         self._timed = timed
         self.span = timed.span
         self.is_parked = False
@@ -260,7 +260,7 @@ class _RequestSpan:
         self._timed.end()
 
     def share(self, flight: Span, leader: Span | None) -> bool:
-        """Link to a flight and to who launched it; False where it is this request's own, or linked to already."""
+        """Link to a flight and its leader; False if this request leads the flight, or is linked to it already."""
         if self._joined is flight or leader is self.span:
             return False
         self._joined = flight
@@ -273,7 +273,7 @@ class _RequestSpan:
 class _FlightSpan:
     __slots__ = ("_followers", "_leader", "_timed", "span")
 
-    def __init__(self, timed: _Timed, leader: Span | None) -> None:
+    def __init__(self, timed: _TimedSpan, leader: Span | None) -> None:
         self._timed = timed
         self.span = timed.span
         self._leader = leader
@@ -303,9 +303,9 @@ class _FlightSpan:
 class _ExchangeSpan:
     __slots__ = ("_timed", "headers")
 
-    def __init__(self, timed: _Timed, headers: CIMultiDict[str]) -> None:
+    def __init__(self, timed: _TimedSpan, headers: CIMultiDict[str]) -> None:
         self._timed = timed
-        # A copy: the headers of a shared fetch are those of all its readers.
+        # A copy: all readers of a shared fetch share the original headers.
         self.headers = headers.copy()
         for name in ("traceparent", "tracestate"):
             self.headers.popall(name, None)
@@ -319,7 +319,7 @@ class _ExchangeSpan:
     def failed(self, error: BaseException) -> None:
         span = self._timed.span
         span.set_attribute("error.type", type(error).__name__)
-        # Nobody waited any more: that is no fault of the origin's.
+        # A cancelled exchange lost its readers; that is not an error of the origin.
         if not isinstance(error, asyncio.CancelledError):
             span.set_status(Status(StatusCode.ERROR))
 
@@ -328,7 +328,7 @@ class _ExchangeSpan:
 
 
 def _context(parent: Span | None) -> Context:
-    """A context that has `parent` and nothing of the surroundings'."""
+    """A context that holds `parent` and nothing from the current context."""
     return Context() if parent is None else trace.set_span_in_context(parent, Context())
 
 

@@ -1,11 +1,10 @@
-"""What the origin was asked, and has sent, for nobody in particular, until a line of the access log tells of it.
+"""Upstream requests and bytes that belong to no single client request, until a line of the access log has them.
 
-By place: a stream's one live request is made for all of its readers, so the first line on a live read of that stream
-that is written afterwards takes what has gathered.  Where none comes in time, or the stream has no live readers (a
-follower lingers, a write was sent on after its client had left, streams are fetched before anybody asks), what has
-gathered has a line of its own.
+Sums are kept by place (route, stream, partition).  A stream's one live request serves all of its readers, so the next
+line of a live read of that stream claims the sum.  If none comes in time, or the stream has no live readers (a follower
+lingers, a write went on after its client had left, warming fetched the stream), the sum gets a line of its own.
 
-Owner of the sums; knows neither clock nor lines.
+Owns the sums; knows neither clock nor lines.
 """
 
 from __future__ import annotations
@@ -20,40 +19,42 @@ from gateway.telemetry.access_record import RecordedStream
 
 LIVE: Final = frozenset({Mode.LONGPOLL, Mode.SSE})
 MOST_PLACES: Final = 4_096
-"""Places of which something waits, beside those of streams that are followed; beyond it the one that waits longest has
-its line."""
+"""Bound on the sums, beyond those of followed streams; past it the oldest sum gets its line early."""
 
 
 @dataclass(slots=True)
 class Unclaimed:
-    """What has gathered for one place since `since` (monotonic seconds)."""
+    """The sum of one place since `since` (monotonic seconds)."""
 
     place: RecordedStream
     mode: Mode
-    """How the origin was asked: the live way, where any of it came so."""
+    """Mode of the upstream requests; a live mode if any of them was live."""
     since: float
     requests: int = 0
     fetched_bytes: int = 0
 
 
 class Ledger:
-    """Sums by place, in the order in which they were begun."""
+    """Sums by place, in the order in which they were begun.  Owns them."""
 
     def __init__(self, most: int = MOST_PLACES) -> None:
         self._most = most
         self._sums: OrderedDict[RecordedStream, Unclaimed] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Ledger {len(self._sums)} unclaimed>"
 
     def __len__(self) -> int:
         return len(self._sums)
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first of them has been waiting."""
+        """When the oldest sum was begun; None without sums."""
         first = next(iter(self._sums.values()), None)
         return first.since if first is not None else None
 
     def add(self, place: RecordedStream, mode: Mode, requests: int, fetched_bytes: int, now: float) -> Unclaimed | None:
-        """Add to a place's sum; one that is to have its line for that, because there is no room for another."""
+        """Add to the sum of a place.  Returns the oldest sum if there are too many: it needs a line now."""
         found = self._sums.get(place)
         if found is None:
             found = self._sums[place] = Unclaimed(place, mode, now)
@@ -64,10 +65,10 @@ class Ledger:
         return self._sums.popitem(last=False)[1] if len(self._sums) > self._most else None
 
     def claim(self, place: RecordedStream) -> Unclaimed | None:
-        """Take what has gathered for a place."""
+        """Remove and return the sum of a place."""
         return self._sums.pop(place, None)
 
     def due(self, until: float) -> Iterator[Unclaimed]:
-        """Take, one by one, what has waited since `until` or longer."""
+        """Remove and yield the sums begun at `until` or earlier."""
         while self._sums and next(iter(self._sums.values())).since <= until:
             yield self._sums.popitem(last=False)[1]

@@ -294,7 +294,7 @@ async def test_a_redirect_is_not_the_pages_to_follow(before: Before, code: int) 
     ):
         assert reply.status == 502
         assert "Location" not in reply.headers
-        assert (await reply.json())["error"] == f"The stream is elsewhere: {code} http://elsewhere.example/s"
+        assert (await reply.json())["error"] == f"The stream has moved: {code} http://elsewhere.example/s"
 
 
 @pytest.mark.parametrize("path", ["/api/console", reading("no path")])

@@ -99,7 +99,7 @@ async def test_a_file_that_cannot_be_set_aside_is_written_on_and_that_is_said_on
     assert numbers_in(path.read_bytes()) == list(range(50))
     assert files(tmp_path) == [path.name]
     assert [record.message for record in caplog.records] == [
-        f"access log: {path} cannot be set aside: File name too long"
+        f"access log: {path} cannot be rotated: File name too long"
     ]
 
 

@@ -1,7 +1,8 @@
-"""The admin port: how the gateway is looked into and steered.  Not for the public.
+"""The admin port: the API for inspecting and controlling the gateway.  Not for the public.
 
-`app` puts it together; `guard` decides who may ask; `endpoint` is what a request and an answer are made of, and
-`openapi` tells of all of them.  The others answer: `overview`, `streams`, `tails`, `purge` and `controls`.
+`app` assembles it.  `guard` authorises requests, `endpoint` is the shape of a request and an answer, and `openapi`
+documents every endpoint.  The other modules answer: `overview`, `history`, `origins`, `streams`, `tails`, `counts`,
+`purge`, `plan` and `controls`.
 """
 
 from gateway.ops.admin.app import admin_application

@@ -1,4 +1,4 @@
-"""The admin port's application: its endpoints, its document, the probes and the metrics, behind one guard."""
+"""The admin port's application: its endpoints, their OpenAPI document, the probes and the metrics, behind one guard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.ops.admin.endpoint import MOST_BODY_BYTES, Endpoint, Refused, json_
 from gateway.ops.admin.guard import Guard
 from gateway.ops.admin.history import history_endpoints
 from gateway.ops.admin.openapi import openapi_document
-from gateway.ops.admin.origins import origins_endpoints, told
+from gateway.ops.admin.origins import origins_endpoints, readiness_lines
 from gateway.ops.admin.overview import overview_endpoints
 from gateway.ops.admin.plan import plan_endpoints
 from gateway.ops.admin.purge import purge_endpoints
@@ -29,13 +29,13 @@ from gateway.ops.console.site import is_open
 from gateway.ops.partition_ids import PartitionIds
 
 MOST_LINE_BYTES: Final = 32_768
-"""The longest request line: an id is a path and a query, a third longer."""
+"""The longest request line: the id of a stream is its path and query in base64, a third longer."""
 
 _QUESTIONS: Final = frozenset({"/api/tails"})
-"""Asked with a body, and changing nothing."""
+"""Endpoints that take a body but change nothing."""
 
 _VERBOSE: Final = "verbose"
-"""`/readyz?verbose` says more than the probe needs, and asks for the token as everything else does."""
+"""`/readyz?verbose` also names the origins, so unlike the bare probe it needs the token."""
 
 _log = logging.getLogger("gateway.admin")
 
@@ -57,17 +57,17 @@ def admin_application(subject: Subject, guard: Guard, partitions: PartitionIds) 
         *plan_endpoints(subject),
         *controls_endpoints(subject),
     ]
-    # Drawn when it is first asked for, beside the loop: it takes a third of a second.
+    # Built on the first request, in a thread: it takes a third of a second.
     document = cache(partial(openapi_document, endpoints))
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        # A gateway is ready whatever its origins are: it answers from memory, and says at once what it cannot.
+        # Ready whatever the state of the origins: the gateway answers from memory, and fails at once what it cannot.
         status, text = (200, "ready\n") if subject.is_ready else (503, "not ready\n")
         if _VERBOSE in request.query:
-            text += told(subject.engine.origins.look())
+            text += readiness_lines(subject.engine.origins.look())
         return web.Response(status=status, text=text)
 
     async def exposition(request: web.Request) -> web.Response:

@@ -1,10 +1,11 @@
-"""The audit log of the admin port: one line for each change that was asked for, and for each request not let in.
+"""The audit log of the admin port: one line for each attempted change and each request that failed authorisation.
 
-Lines go to the logger `gateway.admin.audit` at level INFO (done) or WARNING (refused), whatever the level of everything
-else.  They name method, path, the client's address, the status, and for a refusal the reason; never a body or a token.
+Lines go to the logger `gateway.admin.audit` at level INFO (done) or WARNING (refused), whatever the level of other
+loggers.  A line has the method, the path, the client's address and the status, and for a refusal the reason; never a
+body or a token.
 
-Refusals are bounded, because a client that is not let in can cause any number of them: `REFUSALS_PER_WINDOW` lines in
-each `WINDOW_S`.  The first line after a window says how many were left out of it.
+Refusals are bounded, because an unauthorised client can cause any number of them: `REFUSALS_PER_WINDOW` lines in each
+`WINDOW_S`.  The first line after a window says how many were left out.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from gateway.ops.admin.endpoint import Refused
 WINDOW_S: Final = 10.0
 REFUSALS_PER_WINDOW: Final = 20
 _SHOWN_CHARS: Final = 200
-"""Of a path: a client that is not let in may send one of 32 KiB."""
+"""The most characters of a path in a line: an unauthorised client may send one of 32 KiB."""
 
 _log = logging.getLogger("gateway.admin.audit")
 _log.setLevel(logging.INFO)
 
 
 class Audit:
-    """Writes the lines.  Owner of the count of refusals in the current window."""
+    """Writes the lines.  Owns the count of refusals in the current window."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -37,11 +38,11 @@ class Audit:
         return f"<Audit {self._written} refusals written, {self._left_out} left out>"
 
     def done(self, method: str, path: str, remote: str | None, status: int) -> None:
-        """A change was made, or began."""
+        """Log a change that was made or begun."""
         _log.info("%s %s by %s: %d", method, path, remote, status)
 
     def refused(self, method: str, path: str, remote: str | None, refused: Refused) -> None:
-        """A change was refused, or a client was not let in."""
+        """Log a refused change, or a request that failed authorisation."""
         now = self._clock.now()
         if now >= self._window_ends_at:
             if self._left_out:

@@ -1,4 +1,4 @@
-"""What steers the gateway: drain, log level, configuration."""
+"""The endpoints that control the gateway: drain, log level, configuration."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, with_config
 
 from gateway.config.errors import ConfigError
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import NothingToRead, Subject
 
 Level = Literal["debug", "info", "warning", "error"]
 
 LOGGER: Final = "gateway"
-"""The level is that of the gateway's own loggers; libraries keep theirs."""
+"""Parent of the gateway's own loggers.  Only their level is set; libraries keep theirs."""
 
 _LEVELS: Final[Mapping[Level, int]] = {
     "debug": logging.DEBUG,
@@ -26,24 +26,24 @@ _LEVELS: Final[Mapping[Level, int]] = {
 }
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class DrainBody:
-    """How long it may take."""
+    """How long the drain may take."""
 
     within_s: Annotated[float, Field(ge=0, le=3_600)] | None = None
-    """Seconds in which the last live reader is gone; the configured shutdown_timeout_s where it is left out."""
+    """Seconds until the last live reader is sent off; the configured shutdown_timeout_s if left out."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """It has begun, or had before."""
+    """Whether the gateway is draining; true also where an earlier request began it."""
 
     is_draining: bool
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class LogLevel:
     """The least severe level that is logged."""
@@ -51,32 +51,32 @@ class LogLevel:
     level: Level
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What became of the configuration that was read, in dotted names."""
+    """The result of reading the configuration again, as dotted names of settings."""
 
     changed: list[str]
     needs_restart: list[str]
-    """These differ from what is in effect, and keep their old values until a restart."""
+    """Settings that differ from those in effect and keep their old values until a restart."""
 
 
 def controls_endpoints(subject: Subject) -> list[Endpoint]:
     """`/api/config`, `/api/drain`, `/api/log-level` and `/api/reload`."""
 
     async def config(_: ApiRequest[Nothing, Nothing]) -> dict[str, Any]:
-        # What is secret is so by its type (pydantic's SecretStr), and comes out as asterisks.
+        # Secrets have pydantic's SecretStr as their type, which is dumped as asterisks.
         return subject.config.model_dump(mode="json")
 
-    async def drain(asked: ApiRequest[Nothing, DrainBody]) -> Draining:
-        subject.drain(asked.body.within_s)
+    async def drain(request: ApiRequest[Nothing, DrainBody]) -> Draining:
+        subject.drain(request.body.within_s)
         return Draining(subject.engine.drain.is_set)
 
     async def log_level(_: ApiRequest[Nothing, Nothing]) -> LogLevel:
         return LogLevel(_level_now())
 
-    async def set_log_level(asked: ApiRequest[Nothing, LogLevel]) -> LogLevel:
-        logging.getLogger(LOGGER).setLevel(_LEVELS[asked.body.level])
+    async def set_log_level(request: ApiRequest[Nothing, LogLevel]) -> LogLevel:
+        logging.getLogger(LOGGER).setLevel(_LEVELS[request.body.level])
         return LogLevel(_level_now())
 
     async def reload(_: ApiRequest[Nothing, Nothing]) -> Reloaded:
@@ -90,7 +90,7 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
 
     return [
         Endpoint("GET", "/api/config", "The configuration in effect, secrets hidden", config, dict[str, Any]),
-        Endpoint("POST", "/api/drain", "Send live readers off", drain, Draining, body=DrainBody, status=202),
+        Endpoint("POST", "/api/drain", "Drain the live readers", drain, Draining, body=DrainBody, status=202),
         Endpoint("GET", "/api/log-level", "The log level", log_level, LogLevel),
         Endpoint("PUT", "/api/log-level", "Set the log level", set_log_level, LogLevel, body=LogLevel),
         Endpoint(
@@ -100,8 +100,8 @@ def controls_endpoints(subject: Subject) -> list[Endpoint]:
             reload,
             Reloaded,
             refusals={
-                409: "There is no configuration to read again.",
-                422: "The configuration cannot be used; the old one stays.",
+                409: "There is no configuration file to read again.",
+                422: "The configuration is invalid; the old one stays in effect.",
             },
         ),
     ]

@@ -1,16 +1,16 @@
-"""What lies between a stream's offsets: how many messages, how many bytes, and their checksum.
+"""Counts between a stream's offsets: how many messages, how many bytes, and their checksum.
 
-Offsets are opaque, so whoever wants to divide a stream among several readers has to read it first and count.  The
-gateway holds the bytes and counts them once, beside its loop; what it has counted stays true for as long as the bytes
-are the stream's, and is remembered by the offsets on both sides.
+Offsets are opaque, so a client that wants to divide a stream among several readers would have to read all of it first.
+The gateway holds the bytes and counts them once, in a thread.  A count stays true as long as the stream holds the same
+bytes, and is remembered by the offsets on both sides.
 
-One path may be several streams (of other origins, for other readers, before and after it was made anew), and an offset
-of one may mean something else in another.  So whoever asks shows the ETag of a reply that he was given: what is told is
-of the tape that it was made from, or nothing.
+One path may name several streams (of different origins or partitions, or before and after a re-creation), and an offset
+of one may mean something else in another.  So a request names the ETag of a reply that its client received; it gets the
+counts of the tape which made that reply, or none.
 
-The messages of a JSON stream are counted, measured and summed as lines: the text of each as it is, but for its own line
-breaks, which become spaces, and a line feed behind it.  A reader that frames them so has the same checksum.  Of any
-other stream the bytes are measured and summed as they are.
+The messages of a JSON stream are counted, measured and summed as lines: the text of each as it is, except that its own
+line breaks become spaces, followed by a line feed.  A reader that frames messages this way gets the same checksum.  The
+bytes of any other stream are measured and summed as they are.
 """
 
 from __future__ import annotations
@@ -26,60 +26,59 @@ from cachetools import LRUCache
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, TargetText
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.protocol.etag import names
 from gateway.tape.stream import Edition
 
 MOST_BYTES: Final = 16 << 20
-"""The longest run, and what an answer speaks of: no more than so many bytes and one run."""
+"""The longest run.  An answer stops at the first run that reaches it in all, so it covers less than twice as much."""
 MOST_RUNS: Final = 1_000
 _SLICE_BYTES: Final = 1 << 17
-"""What is looked at in one go.  Of messages that are plain numbers there are many, and whoever lists them keeps all
-other threads waiting: with these for 10 ms."""
+"""Bytes counted in one go.  A slice of plain numbers holds many messages, and listing them holds the GIL: at this size
+for 10 ms."""
 _MOST_MESSAGE_BYTES: Final = 1 << 20
-"""A run with a longer one is not counted: it takes 25 times as much memory to look at, whatever the cache may have."""
+"""A run with a longer message is not counted: counting takes 25 times its memory, outside the cache's budget."""
 _REMEMBERED: Final = 1 << 14
-"""Runs whose counts are remembered: some ten megabytes."""
+"""Remembered runs: some ten megabytes."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountedRun:
-    """What lies between two offsets."""
+    """One run of a stream: the counts between two offsets."""
 
     offset: str
-    """Reading begins here."""
+    """The offset at which reading begins."""
     next: str
-    """The offset behind it."""
+    """The offset after the run."""
     messages: int | None
     """Null where the stream is not JSON."""
     bytes: int
-    """Of JSON: of its messages as lines."""
+    """Length of the run; of a JSON stream, of its messages as lines."""
     crc32: int
-    """Of the same bytes (that of gzip, RFC 1952)."""
+    """CRC-32 of the same bytes (that of gzip, RFC 1952)."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Runs that follow each other from the offset that was asked for, as far as the gateway holds the stream; more may
-    follow behind the last."""
+    """Consecutive runs from the requested offset, as far as the gateway holds the stream; more may follow the last."""
 
     runs: list[CountedRun]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class CountsQuery:
-    """Which stream, from where."""
+    """The stream, and the offset to start from."""
 
     stream: Annotated[TargetText, Field(max_length=1_500)]
     etag: Annotated[str, Field(max_length=600)]
-    """Of any reply with a part of the stream."""
+    """ETag of any reply with a part of the stream."""
     offset: Annotated[str, Field(max_length=300)] = "-1"
-    """One that the origin or the gateway has named."""
+    """An offset that the origin or the gateway has sent."""
     run_bytes: Annotated[int, Field(ge=1 << 10, le=MOST_BYTES)] = 1 << 20
-    """Runs are at most so long, as far as there are offsets to end them at."""
+    """The longest run, as far as there are offsets to end a run at."""
 
 
 class _Sum(NamedTuple):
@@ -89,7 +88,7 @@ class _Sum(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Bytes that stay what they are."""
+    """Key of a count: an edition and the offsets on both sides.  The bytes between them never change."""
 
     edition: Edition
     offset: str
@@ -98,14 +97,16 @@ class _Span(NamedTuple):
 
 def counts_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET /api/counts`."""
-    known: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
-    # One at a time: what is counted twice as fast is taken from the readers.
+    counted: MutableMapping[_Span, _Sum | None] = LRUCache(_REMEMBERED)
+    # One at a time: counting faster would take the time from the clients.
     counting = asyncio.Lock()
 
-    async def counts(asked: ApiRequest[CountsQuery, Nothing]) -> Counts:
-        query = asked.query
+    async def counts(request: ApiRequest[CountsQuery, Nothing]) -> Counts:
+        query = request.query
         runs: list[CountedRun] = []
-        stream = next((one for one in directory.at(query.stream) if names(query.etag, one.tape.incarnation)), None)
+        stream = next(
+            (one for one in directory.by_target(query.stream) if names(query.etag, one.tape.incarnation)), None
+        )
         if stream is None or stream.needs_revalidation:
             return Counts(runs)
         edition, at, size = stream.edition, query.offset, 0
@@ -117,25 +118,25 @@ def counts_endpoints(directory: Directory) -> list[Endpoint]:
                 if not 0 < reading.size <= MOST_BYTES:
                     break
                 span = _Span(edition, at, reading.end)
-                if span in known:
+                if span in counted:
                     await asyncio.sleep(0)
                 else:
-                    known[span] = await asyncio.to_thread(
+                    counted[span] = await asyncio.to_thread(
                         _counted if stream.tape.is_json else _measured, reading.pieces
                     )
-            found = known.get(span)
+            found = counted.get(span)
             if found is None:
                 break
             runs.append(CountedRun(at, reading.end, *found))
             at, size = reading.end, size + reading.size
-        # Made anew or called back meanwhile: what was counted is of a stream that is not there.
+        # Re-created or revoked meanwhile: the counts describe a stream that is gone.
         return Counts(runs if stream.ended is None and stream.edition == edition else [])
 
     return [
         Endpoint(
             "GET",
             "/api/counts",
-            "What lies between a stream's offsets",
+            "Messages, bytes and checksums between a stream's offsets",
             counts,
             Counts,
             CountsQuery,
@@ -150,9 +151,9 @@ def _measured(pieces: tuple[bytes, ...]) -> _Sum:
 
 
 def _counted(pieces: tuple[bytes, ...]) -> _Sum | None:
-    """None where they are not the inside of a JSON array, or too much to look at."""
+    """None if the pieces are not the inside of a JSON array, or hold a message too long to count."""
     try:
-        # It needs numpy, which comes with an extra.
+        # Needs numpy, which comes with an extra.
         from pyspark_durable_streams.errors import BadReply
         from pyspark_durable_streams.framing import Checksum, Elements
     except ImportError as error:

@@ -1,11 +1,10 @@
-"""The streams as the admin port names them, and the ways to find one.
+"""Names, ids and lookup of streams for the admin port.
 
-An `id` is made of what tells streams apart and stays the same when the stream is made anew, so a page may keep it.  The
-partition in it is the one that the access log names: what readers showed as credentials can be neither read nor guessed
-from it.
+An `id` encodes what identifies a stream and stays the same when the stream is re-created, so a page may keep it.  The
+partition in it is the one that the access log names: the readers' credentials can be neither read nor guessed from it.
 
-A tape store may hold a hundred thousand streams and its loop has clients to serve, so whoever goes through all of them
-does it in slices, with a turn for everybody else between any two.
+A tape store may hold a hundred thousand streams and its loop serves clients, so a walk over all streams goes in slices
+and yields to the loop between them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gateway.protocol.target import BadTarget, parse_target
 from gateway.tape.stream import Stream
 
 _SLICE: Final = 500
-"""Streams in one turn: 5 ms at most, on a small core."""
+"""Streams looked at before yielding to the loop: 5 ms at most on a small core."""
 
 TargetText = Annotated[
     str,
@@ -37,25 +36,25 @@ TargetText = Annotated[
         r"(?:\?(?:[^\x00-\x20\x7f#%]|%[0-9A-Fa-f]{2})*)?$",
     ),
 ]
-"""A path as the origin is asked for it and, where there is one, a query."""
+"""A path as it is requested from the origin, with an optional query."""
 
 PrefixText = Annotated[
     str,
     Field(max_length=8_192, pattern=r"^(?:/(?:[^\x00-\x20\x7f#%?]|%(?:[2-689A-Fa-f][0-9A-Fa-f]|7[0-9A-Ea-e]))*)?$"),
 ]
-"""What a path begins with, in any of its spellings; empty for all."""
+"""A prefix of paths, in any spelling; empty for all."""
 
 T = TypeVar("T")
 
 
 class Name(NamedTuple):
-    """What tells one stream from another, in the order in which they are listed."""
+    """What identifies a stream, in the order in which streams are listed."""
 
     path: str
     query: str
     origin: str
     partition: str
-    """Who shares it, by an id that does not lead back to what they showed."""
+    """Id of the readers who share the stream; their credentials cannot be recovered from it."""
 
     @property
     def cursor(self) -> str:
@@ -64,7 +63,7 @@ class Name(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Path and query as the origin is asked for them."""
+        """Path and query as they are requested from the origin."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
@@ -81,7 +80,7 @@ class Directory:
         return Name(key.group.path, key.query, key.group.origin, self._partitions.of(key.partition))
 
     async def slices(self) -> AsyncIterator[Sequence[Stream]]:
-        """Every stream of a path that was held when this began, as long as it is."""
+        """All streams held when the walk began and still held, in slices."""
         found: list[Stream] = []
         for group in self._engine.store.groups():
             for stream in list(group.values()):
@@ -94,48 +93,50 @@ class Directory:
         yield found
 
     async def find(self, id_: str) -> Stream:
-        """The stream of an id; Refused (404) where there is none."""
-        name = name_of(id_)
+        """The stream of an id; Refused (404) if there is none."""
+        name = name_of_id(id_)
         if name is not None:
             async for stream in in_turns(self._engine.store.group(Group(name.origin, name.path))):
                 if stream.key.query == name.query and self.name(stream) == name and stream.ended is None:
                     return stream
         raise Refused(404, "no such stream is held")
 
-    def at(self, target: str, origin: str | None = None) -> list[Stream]:
-        """Every stream of a path and query, of all partitions and of all origins or one; Refused (422) where it is
-        none."""
-        path, query = read_target(target)
-        return [stream for stream in self.on(path, origin) if stream.key.query == query]
+    def by_target(self, target: str, origin: str | None = None) -> list[Stream]:
+        """Every stream of a path and query, of all partitions, and of all origins or one.
 
-    def on(self, path: str, origin: str | None = None) -> list[Stream]:
-        """Every stream of a path, of all queries and partitions and of all origins or one."""
+        Refused (422) if `target` is not a path and query.
+        """
+        path, query = read_target(target)
+        return [stream for stream in self.by_path(path, origin) if stream.key.query == query]
+
+    def by_path(self, path: str, origin: str | None = None) -> list[Stream]:
+        """Every stream of a path, of all queries and partitions, and of all origins or one."""
         store = self._engine.store
         origins = store.origins if origin is None else [origin]
         return [stream for one in origins for stream in store.group(Group(one, path))]
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items, with a turn of the loop for everybody else after so many of them."""
+    """The items, yielding to the loop after each slice of them."""
     for number, item in enumerate(items, 1):
         yield item
         if number % _SLICE == 0:
             await asyncio.sleep(0)
 
 
-def named_by(cursor: str) -> Name:
-    """The name of a cursor.  Any text is one, so that a path alone leads to what comes after it."""
+def name_of_cursor(cursor: str) -> Name:
+    """The name of a cursor.  Any text is a cursor, so a path alone stands for the streams that follow it."""
     parts = [*cursor.split(" ", 3), "", "", ""]
     return Name(*parts[:4])
 
 
 def id_of(name: Name) -> str:
-    """The id of a name: fit for a path as it stands."""
+    """The id of a name, safe in a path without escaping."""
     return base64.urlsafe_b64encode(orjson.dumps(list(name))).rstrip(b"=").decode()
 
 
-def name_of(id_: str) -> Name | None:
-    """The name of an id, None where it is none."""
+def name_of_id(id_: str) -> Name | None:
+    """The name of an id; None if the text is not an id."""
     try:
         parts = orjson.loads(base64.b64decode(id_ + "=" * (-len(id_) % 4), b"-_", validate=True))
     except (NotBase64, ValueError):
@@ -146,22 +147,22 @@ def name_of(id_: str) -> Name | None:
 
 
 def read_prefix(text: str) -> str:
-    """What a path begins with, in the one spelling that keys have; Refused (422) with what is wrong."""
+    """A prefix of paths in the canonical spelling of keys; Refused (422) with the reason if it has none."""
     if not text:
         return ""
     try:
-        # Its last segment may go on: two dots at the end are no segment yet.
+        # The last segment may continue: two dots at the end are not a segment yet.
         return parse_target(text + "x").path[:-1]
     except BadTarget as error:
         raise Refused(422, str(error)) from None
 
 
 def read_target(text: str) -> tuple[str, str]:
-    """Path and query of a stream in the one spelling that keys have; Refused (422) with what is wrong."""
+    """Path and query of a stream in the canonical spelling of keys; Refused (422) with the reason."""
     try:
         target = parse_target(text)
     except BadTarget as error:
         raise Refused(422, str(error)) from None
     if (target.offset, target.live, target.cursor) != (None, None, None):
-        raise Refused(422, "offset, live and cursor are no part of a stream's name")
+        raise Refused(422, "offset, live and cursor are not part of a stream's name")
     return target.path, target.query

@@ -1,7 +1,7 @@
-"""What a request to the admin API and its answer are made of.
+"""Requests to the admin API and their answers.
 
-An `Endpoint` names the types of its query, its body and its answer.  Requests are judged by them, and the OpenAPI
-document is drawn from them, so that neither can say what the other does not.  Answers are JSON; every error is
+An `Endpoint` names the types of its query, its body and its answer.  Requests are validated by these types and the
+OpenAPI document is generated from them, so the two cannot disagree.  Answers are JSON; every error is
 `{"error": "<one line>"}`.
 """
 
@@ -29,18 +29,18 @@ _JSON: Final = "application/json"
 _SHOWN_CHARS: Final = 60
 _NOT_ALLOWED: Final = "should be a path, from the slash on, percent-encoded where it has to be"
 _MOST_ERRORS: Final = 1_000
-"""Of more than these none is picked: to spell them out would take a second."""
+"""With more errors than these, none is picked: spelling them out would take a second."""
 _KEY_PROBLEMS: Final = frozenset({"missing", "unexpected_keyword_argument", "extra_forbidden"})
 
-SHOWN: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
-"""For every type of a query, a body or an answer: it is described by its own words, and unknown keys are refused."""
+API_TYPE: Final = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+"""Configuration of every query, body and answer type: its docstrings describe it, and unknown keys are refused."""
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 
 
 class Refused(Exception):
-    """The request is not done: a status and one line."""
+    """The request is refused, with a status and one line of text."""
 
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(" ".join(text.split()))
@@ -48,16 +48,16 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Why a request was not done."""
+    """Why a request was refused."""
 
     error: str
     """One line."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """No parameters."""
@@ -65,7 +65,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest(Generic[Q, B]):
-    """One request: its parameters, its body, and the parts of its path."""
+    """One request: its parameters, its body, and the variable parts of its path."""
 
     query: Q
     body: B
@@ -74,7 +74,7 @@ class ApiRequest(Generic[Q, B]):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path: `answer` is the type of what `handle` gives."""
+    """One method of one path; `answer` is the type of the value that `handle` returns."""
 
     method: str
     path: str
@@ -85,27 +85,27 @@ class Endpoint:
     body: Any = Nothing
     status: int = 200
     expects: str = ""
-    """What the body should be, where it has several forms."""
+    """What the body should be; for bodies with several forms."""
     most_bytes: int = _BODY_BYTES
-    """The largest body."""
+    """The largest body, in bytes."""
     refusals: Mapping[int, str] = field(default_factory=dict)
-    """Statuses of errors beside those of every endpoint, and when they are given."""
+    """Error statuses beyond those of every endpoint, and what each means."""
 
     @property
     def changes(self) -> bool:
-        """Whether it is asked with a body."""
+        """Whether the request takes a body."""
         return self.method != "GET"
 
     def route(self) -> web.RouteDef:
-        """The endpoint as the application takes it."""
+        """The endpoint as an aiohttp route."""
         query, body = _adapter(self.query), _adapter(self.body)
 
         async def handle(request: web.Request) -> web.Response:
             given = await _read(request, self.most_bytes) if self.changes else b"{}"
             asked: ApiRequest[Any, Any] = ApiRequest(
-                _judged(partial(query.validate_strings, _parameters(request)), "query"),
-                # Numbers and the like are read from a parameter's text; a body says what it means.
-                _judged(partial(body.validate_json, given, strict=True), "body", self.expects),
+                _validated(partial(query.validate_strings, _parameters(request)), "query"),
+                # A parameter is text and may be converted to a number; a body has to have the right JSON types.
+                _validated(partial(body.validate_json, given, strict=True), "body", self.expects),
                 request.match_info,
             )
             return json_response(await self.handle(asked), self.status)
@@ -115,18 +115,18 @@ class Endpoint:
 
 @cache
 def _adapter(shape: Any) -> TypeAdapter[Any]:
-    """What reads a type.  Made once in a process: pydantic parses source files for docstrings, 3 ms for each type."""
+    """The adapter of a type.  Made once: pydantic parses source files for docstrings, 3 ms for each type."""
     return TypeAdapter(shape)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A JSON answer; nothing of it is to be kept by anyone."""
+    """A JSON answer that must not be cached."""
     body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     return web.Response(status=status, body=body, headers={**HEADERS, **(headers or {}), hdrs.CONTENT_TYPE: _JSON})
 
 
 def refusal_response(error: Refused) -> web.Response:
-    """The one way in which errors are told."""
+    """The answer to a refused request."""
     return json_response(Error(str(error)), error.status, error.headers)
 
 
@@ -147,7 +147,7 @@ def _parameters(request: web.Request) -> dict[str, str]:
     return dict(query)
 
 
-def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
+def _validated(read: Callable[[], Any], where: str, expects: str = "") -> Any:
     try:
         return read()
     except ValidationError as error:
@@ -156,19 +156,19 @@ def _judged(read: Callable[[], Any], where: str, expects: str = "") -> Any:
                 422, f"{where}: should be {expects or 'as documented'}, and is wrong in many places"
             ) from None
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        # Of the forms that a body may have, the one meant is the one that has more to it than a wrong set of keys.
+        # A body may have several forms: prefer the form that fails for another reason than a wrong set of keys.
         first = next((one for one in found if one["type"] not in _KEY_PROBLEMS), found[0])
         if first["type"] == "json_invalid":
             raise Refused(400, "the body is not JSON") from None
         if expects and first["type"] in _KEY_PROBLEMS:
             raise Refused(422, f"{where}: should be {expects}") from None
-        # The name of a form of body, which is no key, begins with a capital.
+        # A part that begins with a capital is the name of a body's form, not a key.
         place = ".".join(str(part) for part in first["loc"] if not str(part)[:1].isupper()) or where
         is_pattern = first["type"] == "string_pattern_mismatch"
-        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _told(first['msg'])}") from None
+        raise Refused(422, f"{_short(place)}: {_NOT_ALLOWED if is_pattern else _reworded(first['msg'])}") from None
 
 
-def _told(message: str) -> str:
+def _reworded(message: str) -> str:
     return message.replace("Input should", "should", 1).replace("Unexpected keyword argument", "unknown key")
 
 

@@ -1,11 +1,11 @@
-"""Who may use the admin port.
+"""Authorisation for the admin port.
 
-Where others can reach it, every request shows a token; where only this machine can, one is asked for if it is set.  The
-page's own files tell nothing and are served to all, as are the two probes.
+If other machines can reach the port, every request needs a token; if only this machine can, a token is needed only
+where one is configured.  The console's own files hold no data and are served without a token, as are the two probes.
 
-Without a token the danger is a browser on this machine that is led here by somebody's page.  A name of theirs that
-resolves to this address is seen by the Host (DNS rebinding).  What changes something has to be JSON, which a page of
-another origin cannot send without asking first, and is refused where a browser says that another origin sent it.
+Without a token, the danger is a browser on this machine that runs a page of another site.  A foreign name that resolves
+to this address fails the Host check (DNS rebinding).  A change has to be JSON, which a page of another origin cannot
+send without a preflight, and is refused if the browser's Origin header names another origin.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BEARER: Final = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(.*)")
 
 
 def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
-    """The token that the admin port asks for, None where it asks for none.
+    """The token that the admin port requires; None if it requires none.
 
-    ConfigError where the address is not loopback and no token is set, or where the token cannot be sent in a header.
+    ConfigError if the address is not loopback and no token is set, or if the token cannot be sent in a header.
     """
     token = environ.get(ADMIN_TOKEN_VARIABLE, "")
     if token and not _TOKEN.fullmatch(token):
@@ -40,13 +40,13 @@ def admin_token(environ: Mapping[str, str], address: Address) -> str | None:
     if not token and not is_loopback(address.host):
         raise ConfigError(
             f"server.admin: {address} can be reached from outside: "
-            f"set {ADMIN_TOKEN_VARIABLE} to a token that it asks for"
+            f"set {ADMIN_TOKEN_VARIABLE} to a token that it requires"
         )
     return token or None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address (IPv6 with or without brackets) is this machine alone."""
+    """Whether a host name or address (IPv6 with or without brackets) is only reachable from this machine."""
     if host == "localhost":
         return True
     try:
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Decides on requests; keeps no state beyond the token."""
+    """Authorises requests; keeps no state beyond the token."""
 
     def __init__(self, address: Address, token: str | None) -> None:
         self._host = address.host
@@ -64,22 +64,24 @@ class Guard:
         self._token = token.encode() if token is not None else None
 
     def check(self, request: web.BaseRequest, *, is_open: bool, is_verbose: bool = False) -> None:
-        """Raise Refused unless the one who asks may; `is_open` says that it is for what everybody may have, and
-        `is_verbose` that a probe is to name origins, which not everybody may know."""
+        """Raise Refused unless the request is authorised.
+
+        `is_open`: the path is public.  `is_verbose`: a probe is to name the origins, which are not public.
+        """
         if request.path in PROBES and not is_verbose:
             return
-        if self._is_loopback and not self._is_known(request.headers.get(hdrs.HOST, "")):
+        if self._is_loopback and not self._is_allowed_host(request.headers.get(hdrs.HOST, "")):
             raise Refused(403, "the Host is not one of this port's")
         if self._token is not None and not is_open:
             self._check_token(self._token, request.headers.get(hdrs.AUTHORIZATION, ""))
 
-    def _is_known(self, host: str) -> bool:
+    def _is_allowed_host(self, host: str) -> bool:
         name = _HOST.fullmatch(host.lower())
         return name is not None and (is_loopback(name[1]) or name[1] == self._host)
 
     @staticmethod
-    def _check_token(token: bytes, shown: str) -> None:
-        match = _BEARER.fullmatch(shown)
+    def _check_token(token: bytes, header: str) -> None:
+        match = _BEARER.fullmatch(header)
         offered = match[1].encode("utf-8", "surrogateescape") if match is not None else b""
         if hmac.compare_digest(offered, token):
             return
@@ -90,13 +92,13 @@ class Guard:
 
     @staticmethod
     def check_change(request: web.BaseRequest) -> None:
-        """Raise Refused where a page of another origin may have sent what would change something."""
+        """Raise Refused if a page of another origin may have sent a request that changes something."""
         if request.method in _SAFE:
             return
         origin = request.headers.get(hdrs.ORIGIN)
         host = request.headers.get(hdrs.HOST, "").lower()
-        # By either scheme: TLS may end in front of this port.
+        # Either scheme: TLS may end in front of this port.
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Refused(403, "the request comes from a page of another origin")
         if request.content_type != "application/json" or hdrs.CONTENT_TYPE not in request.headers:
-            raise Refused(415, "what changes something is application/json")
+            raise Refused(415, "a request that changes something has to be application/json")

@@ -1,4 +1,4 @@
-"""The last ten minutes as the gateway has sampled them, for a page that begins."""
+"""The sampled counters of the last ten minutes, from which a newly loaded page draws its charts."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from itertools import accumulate
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.figures import DELAY_BOUNDS_S
 from gateway.ops.history import INTERVAL_S, WINDOW_S, Recent, Sample
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistorySample:
-    """Counters since the start at one moment; two samples make a rate."""
+    """Counters since the start at one moment; the difference of two samples makes a rate."""
 
     at: float
     """Unix seconds."""
     uptime_s: float
     requests: dict[str, int]
-    """Requests that have ended, by outcome; outcomes that did not occur are left out."""
+    """Finished requests, by outcome; outcomes that did not occur are left out."""
     upstream_requests: int
     upstream_bytes: int
     downstream_bytes: int
     subscribers: dict[str, int]
     """Live readers at that moment, by mode."""
     delivery_delays: list[int]
-    """The histogram's counts, cumulative: one for each bound, and that of all."""
+    """The cumulative counts of the histogram: one for each bound, and the total."""
     requests_spared: float | None
-    """In the window before the sample, as `spared` of /api/overview."""
+    """Share over the window before the sample, as `spared` of /api/overview."""
     bytes_spared: float | None
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class HistoryShown:
-    """The last ten minutes, or all since the start."""
+    """The last ten minutes, or all since the start if that is shorter."""
 
     interval_s: float
-    """Between samples."""
+    """Time between samples."""
     window_s: float
-    """What the shares are counted over."""
+    """The window over which the shares are counted."""
     delivery_delay_bounds_s: list[float]
     samples: list[HistorySample]
-    """The oldest first."""
+    """Oldest first."""
 
 
 def history_endpoints(subject: Subject) -> list[Endpoint]:

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the admin port, drawn from the endpoints themselves and the types they name."""
+"""The OpenAPI 3.1 document of the admin port, generated from its endpoints and their types."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.ops.admin.endpoint import Endpoint, Error, Nothing
 _REFERENCE: Final = "#/components/schemas/{model}"
 _IN_PATH: Final = re.compile(r"\{(\w+)\}")
 _DESCRIPTION: Final = (
-    "How a durable-gateway is looked into and steered. Where the admin address is not loopback, every request but "
-    "those of /healthz and /readyz shows the token; where it is, if a token is set. What changes something is "
+    "Inspect and control a durable-gateway. Every request except those of /healthz and /readyz needs the token, "
+    "unless the admin address is loopback and no token is set. A request that changes something is "
     "application/json. Every error is one line of text in JSON."
 )
 _REFUSALS: Final = {
-    401: "A token is asked for, and none or a wrong one was shown.",
-    403: "The Host is not one of this port's, or a page of another origin asks.",
-    422: "A parameter or the body is not what is expected.",
+    401: "A token is required, and it is missing or wrong.",
+    403: "The Host is not one of this port's, or the request comes from a page of another origin.",
+    422: "A parameter or the body is invalid.",
 }
 _BODY_REFUSALS: Final = {
     400: "The body is not JSON.",
@@ -32,7 +32,7 @@ _VERBOSE: Final = {
     "name": "verbose",
     "in": "query",
     "required": False,
-    "description": "Name the origins as well, a line each; then the token is asked for. Any value.",
+    "description": "Name the origins as well, one a line; this needs the token. Any value.",
     "allowEmptyValue": True,
     "schema": {"type": "string"},
 }
@@ -40,7 +40,7 @@ _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 
 def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The document of these endpoints, the probes, the metrics and itself."""
+    """The document of these endpoints, the probes, the metrics and the document itself."""
     schemas, definitions = _schemas(endpoints)
     paths: dict[str, dict[str, Any]] = {}
     for number, endpoint in enumerate(endpoints):

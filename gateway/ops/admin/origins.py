@@ -1,4 +1,4 @@
-"""The origins: where each stands, in JSON and in the words of the verbose readiness probe."""
+"""The state of the origins, as JSON and as the lines of the verbose readiness probe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import with_config
 
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.upstream.origins import OriginState
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class ShownOrigin:
     """One origin."""
@@ -23,30 +23,30 @@ class ShownOrigin:
     routes: list[str]
     """Routes that lead to it."""
     weight: int
-    """Its share of a route's streams, beside the others' weights; 0 where it is only redirected to."""
+    """Its share of a route's streams, relative to the others' weights; 0 if it is only reached by redirects."""
     state: Literal["closed", "open", "half_open"]
-    """Of its circuit breaker: requests pass, none does, or probes do."""
+    """State of its circuit breaker: all requests pass, none does, or only probes do."""
     is_ejected: bool
-    """Whether health checks hold it to be away."""
+    """Whether health checks consider it down."""
     reason: str | None
-    """What is wrong, where something is."""
+    """Why it is not healthy; null while it is."""
     since_s: float
-    """Seconds since it came to this state."""
+    """Seconds since it entered this state."""
     retry_in_s: float | None
     """Seconds until the next probe is due, while its breaker is not closed."""
     requests: int
-    """Sent to it since the start."""
+    """Requests sent to it since the start."""
     failures: int
-    """How many of these count as failures."""
+    """How many of these requests failed."""
     refused: int
     """Requests that were not sent because its breaker was open."""
     in_flight: int
-    """Requests that are not over, live ones included."""
+    """Unfinished requests, live ones included."""
     last_heard_s: float | None
-    """Seconds since something came from it; null where nothing has."""
+    """Seconds since anything arrived from it; null if nothing has."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class ShownOrigins:
     """All origins that routes lead to."""
@@ -81,8 +81,8 @@ def _shown(origin: OriginState) -> ShownOrigin:
     )
 
 
-def told(origins: Iterable[OriginState]) -> str:
-    """A line for each origin, for `/readyz?verbose`: `[+]` where it is well, `[-]` where it is not."""
+def readiness_lines(origins: Iterable[OriginState]) -> str:
+    """A line for each origin, for `/readyz?verbose`: `[+]` if it is up, `[-]` if not."""
     return "".join(f"{_line(origin)}\n" for origin in origins)
 
 

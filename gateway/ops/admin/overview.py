@@ -1,7 +1,7 @@
-"""The gateway at a glance: what it has counted since its start, and what it holds now.
+"""The gateway at a glance: its counters since the start, and what it holds now.
 
-The counts are the very samples of `/metrics`, summed over what the overview does not tell apart, so that the two can
-never disagree.  What the origin was spared is defined in `gateway.ops.spared`.
+The counts are the samples of `/metrics`, summed over the labels that the overview does not show, so the two can never
+disagree.  `gateway.ops.spared` defines what the origin was spared.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway import __version__
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.history import Recent
 from gateway.ops.spared import Tally
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What the tapes hold."""
+    """The contents of the tapes."""
 
     bytes: int
     limit_bytes: int
@@ -29,10 +29,10 @@ class Cache:
     evictions: int
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """What the origin was spared, with both sides of each share counted over one window."""
+    """What the origin was spared, with both sides of each share counted over the same window."""
 
     window_s: float
     reads: int
@@ -40,11 +40,11 @@ class Spared:
     origin_requests: int
     """Requests sent to origins for reads. Writes are left out on both sides."""
     answer_bytes: int
-    """Body bytes of answers before they were coded."""
+    """Body bytes of answers before compression."""
     origin_bytes: int
     """Body bytes that origins sent."""
     requests_spared: float | None
-    """1 - origin_requests / reads; null without a read, below 0 where the origin was asked more often."""
+    """1 - origin_requests / reads; null without a read, below 0 if more requests went to the origin than reads came."""
     bytes_spared: float | None
     """1 - origin_bytes / answer_bytes; null without a byte."""
 
@@ -63,10 +63,10 @@ def spared(recent: Recent) -> Spared:
     )
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Counters since the start, and the present."""
+    """Counters since the start, and current values."""
 
     version: str
     node: str
@@ -76,10 +76,10 @@ class Overview:
     is_draining: bool
     is_ready: bool
     spared: Spared
-    """In the last ten seconds."""
+    """Over the last ten seconds."""
     spared_since_start: Spared
     requests: dict[str, dict[str, int]]
-    """By mode and outcome; those that have ended."""
+    """Finished requests, by mode and outcome."""
     upstream_requests: dict[str, int]
     """By mode."""
     upstream_bytes: int
@@ -91,11 +91,11 @@ class Overview:
     connections: int
     cache: Cache
     followed_streams: int
-    """Streams with live readers, or whose last one left a moment ago."""
+    """Streams with live readers, or whose last one has just left."""
 
 
 class _Samples:
-    """The counters and gauges of one collection, summed over labels that are not asked for."""
+    """The counters and gauges of one collection, summed over the labels that are not asked for."""
 
     def __init__(self, subject: Subject) -> None:
         self._samples: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
@@ -153,4 +153,4 @@ def overview_endpoints(subject: Subject) -> list[Endpoint]:
             followed_streams=len(engine.live),
         )
 
-    return [Endpoint("GET", "/api/overview", "Counters since the start, and the present", overview, Overview)]
+    return [Endpoint("GET", "/api/overview", "Counters since the start, and current values", overview, Overview)]

@@ -1,4 +1,4 @@
-"""The cache plan in effect: what it expects, what came of it, and what it asks for."""
+"""The cache plan in effect: its expectations, its results so far, and its entries."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from dataclasses import dataclass
 from pydantic import with_config
 
 from gateway.config.cache_plan import Entry, Lifetime
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.ops.plan_state import PlanState
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the plan expects, of the budget that it recommends."""
+    """The plan's expectations for the budget that it recommends."""
 
     hit_ratio: float
-    """Share of catch-up reads that the origin need send nothing for."""
+    """Share of catch-up reads for which the origin need send nothing."""
     byte_hit_ratio: float
     error: float
-    """How far off either may be, up or down."""
+    """How far the actual ratios may be off, up or down."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What was counted since the plan was taken."""
+    """What was counted since the plan took effect."""
 
     hit_ratio: float | None
-    """None before the first read."""
+    """Null before the first read."""
     byte_hit_ratio: float | None
     hits: int
     misses: int
     read_bytes: int
-    """Body bytes of answers to catch-up reads, before they were coded."""
+    """Body bytes of answers to catch-up reads, before compression."""
     fetched_bytes: int
     """Body bytes that the origin sent for catch-up reads."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanMemory:
     """The budget for tapes."""
@@ -50,15 +50,15 @@ class PlanMemory:
     budget_bytes: int
     """In effect now."""
     is_taken: bool
-    """Whether it is the plan's: not where limits.cache_bytes is set, nor where take_memory is false."""
+    """Whether the budget is the plan's: not where limits.cache_bytes is set, nor where take_memory is false."""
     policy: str
-    """The policy that the expectation is made for."""
+    """The eviction policy that the expectations assume."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Streams that are kept when others are given up."""
+    """Pinned streams: kept when others are evicted."""
 
     wished: int
     kept: int
@@ -66,19 +66,19 @@ class Pins:
     limit_bytes: int
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Streams that are fetched before anybody asks, in the latest round."""
+    """Warmed streams: fetched ahead of the first read, in the latest round."""
 
     wished: int
     streams: int
-    """Of which something was fetched."""
+    """Streams of which something was fetched."""
     bytes: int
     is_under_way: bool
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
     """One stream of the plan."""
@@ -88,13 +88,13 @@ class PlanEntry:
     bytes: int
     reason: str
     idle_s: float | None = None
-    """Of a lifetime."""
+    """Seconds without a reader; lifetimes only."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanInEffect:
-    """The plan that is in effect, and what came of it."""
+    """The plan that is in effect, and its results so far."""
 
     file: str
     made_at: str
@@ -107,21 +107,21 @@ class PlanInEffect:
     pinned: Pins
     warmed: Warm
     unstored_bytes: int
-    """Bytes of streams not worth storing that were fetched, once for all who shared the fetch, and not kept."""
+    """Fetched bytes of streams not worth storing, which were not kept; a shared fetch counts once."""
     given_up: int
-    """Tapes given up because nobody asked for them in time."""
+    """Tapes dropped because their idle time passed without a read."""
     unmatched: int
-    """Entries that no route leads to."""
+    """Entries that match no route."""
     pin: list[PlanEntry]
     warm: list[PlanEntry]
     do_not_store: list[PlanEntry]
     lifetimes: list[PlanEntry]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PlanShown:
-    """The plan, where there is one."""
+    """The plan in effect; null if there is none."""
 
     plan: PlanInEffect | None
 

@@ -1,4 +1,4 @@
-"""Purging by stream, by prefix, by surrogate key or by id; soft keeps the bytes and has the origin looked at first."""
+"""Purging by stream, by prefix, by surrogate key or by id.  A soft purge keeps the bytes but revalidates them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from typing import Annotated
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix, read_target
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing, Refused
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing, Refused
 from gateway.ops.admin.subject import Subject
 from gateway.tape.stream import Stream
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeStream:
-    """One path, with everybody's streams of it."""
+    """One path, with the streams of every partition."""
 
     stream: TargetText
-    """The path as the origin is asked for it; without a query it is every query of it."""
+    """The path as it is requested from the origin; without a query it stands for every query of the path."""
     origin: Annotated[str, Field(max_length=8_192)] | None = None
-    """Of this origin only, named as `/api/streams` names it."""
+    """Only streams of this origin, named as `/api/streams` names it."""
     soft: bool = False
-    """Keep the bytes, and look at the origin before the next hit."""
+    """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgePrefix:
-    """Every path that begins so."""
+    """Every path with this prefix."""
 
     prefix: Annotated[PrefixText, Field(min_length=1)]
-    """Not only in whole segments."""
+    """The prefix need not end at a segment's end."""
     soft: bool = False
-    """Keep the bytes, and look at the origin before the next hit."""
+    """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeKey:
-    """Everything that the origin put into a group."""
+    """Every stream that the origin tagged with a key."""
 
     key: Annotated[str, Field(min_length=1, max_length=8_192)]
     """A key of the origin's `Surrogate-Key` or `Cache-Tag`."""
     soft: bool = False
-    """Keep the bytes, and look at the origin before the next hit."""
+    """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class PurgeId:
-    """One stream as one partition of readers has it."""
+    """One stream as one partition of readers sees it."""
 
     id: Annotated[str, Field(min_length=1, max_length=32_768)]
-    """Its id in `/api/streams`; there is nothing to purge where no such stream is held."""
+    """Its id in `/api/streams`; if no such stream is held, nothing is purged."""
     soft: bool = False
-    """Keep the bytes, and look at the origin before the next hit."""
+    """Keep the bytes, and revalidate with the origin before the next hit."""
 
 
 PurgeBody = PurgeStream | PurgePrefix | PurgeKey | PurgeId
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """How many streams were concerned."""
+    """How many streams were purged."""
 
     purged: int
 
@@ -74,9 +74,9 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`POST /api/purge`."""
     engine = subject.engine
 
-    async def purge(asked: ApiRequest[Nothing, PurgeBody]) -> Purged:
-        done = await purge_streams(asked.body)
-        subject.metrics.operations.purge(is_soft=asked.body.soft)
+    async def purge(request: ApiRequest[Nothing, PurgeBody]) -> Purged:
+        done = await purge_streams(request.body)
+        subject.metrics.operations.purge(is_soft=request.body.soft)
         return done
 
     async def purge_streams(body: PurgeBody) -> Purged:
@@ -88,7 +88,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         match body:
             case PurgeStream(target, origin):
                 path, query = read_target(target)
-                return await purged(directory.at(target, origin) if query else directory.on(path, origin))
+                return await purged(directory.by_target(target, origin) if query else directory.by_path(path, origin))
             case PurgePrefix(prefix):
                 prefix, count = read_prefix(prefix), 0
                 async for streams in directory.slices():
@@ -106,7 +106,7 @@ def purge_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/api/purge",
-            "Drop streams, or doubt them (soft)",
+            "Purge streams, or mark them for revalidation (soft)",
             purge,
             Purged,
             body=PurgeBody,

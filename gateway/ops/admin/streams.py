@@ -1,4 +1,4 @@
-"""The streams that are held: all of them page by page, the busiest, and one with its tape."""
+"""The streams held: all of them in pages, the busiest, and one with its tape."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import Field, with_config
 
 from gateway.live.subscriber import Subscriber
 from gateway.live.topic import LiveReader
-from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, named_by, read_prefix
-from gateway.ops.admin.endpoint import SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.directory import Directory, Name, PrefixText, id_of, name_of_cursor, read_prefix
+from gateway.ops.admin.endpoint import API_TYPE, ApiRequest, Endpoint, Nothing
 from gateway.ops.admin.subject import Subject
 from gateway.protocol.mode import Mode
 from gateway.tape.stream import Stream
@@ -24,25 +24,25 @@ _MOST_RUNS: Final = 1_000
 By = Literal["requests", "bytes", "subscribers"]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream as one partition of readers has it."""
+    """One stream as one partition of readers sees it."""
 
     id: str
-    """Stays the same when the stream is made anew."""
+    """Stays the same when the stream is re-created."""
     origin: str
     path: str
-    """As the origin is asked for it."""
+    """As it is requested from the origin."""
     query: str
     partition: str
-    """Who shares it: an id, the access log's own, that does not lead back to what they showed."""
+    """Id of the readers who share it, as in the access log; their credentials cannot be recovered from it."""
     is_private: bool
-    """Whether they are not all who read by the route: those with the same credentials, or by the same gateways."""
+    """Whether only some of the route's readers share it: those with the same credentials, or by the same gateways."""
     route: str
     content_type: str | None
     tail: str | None
-    """The furthest offset that the origin has named."""
+    """The furthest offset that the origin has sent."""
     is_closed: bool
     is_followed: bool
     """Whether a live request for it is open at the origin."""
@@ -50,17 +50,17 @@ class StreamRow:
     """Stream bytes held."""
     blocks: int
     readers: int
-    """Live readers now, and those that are about to be."""
+    """Live readers now, including those about to join."""
     reads: int
     hits: int
     hit_ratio: float | None
     """Hits per read; null before the first."""
     sent_bytes: int
     contacted_s: float
-    """Seconds since the origin was last seen."""
+    """Seconds since the last contact with the origin."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamPage:
     """Streams in the order of their paths."""
@@ -70,7 +70,7 @@ class StreamPage:
     """The `after` of the next page; null on the last."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TopStreams:
     """The busiest streams, busiest first."""
@@ -79,56 +79,56 @@ class TopStreams:
     streams: list[StreamRow]
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """How long the origin keeps the stream."""
 
     ttl_s: float | None
-    """Seconds after the last read or write there."""
+    """Seconds after the last read or write at the origin."""
     expires_at: float | None
     """Unix seconds."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of bytes that is held."""
+    """One run of held bytes."""
 
     start: str
     end: str
     bytes: int
     tokens: int
-    """Offsets whose place in it is known."""
+    """Offsets whose position in the run is known."""
     age_s: float
-    """Seconds since its first byte was laid."""
+    """Seconds since its first byte was stored."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One live reader, or several that stand in one place and are answered as one."""
+    """One live reader, or several long-polls at one offset that are answered together."""
 
     mode: Literal["sse", "longpoll"]
     at: str | None
-    """Up to where it has everything; null where that is not known."""
+    """The offset up to which it has received everything; null where that is not known."""
     clients: int
-    """How many they are: long-polls that have sent the same wait together."""
+    """Number of clients: long-polls that sent the same request share an entry."""
     lived_s: float | None
-    """Seconds since the first of them came."""
+    """Seconds since the first of them arrived."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamDetail(StreamRow):
     """One stream with its tape."""
 
     incarnation: str
     lifetime: Lifetime | None
-    """Null until the origin has told it."""
+    """Null until the origin has sent one."""
     closed_at: str | None
     is_doubted: bool
-    """Whether the origin is looked at before the next hit."""
+    """Whether it is revalidated with the origin before the next hit."""
     surrogate_keys: list[str]
     tape: list[Run]
     """The first thousand runs."""
@@ -136,22 +136,22 @@ class StreamDetail(StreamRow):
     """The first thousand."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class StreamsQuery:
-    """Which page of which streams."""
+    """A page of the streams with a prefix."""
 
     prefix: PrefixText = ""
-    """What the path begins with."""
+    """Prefix of the path."""
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100
     after: str = ""
-    """`next` of the page before, or a path."""
+    """`next` of the previous page, or a path."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TopQuery:
-    """By what, and how many."""
+    """The measure of busyness, and how many streams."""
 
     by: By = "requests"
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 20
@@ -159,33 +159,33 @@ class TopQuery:
 
 def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     """`GET /api/streams`, `/api/streams/{id}` and `/api/top`."""
-    shown = _Shown(subject, directory)
+    rows_of = _Rows(subject, directory)
 
-    async def page(asked: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
+    async def page(request: ApiRequest[StreamsQuery, Nothing]) -> StreamPage:
         subject.metrics.before_collect()
-        query = asked.query
-        prefix, after = read_prefix(query.prefix), named_by(query.after)
+        query = request.query
+        prefix, after = read_prefix(query.prefix), name_of_cursor(query.after)
         first: list[tuple[Name, Stream]] = []
         async for streams in directory.slices():
             named = ((directory.name(one), one) for one in streams if one.key.group.path.startswith(prefix))
             rest = (pair for pair in named if pair[0] > after)
             first = sorted(chain(first, rest), key=lambda pair: pair[0])[: query.limit + 1]
         last = first[query.limit - 1][0] if len(first) > query.limit else None
-        rows = [shown.row(stream) for _, stream in first[: query.limit]]
+        rows = [rows_of.row(stream) for _, stream in first[: query.limit]]
         return StreamPage(rows, last.cursor if last is not None else None)
 
-    async def one(asked: ApiRequest[Nothing, Nothing]) -> StreamDetail:
+    async def one(request: ApiRequest[Nothing, Nothing]) -> StreamDetail:
         subject.metrics.before_collect()
-        return shown.detail(await directory.find(asked.path["id"]))
+        return rows_of.detail(await directory.find(request.path["id"]))
 
-    async def top(asked: ApiRequest[TopQuery, Nothing]) -> TopStreams:
+    async def top(request: ApiRequest[TopQuery, Nothing]) -> TopStreams:
         subject.metrics.before_collect()
-        query = asked.query
-        measure = shown.measures[query.by]
+        query = request.query
+        measure = rows_of.measures[query.by]
         most: list[Stream] = []
         async for streams in directory.slices():
             most = sorted(chain(most, streams), key=measure, reverse=True)[: query.limit]
-        return TopStreams(query.by, [shown.row(stream) for stream in most])
+        return TopStreams(query.by, [rows_of.row(stream) for stream in most])
 
     return [
         Endpoint("GET", "/api/streams", "Streams held, in the order of their paths", page, StreamPage, StreamsQuery),
@@ -201,8 +201,8 @@ def streams_endpoints(subject: Subject, directory: Directory) -> list[Endpoint]:
     ]
 
 
-class _Shown:
-    """Streams as rows."""
+class _Rows:
+    """Makes rows of streams."""
 
     def __init__(self, subject: Subject, directory: Directory) -> None:
         self._clock = subject.engine.clock
@@ -263,12 +263,12 @@ class _Shown:
 
 
 def _legible(text: str) -> str:
-    """A header's text, with bytes that are no UTF-8 as what they are: JSON has no way to say them as they came."""
+    """A header's text; bytes that are not UTF-8 become backslash escapes, because JSON cannot hold them."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _reader(reader: LiveReader, now: float) -> Reader:
-    # What a live reader tells of itself beside its kind is its own affair: not every one knows where it stands.
+    # Which attributes a live reader has depends on its kind: not every kind knows its offset.
     began: float | None = getattr(reader, "began", None)
     return Reader(
         Mode.SSE.value if isinstance(reader, Subscriber) else Mode.LONGPOLL.value,

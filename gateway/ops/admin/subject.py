@@ -1,4 +1,4 @@
-"""What the admin port shows and steers: one running gateway, as far as it has to know one."""
+"""The part of a running gateway that the admin port needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NothingToRead(Exception):
 
 
 class Subject(Protocol):
-    """A running gateway."""
+    """A running gateway, as the admin port sees it."""
 
     engine: Engine
     metrics: Metrics
@@ -32,18 +32,20 @@ class Subject(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it accepts and is not draining."""
+        """Whether it accepts clients and is not draining."""
 
     @property
     def connections(self) -> int:
         """Client connections open now."""
 
     def sample(self) -> Sample:
-        """The counters as they stand."""
+        """The counters at this moment."""
 
     def drain(self, within_s: float | None = None) -> None:
-        """Be no longer ready and send live readers off in order, within `within_s` or the configured time."""
+        """Stop being ready and send the live readers off in order, within `within_s` or the configured time."""
 
     async def reload(self) -> Change:
-        """Read the configuration again and take from it what can be taken.  ConfigError where it cannot be used, and
-        NothingToRead where there is none: then all stays as it was."""
+        """Read the configuration again and apply every setting that can change at run time.
+
+        ConfigError if it is invalid, NothingToRead if there is no file to read; then nothing changes.
+        """

@@ -1,8 +1,8 @@
-"""Bulk tails: how far many streams have come, in one answer.
+"""Bulk tails: the tails of many streams in one answer.
 
-A tail is what the gateway knows: the furthest offset that the origin has named, current for streams that are followed
-and as of the last contact for others.  Where one path is held more than once (other origins, other readers), the one
-seen last at its origin speaks, of those that have been told a tail there.
+A tail is the furthest offset that the origin has sent: current for followed streams, and as of the last contact for
+others.  If one path is held more than once (other origins, other partitions), the answer has the tail of the copy that
+contacted its origin last, among the copies with a tail.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from typing import Annotated, Final
 from pydantic import Field, with_config
 
 from gateway.ops.admin.directory import Directory, PrefixText, TargetText, in_turns, read_prefix
-from gateway.ops.admin.endpoint import MOST_BODY_BYTES, SHOWN, ApiRequest, Endpoint, Nothing
+from gateway.ops.admin.endpoint import API_TYPE, MOST_BODY_BYTES, ApiRequest, Endpoint, Nothing
 from gateway.tape.stream import Stream
 
 MOST_TAILS: Final = 10_000
 _KEPT: Final = 2
-"""Pages' worth of names that are gathered before all but the first page are let go: sorting each time took seconds."""
+"""Pages of names that are gathered before all but the first page are dropped: sorting after each slice took seconds."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """Path (with its query, where there is one) to tail; null where none is known."""
+    """Tail by path (with its query, if any); null where none is known."""
 
     tails: dict[str, str | None]
     next: str | None
     """The `after` of the next page; null on the last."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TailsQuery:
-    """Which page of which streams."""
+    """A page of the streams with a prefix."""
 
     prefix: PrefixText = ""
-    """What the path begins with."""
+    """Prefix of the path."""
     limit: Annotated[int, Field(ge=1, le=MOST_TAILS)] = MOST_TAILS
     after: str = ""
-    """`next` of the page before, or a path."""
+    """`next` of the previous page, or a path."""
 
 
-@with_config(SHOWN)
+@with_config(API_TYPE)
 @dataclass(frozen=True, slots=True)
 class TailsBody:
-    """The streams asked for, by path and query."""
+    """The requested streams, by path and query."""
 
     streams: Annotated[list[TargetText], Field(max_length=MOST_TAILS)]
 
@@ -55,8 +55,8 @@ class TailsBody:
 def tails_endpoints(directory: Directory) -> list[Endpoint]:
     """`GET` and `POST /api/tails`."""
 
-    async def page(asked: ApiRequest[TailsQuery, Nothing]) -> Tails:
-        query, prefix = asked.query, read_prefix(asked.query.prefix)
+    async def page(request: ApiRequest[TailsQuery, Nothing]) -> Tails:
+        query, prefix = request.query, read_prefix(request.query.prefix)
         found: dict[str, Stream] = {}
         async for streams in directory.slices():
             for stream in streams:
@@ -70,19 +70,19 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
         names = names[: query.limit]
         return Tails({name: found[name].tape.tail for name in names}, None if is_last else names[-1])
 
-    async def named(asked: ApiRequest[Nothing, TailsBody]) -> Tails:
+    async def named(request: ApiRequest[Nothing, TailsBody]) -> Tails:
         tails: dict[str, str | None] = {}
-        async for target in in_turns(asked.body.streams):
-            streams = directory.at(target)
+        async for target in in_turns(request.body.streams):
+            streams = directory.by_target(target)
             tails[target] = _latest(streams).tape.tail if streams else None
         return Tails(tails, None)
 
     return [
-        Endpoint("GET", "/api/tails", "How far the streams have come", page, Tails, TailsQuery),
+        Endpoint("GET", "/api/tails", "The tails of the streams held", page, Tails, TailsQuery),
         Endpoint(
             "POST",
             "/api/tails",
-            "How far these streams have come",
+            "The tails of the named streams",
             named,
             Tails,
             body=TailsBody,
@@ -92,6 +92,8 @@ def tails_endpoints(directory: Directory) -> list[Endpoint]:
 
 
 def _latest(streams: Iterable[Stream]) -> Stream:
-    """The one that the origin was asked about last, whose tail is not behind another's of that moment.  One without a
-    tail speaks for nobody: its reader may not even be allowed to read."""
+    """The copy that contacted its origin last; of several contacted at once, the one with the greatest tail.
+
+    A copy without a tail comes last: its readers may not even be allowed to read.
+    """
     return max(streams, key=lambda stream: (stream.tape.tail is not None, stream.contacted_at, stream.tape.tail or ""))

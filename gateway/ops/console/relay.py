@@ -1,16 +1,16 @@
-"""Streams for the page, read and written through the gateway's public port, as any client would.
+"""Reads and writes streams for the console through the gateway's public port, as any client would.
 
-The page cannot go there itself: the public port is another origin, and whether a route lets other origins read is the
-route's business.  So the admin port asks for it.  What comes back is content that strangers may have written, on an
-origin whose scripts could purge and drain: it is only ever sent as `application/octet-stream`, sandboxed, with the
-stream's own type in a header.  No credential of the page's goes along, so the page sees what the public sees.
+The page cannot use the public port itself: that is another origin, and each route decides whether it allows CORS.  So
+the admin port relays.  Answers may hold content that strangers wrote, and they arrive on an origin whose scripts could
+purge and drain: they are always sent as `application/octet-stream`, sandboxed, with the stream's own type in a header.
+The page's credentials are not forwarded, so the page sees what the public sees.
 
-A tail in the page is a read that lives, with a connection of its own.  So there is no pool to wait for, but a cap
-beyond which a read is refused at once.  A redirect is refused as well: its Location is for clients of the public port,
-and the page's browser would follow it from here.
+A tail in the page is a live read on a connection of its own.  There is no pool to wait for, but a cap: a read beyond it
+is refused at once.  A redirect is refused as well: its Location is meant for clients of the public port, and the
+browser would follow it from the page.
 
-Writes are a JSON command, which the admin port's check of state-changing requests covers, and are refused unless
-`server.console_writes` is on.  They go out once and are never repeated.
+A write is a JSON command, so the admin port's check of state-changing requests covers it.  Writes are refused unless
+`server.console_writes` is on.  Each is sent once and never repeated.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _TARGET: Final = r"/[!\"$-~]{0,8000}"
 """A path and a query, percent-encoded: printable ASCII without a space or a fragment."""
 _HOST: Final = r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?"
 _READ_TIMEOUT: Final = ClientTimeout(total=None, sock_connect=5.0, sock_read=330.0)
-"""The public port says something at least every heartbeat, of which the longest is 300 s."""
+"""The public port sends at least one heartbeat in this time; the longest heartbeat interval is 300 s."""
 _WRITE_TIMEOUT: Final = ClientTimeout(total=120.0, sock_connect=5.0)
 _MOST_READS: Final = 128
-"""Reads at a time: far more tails than people watch, and few of the connections that the public port may have."""
+"""Concurrent reads: far more tails than people watch, and few of the connections that the public port may have."""
 _SEND_BOUND_S: Final = 30.0
-"""A page that takes no bytes for so long has its read ended."""
-_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""If the page accepts no bytes for this long, its read is aborted."""
+_LOOPBACK_FOR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _SANDBOXED: Final = {
     "Content-Type": "application/octet-stream",
     "Content-Security-Policy": "default-src 'none'; sandbox",
@@ -53,7 +53,7 @@ _SANDBOXED: Final = {
 _JSON_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST_LOCATION_CHARS: Final = 500
 RELAYED_TYPE: Final = "Relayed-Content-Type"
-_SHOWN: Final = (
+_PASSED_HEADERS: Final = (
     names.STREAM_NEXT_OFFSET,
     names.STREAM_UP_TO_DATE,
     names.STREAM_CLOSED,
@@ -68,7 +68,7 @@ _SHOWN: Final = (
 
 
 class Write(BaseModel):
-    """What a form of the page asks for."""
+    """A write that a form of the page requests."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -84,8 +84,11 @@ _METHODS: Final = {"create": "PUT", "append": "POST", "close": "POST", "delete":
 
 
 class Relay:
-    """Reads and writes for the page.  `gateway_url` is where clients reach the gateway, and `inside_url` where this
-    process does, each "" where that cannot be."""
+    """Reads and writes for the page.
+
+    `gateway_url` gives the URL at which clients reach the gateway, `inside_url` the one for this process; each is ""
+    while there is none.  Owns an HTTP session and the count of open reads.
+    """
 
     def __init__(
         self, config: Callable[[], GatewayConfig], gateway_url: Callable[[], str], inside_url: Callable[[], str]
@@ -96,6 +99,9 @@ class Relay:
         self._session: ClientSession | None = None
         self._reads = 0
 
+    def __repr__(self) -> str:
+        return f"<Relay {self._reads} reads>"
+
     def routes(self) -> list[web.RouteDef]:
         """`GET /api/console`, `GET /api/console/read`, `POST /api/console/write`."""
         return [
@@ -105,10 +111,10 @@ class Relay:
         ]
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
-        """Connections of its own while the admin port runs."""
+        """Hold the HTTP session while the admin port runs."""
         async with ClientSession(
             auto_decompress=False,
-            # It asks the process that it is in, by an address that no certificate may be for.
+            # Connects to its own process, by an address that no certificate may name.
             connector=TCPConnector(limit=0, ssl=False),
             cookie_jar=DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Content-Type"),
@@ -117,7 +123,7 @@ class Relay:
         self._session = None
 
     async def about(self, _: web.Request) -> web.Response:
-        """What the page has to know before it begins: how streams are reached, and whether it may write."""
+        """The facts that the page needs at the start: how streams are reached, and whether it may write."""
         config = self._config()
         origins = origin_names(config.routes)
         routes = [
@@ -126,7 +132,7 @@ class Relay:
                 "host": route.host,
                 "prefix": route.prefix.rstrip("/"),
                 "strip_prefix": route.strip_prefix,
-                # As the list of streams names it.
+                # As `/api/streams` names it.
                 "origin": origins[route.name],
                 "base": URL(route.members[0].url).raw_path.rstrip("/"),
             }
@@ -143,50 +149,50 @@ class Relay:
         )
 
     async def read(self, request: web.Request) -> web.StreamResponse:
-        """`?target=/path?query&host=`: the answer of the public port as it comes, however long it lives."""
+        """`?target=/path?query&host=`: the public port's answer, passed on as it arrives for as long as it lasts."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             return _refused(403, "Reads are for the console's own page")
         target, host = request.query.get("target", ""), request.query.get("host", "")
         if re.fullmatch(_TARGET, target) is None or re.fullmatch(f"({_HOST})?", host) is None:
             return _refused(400, "target should be a percent-encoded path and host a host name")
         if self._reads >= _MOST_READS:
-            return _refused(503, f"The console reads {_MOST_READS} streams already, which is the most at a time")
+            return _refused(503, f"The console is reading {_MOST_READS} streams, the most at a time")
         self._reads += 1
         try:
             async with self._ask("GET", target, _headers(host), None, _READ_TIMEOUT) as reply:
                 if 300 <= reply.status < 400:
-                    return _refused(502, f"The stream is elsewhere: {_place(reply)}")
-                return await _pass_on(request, reply)
+                    return _refused(502, f"The stream has moved: {_redirect_text(reply)}")
+                return await _relay(request, reply)
         except (ClientError, TimeoutError):
             return _refused(502, "The gateway's public port does not answer")
         finally:
             self._reads -= 1
 
     async def write(self, request: web.Request) -> web.Response:
-        """One write; 200 with the public port's status and words, whatever they are."""
+        """Do one write; 200 with the public port's status and text, whatever they are."""
         if not self._config().server.console_writes:
-            return _refused(403, "The console may not write here: server.console_writes is false")
+            return _refused(403, "Writing in the console is off: server.console_writes is false")
         try:
-            asked = Write.model_validate_json(await request.read())
+            command = Write.model_validate_json(await request.read())
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             return _refused(400, f"{where}: {first['msg']}" if where else first["msg"])
-        headers = _headers(asked.host)
-        if asked.content_type and asked.do in ("create", "append"):
-            headers[hdrs.CONTENT_TYPE] = asked.content_type
-        if asked.ttl_s is not None and asked.do == "create":
-            headers[names.STREAM_TTL] = str(asked.ttl_s)
-        if asked.do == "close":
+        headers = _headers(command.host)
+        if command.content_type and command.do in ("create", "append"):
+            headers[hdrs.CONTENT_TYPE] = command.content_type
+        if command.ttl_s is not None and command.do == "create":
+            headers[names.STREAM_TTL] = str(command.ttl_s)
+        if command.do == "close":
             headers[names.STREAM_CLOSED] = "true"
-        body = asked.body.encode() if asked.do in ("create", "append") else b""
+        body = command.body.encode() if command.do in ("create", "append") else b""
         try:
-            async with self._ask(_METHODS[asked.do], asked.target, headers, body, _WRITE_TIMEOUT) as reply:
+            async with self._ask(_METHODS[command.do], command.target, headers, body, _WRITE_TIMEOUT) as reply:
                 text = (await reply.content.read(2_000)).decode("utf-8", "replace")
-                shown = {name.lower(): reply.headers[name] for name in _SHOWN if name in reply.headers}
+                shown = {name.lower(): reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers}
                 return _json({"status": reply.status, "text": " ".join(text.split()), "headers": shown})
         except (ClientError, TimeoutError):
-            return _refused(502, "The gateway's public port does not answer; whether it wrote is not known")
+            return _refused(502, "The gateway's public port does not answer; the write may or may not have happened")
 
     def _ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None, timeout: ClientTimeout
@@ -194,14 +200,14 @@ class Relay:
         url = URL(self._inside_url())
         if self._session is None or url.host is None:
             raise ClientError
-        base = str(url.with_host(_ANYWHERE.get(url.host, url.host))).rstrip("/")
+        base = str(url.with_host(_LOOPBACK_FOR.get(url.host, url.host))).rstrip("/")
         return self._session.request(
             method, URL(base + target, encoded=True), headers=headers, data=body, timeout=timeout, allow_redirects=False
         )
 
 
-def _place(reply: ClientResponse) -> str:
-    """Where a redirect leads, in words."""
+def _redirect_text(reply: ClientResponse) -> str:
+    """Status and Location of a redirect, as printable text."""
     location = reply.headers.get(hdrs.LOCATION, "")[:_MOST_LOCATION_CHARS]
     words = "".join(char if char.isprintable() else "\ufffd" for char in location)
     return f"{reply.status} {words}".strip()
@@ -214,9 +220,9 @@ def _headers(host: str) -> dict[str, str]:
     return headers
 
 
-async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
-    """The reply's status, what its head says of the stream, and its body; cut off here where it is cut off there."""
-    headers = {name: reply.headers[name] for name in _SHOWN if name in reply.headers and name != hdrs.LOCATION}
+async def _relay(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
+    """Pass on the reply's status, its stream headers and its body.  If the reply is cut off, so is the response."""
+    headers = {name: reply.headers[name] for name in _PASSED_HEADERS if name in reply.headers and name != hdrs.LOCATION}
     response = web.StreamResponse(
         status=reply.status,
         headers={**headers, **_SANDBOXED, RELAYED_TYPE: reply.headers.get(hdrs.CONTENT_TYPE, "")},
@@ -229,7 +235,7 @@ async def _pass_on(request: web.Request, reply: ClientResponse) -> web.StreamRes
         async with asyncio.timeout(_SEND_BOUND_S):
             await response.write_eof()
     except (ClientError, TimeoutError, ConnectionError):
-        # A clean end would make what is missing look as if it had never been.
+        # A clean end would make a truncated body look complete.
         with suppress(AttributeError):
             request.transport.abort()  # type: ignore[union-attr]
     return response

@@ -1,8 +1,8 @@
 """The console's files: read once from the package, served from memory under a strict content security policy.
 
-What streams hold is shown on this page, next to an API that can purge and drain, so nothing may ever run here that is
-not one of these files: no inline script or style, no markup made from text (Trusted Types), no frame around it, no
-request to anywhere but the admin port.
+The page shows the contents of streams next to an API that can purge and drain, so the policy lets only these files run:
+no inline script or style, no markup made from text (Trusted Types), no frame around the page, no request to anywhere
+but the admin port.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # The files of one version belong together: each is asked for again, and is a 304 while it is the same.
+    # The files of one version belong together, so each is revalidated, with a 304 while it is unchanged.
     "Cache-Control": "no-cache",
 }
 _TYPES: Final = {
@@ -53,7 +53,7 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file as it is sent."""
+    """One file, ready to send."""
 
     body: bytes
     content_type: str
@@ -61,13 +61,13 @@ class StaticFile:
 
 
 def is_open(path: str) -> bool:
-    """Whether `path` is one of the page's own, which are served without a token."""
+    """Whether `path` is one of the page's files, which are served without a token."""
     return path == "/" or path.startswith(PREFIX)
 
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """Every file of the page by its path on the admin port; `/` is the page itself."""
+    """Every file of the page, by its path on the admin port; `/` is the page itself."""
     found = {PREFIX + name: _read(entry) for name, entry in _walk(files(__package__) / "static", "")}
     return {"/": found[f"{PREFIX}index.html"], **found}
 

@@ -1,4 +1,4 @@
-"""The console's one seam to the admin port."""
+"""Attaches the console to the admin port."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def add_console(
     gateway_url: Callable[[], str],
     inside_url: Callable[[], str],
 ) -> None:
-    """Serve the console on the admin port's application, before it is set up.
+    """Add the console's routes to the admin port's application; call it before the application is set up.
 
-    `config` gives the configuration in effect; `gateway_url` where clients reach the public port, and `inside_url`
-    where this process does, each "" while it does not listen there.
+    `config` gives the configuration in effect.  `gateway_url` gives the URL at which clients reach the public port,
+    `inside_url` the one for this process; each is "" while the port does not listen there.
     """
     relay = Relay(config, gateway_url, inside_url)
     application.cleanup_ctx.append(relay.running)

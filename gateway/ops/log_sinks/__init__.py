@@ -1,4 +1,4 @@
-"""Where the access log's lines go: stdout, a file that is rotated, or a durable stream at an origin."""
+"""Sinks of the access log: stdout, a rotated file, or a durable stream at an origin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.ops.log_sinks.stream import StreamSink
 
 
 def open_sink(config: LogConfig, node: str, clock: Clock, rng: random.Random) -> Sink | None:
-    """The sink that is asked for, None where there is none.  ConfigError where a file cannot be written."""
+    """The configured sink; None for `none`.  ConfigError if the file cannot be written."""
     match config.sink:
         case "none":
             return None

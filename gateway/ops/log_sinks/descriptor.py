@@ -1,4 +1,4 @@
-"""Lines to an open file descriptor, such as stdout: as a container's log collector wants them."""
+"""A sink that writes to an open file descriptor, such as stdout for a container's log collector."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class DescriptorSink:
         self._thread = WorkThread("access-log")
         self._trouble = Trouble(name)
         self._is_torn = False
-        """Whether the last line written has no end."""
+        """Whether the last line was written only in part."""
 
     async def write(self, lines: bytes) -> bool:
         return await self._thread.run(partial(self._write, lines))
 
     async def close(self) -> None:
-        self._thread.leave()
+        self._thread.stop()
 
     def _write(self, lines: bytes) -> bool:
-        # A half line stays broken, but the next one begins at a line's beginning.
+        # A partial line stays broken, but the next one starts on a line of its own.
         rest = memoryview(b"\n" + lines if self._is_torn else lines)
         self._is_torn = False
         try:
@@ -37,7 +37,7 @@ class DescriptorSink:
         except OSError as error:
             written = lines[: len(lines) - len(rest)]
             self._is_torn = bool(written) and not written.endswith(b"\n")
-            self._trouble.is_so(error.strerror or str(error))
+            self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.is_over()
+        self._trouble.recovered()
         return True

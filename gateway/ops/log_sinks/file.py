@@ -1,11 +1,11 @@
-"""Lines to a file, which is set aside when it is large enough or its time is over.
+"""A sink that writes to a file and rotates it by size and time.
 
-A file is set aside by renaming it, `access.log` to `access.log.20261121T193505Z`, and of those the newest `keep_files`
-are kept.  Time is cut at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC), judged by a file's last change
-where it was there before, so that restarts neither delay nor repeat it; it is looked at when a batch is written, so a
-gateway without requests makes no empty files.  A batch is in one file, whole.  A file that somebody else has moved or
-removed is begun anew, so `logrotate` needs no signal.  What could be written only in part is cut off again: every line
-in a file is whole.  A file that cannot be set aside is said so of and written on.
+Rotation renames the file, `access.log` to `access.log.20261121T193505Z`, and keeps the newest `keep_files` of those.
+Periods end at multiples of `rotate_s` since 1970 (86,400 s is midnight UTC).  The period of a file that existed at the
+start is that of its last change, so restarts neither delay nor repeat a rotation.  Rotation is considered when a batch
+is written, so a gateway without requests makes no empty files.  A batch is never split over two files.  If the file is
+moved or removed from outside, a new one is opened, so `logrotate` needs no signal.  A partial write is truncated away:
+every line in a file is whole.  If a file cannot be rotated, the sink logs that and goes on writing to it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gateway.ops.log_sinks.sink import Trouble
 from gateway.ops.log_sinks.thread import WorkThread
 
 _MODE = 0o640
-_ASIDE = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
+_ROTATED = re.compile(r"\.[0-9]{8}T[0-9]{6}Z(?:-[0-9]{4})?")
 
 
 class FileSink:
-    """Owner of one open file, of its thread, and of the files it has set aside."""
+    """Owns one open file, its thread, and the rotated files."""
 
     def __init__(self, path: Path, clock: Clock, *, rotate_bytes: int, rotate_s: float, keep_files: int) -> None:
-        """Open the file or make it; OSError when that cannot be.  0 bytes or seconds: never rotated for that."""
+        """Open or create the file; OSError if that fails.  0 bytes or seconds: no rotation by size or time."""
         self._path = path
         self._clock = clock
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
         self._keep_files = keep_files
         self._trouble = Trouble(str(path))
-        self._rotation = Trouble(f"{path} cannot be set aside")
+        self._rotation_trouble = Trouble(f"{path} cannot be rotated")
         self._descriptor = -1
         self._size = 0
         self._period = 0
@@ -47,25 +47,25 @@ class FileSink:
         return await self._thread.run(partial(self._write, lines, self._clock.wall()))
 
     async def close(self) -> None:
-        """Close the file once what is being written is written."""
-        # Not waited for: a disk that hangs must not hold up a gateway that leaves.
-        self._thread.leave(self._shut)
+        """Close the file after the write in progress."""
+        # Not awaited: a disk that hangs must not delay the shutdown.
+        self._thread.stop(self._close_file)
 
     # -- on the thread
 
     def _write(self, lines: bytes, wall: float) -> bool:
         try:
-            self._make_ready(len(lines), wall)
+            self._prepare(len(lines), wall)
             self._append(lines)
         except OSError as error:
-            self._trouble.is_so(error.strerror or str(error))
+            self._trouble.failed(error.strerror or str(error))
             return False
-        self._trouble.is_over()
+        self._trouble.recovered()
         return True
 
-    def _make_ready(self, size: int, wall: float) -> None:
-        if not self._is_in_place():
-            self._shut()
+    def _prepare(self, size: int, wall: float) -> None:
+        if not self._is_current_file():
+            self._close_file()
             self._open()
         is_full = bool(self._rotate_bytes) and self._size + size > self._rotate_bytes
         period = self._period_of(wall)
@@ -74,20 +74,20 @@ class FileSink:
         self._period = period
 
     def _rotate(self, wall: float) -> None:
-        """Begin a new file; where the old one cannot be set aside it stays: large is better than lost."""
+        """Begin a new file.  If the old one cannot be renamed, keep it: too large is better than lost."""
         try:
-            self._set_aside(wall)
+            self._rename_file(wall)
         except OSError as error:
-            self._rotation.is_so(error.strerror or str(error))
+            self._rotation_trouble.failed(error.strerror or str(error))
             return
-        self._shut()
+        self._close_file()
         self._open()
         try:
             self._remove_old()
         except OSError as error:
-            self._rotation.is_so(f"files set aside before stay: {error.strerror or error}")
+            self._rotation_trouble.failed(f"old files cannot be removed: {error.strerror or error}")
             return
-        self._rotation.is_over()
+        self._rotation_trouble.recovered()
 
     def _append(self, lines: bytes) -> None:
         rest = memoryview(lines)
@@ -105,12 +105,12 @@ class FileSink:
         self._size = state.st_size
         self._period = self._period_of(state.st_mtime)
 
-    def _shut(self) -> None:
+    def _close_file(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _is_in_place(self) -> bool:
+    def _is_current_file(self) -> bool:
         if self._descriptor < 0:
             return False
         try:
@@ -122,7 +122,7 @@ class FileSink:
     def _period_of(self, wall: float) -> int:
         return int(wall // self._rotate_s) if self._rotate_s else 0
 
-    def _set_aside(self, wall: float) -> None:
+    def _rename_file(self, wall: float) -> None:
         stamp = datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
         name = base = self._path.with_name(f"{self._path.name}.{stamp}")
         number = 0
@@ -133,11 +133,11 @@ class FileSink:
 
     def _remove_old(self) -> None:
         name = self._path.name
-        aside = sorted(
+        rotated = sorted(
             (file.name, file)
             for file in self._path.parent.iterdir()
-            if file.name.startswith(name) and _ASIDE.fullmatch(file.name[len(name) :])
+            if file.name.startswith(name) and _ROTATED.fullmatch(file.name[len(name) :])
         )
-        for _, file in aside[: max(0, len(aside) - self._keep_files)]:
+        for _, file in rotated[: max(0, len(rotated) - self._keep_files)]:
             with suppress(FileNotFoundError):
                 file.unlink()

@@ -1,13 +1,13 @@
-"""An idempotent producer of one stream (Durable Streams, section 5.2.1): which batch is next, and what a reply means.
+"""An idempotent producer for one stream (Durable Streams, section 5.2.1): numbers batches and interprets replies.
 
-It does no I/O.  One batch is on its way at a time, so an answer always is that batch's; a batch whose answer was lost
-is sent again under the same number, and the origin takes it once.  The id is drawn anew for each process: two gateways
-of one name do not fence each other off, and there is nothing to remember across restarts, because what a process did
-not get delivered is gone with it.
+It does no I/O.  One batch is in flight at a time, so a reply always belongs to that batch.  A batch whose reply was
+lost is sent again under the same number, and the origin takes it once.  The id is random for each process: two gateways
+of one name do not fence each other off, and nothing has to be remembered across restarts, because batches that a
+process did not deliver are lost with it.
 
-An epoch begins anew where the origin says that it knows less than it was given: it has lost its memory, or the stream
-is another one.  It also begins anew after a batch is given up, because an origin that took that batch after all must
-not take the next one for it.
+A new epoch begins if the origin says that it knows less than it was sent: it has lost its state, or the stream was
+re-created.  A new epoch also begins after a batch is given up: if the origin did take it, the next batch must not be
+mistaken for it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _LONGEST_RETRY_AFTER_S: Final = 60.0
 
 
 class Step(Enum):
-    """What to do after an answer."""
+    """What to do after a reply."""
 
     DONE = auto()
     """The batch is in the stream, once."""
     CREATE = auto()
-    """There is no such stream: make it, then send the batch again."""
+    """The stream does not exist: create it, then send the batch again."""
     AGAIN = auto()
     """Send the batch again, under a new number."""
     WAIT = auto()
-    """The origin cannot now: send the batch again after a while."""
+    """The origin cannot take the batch now: send it again later."""
     GIVE_UP = auto()
-    """It will never be taken."""
+    """The batch will never be taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A step, how long the origin asks to wait before it (seconds), and for a failure one line that says what it is."""
+    """A step, the wait that the origin asks for before it (seconds), and one line that describes a failure."""
 
     step: Step
     wait_s: float = 0.0
@@ -48,15 +48,18 @@ class Verdict:
 
 
 class Producer:
-    """One writer's place in one stream."""
+    """The epoch and sequence number of one writer on one stream."""
 
     def __init__(self, producer_id: str) -> None:
         self._id = producer_id
         self.epoch = 0
         self.seq = 0
 
+    def __repr__(self) -> str:
+        return f"<Producer epoch {self.epoch}, seq {self.seq}>"
+
     def headers(self) -> dict[str, str]:
-        """The next batch's."""
+        """Producer headers of the next batch."""
         return {
             names.PRODUCER_ID: self._id,
             names.PRODUCER_EPOCH: str(self.epoch),
@@ -64,7 +67,7 @@ class Producer:
         }
 
     def judge(self, status: int, headers: Mapping[str, str]) -> Verdict:
-        """What the answer to the batch means; moves on to the next number where that is due."""
+        """Interpret the reply to the batch; move on to the next number, or to a new epoch, if that is due."""
         match status:
             case 200 | 201 | 204:
                 self.seq += 1
@@ -72,24 +75,24 @@ class Producer:
             case 404:
                 return Verdict(Step.CREATE, text="no such stream")
             case 403 if (epoch := _number(headers.get(names.PRODUCER_EPOCH))) is not None:
-                self._begin_anew(epoch)
+                self._begin_epoch(epoch)
                 return Verdict(Step.AGAIN, text="fenced off by another writer")
             case 409 if names.PRODUCER_EXPECTED_SEQ in headers:
-                self._begin_anew()
-                return Verdict(Step.AGAIN, text="the origin has forgotten what it was given")
+                self._begin_epoch()
+                return Verdict(Step.AGAIN, text="the origin has lost its record of this writer")
             case 408 | 425 | 429:
                 return _wait(status, headers)
             case _ if status >= 500:
                 return _wait(status, headers)
-        self._begin_anew()
+        self._begin_epoch()
         why = "the stream is closed" if names.is_true(headers.get(names.STREAM_CLOSED)) else f"the origin says {status}"
         return Verdict(Step.GIVE_UP, text=why)
 
     def give_up(self) -> None:
-        """The batch will not be sent again."""
-        self._begin_anew()
+        """Give up the batch: it will not be sent again."""
+        self._begin_epoch()
 
-    def _begin_anew(self, known: int = 0) -> None:
+    def _begin_epoch(self, known: int = 0) -> None:
         self.epoch = max(self.epoch, known) + 1
         self.seq = 0
 

@@ -1,8 +1,9 @@
-"""Lines to a durable stream at an origin: each batch one append of JSON messages, taken once whatever happens to it.
+"""A sink that appends to a durable stream at an origin: each batch is one append of JSON messages, taken exactly once.
 
-The stream is made when it is not there.  While the origin cannot take a batch, it is sent again after a pause that
-grows and is spread, and the log's own queue bounds what gathers meanwhile.  `producer` decides; this asks and waits.
-Only an origin that keeps its streams and forgets its producers, between taking a batch and saying so, has it twice.
+The stream is created if it does not exist.  While the origin cannot take a batch, it is sent again after growing,
+jittered pauses; the log's queue bounds the records that gather meanwhile.  `producer` decides; this module sends and
+waits.  A batch is duplicated only if the origin keeps the stream but loses its record of the producer between taking
+the batch and replying.
 
 The URL is the origin's, not this gateway's: through the gateway every batch would be a request to log.
 """
@@ -28,11 +29,11 @@ _SHORTEST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _SPREAD = (0.5, 1.0)
 _PROMPT_TRIES = 3
-"""So often a batch is sent again at once, under a new number or after the stream was made."""
+"""How often a batch is sent again without a pause, under a new number or after the stream was created."""
 
 
 class StreamSink:
-    """One stream's writer.  Owner of a client of its own, so that logging never waits for a reader's connection."""
+    """The writer of one stream.  Owns an HTTP client, so that logging never waits for a reader's connection."""
 
     def __init__(self, url: str, clock: Clock, rng: random.Random, *, node: str, authorization: str = "") -> None:
         self._url = str(URL(url, encoded=True).with_fragment(None))
@@ -46,23 +47,23 @@ class StreamSink:
             self._headers["Authorization"] = authorization
 
     async def write(self, lines: bytes) -> bool:
-        # A newline inside a line would be escaped: those that are there end lines.
+        # Newlines inside a line are escaped, so every newline here ends a line.
         body = b"[" + lines[:-1].replace(b"\n", b",") + b"]"
         failures = prompt = 0
         while True:
             verdict = await self._append(body)
             match verdict.step:
                 case Step.DONE:
-                    self._trouble.is_over()
+                    self._trouble.recovered()
                     return True
                 case Step.GIVE_UP:
-                    self._trouble.is_so(verdict.text)
+                    self._trouble.failed(verdict.text)
                     return False
                 case Step.AGAIN if prompt < _PROMPT_TRIES:
                     prompt += 1
                     continue
                 case _:
-                    self._trouble.is_so(verdict.text)
+                    self._trouble.failed(verdict.text)
             longest = min(_LONGEST_PAUSE_S, _SHORTEST_PAUSE_S * 2 ** min(failures, 10))
             failures += 1
             await pause(self._clock, max(verdict.wait_s, longest * self._rng.uniform(*_SPREAD)))
@@ -71,7 +72,7 @@ class StreamSink:
         await self._client.close()
 
     async def _append(self, body: bytes) -> Verdict:
-        """One try, which makes the stream where that is missing."""
+        """One try; creates the stream if it does not exist."""
         try:
             status, headers = await self._send("POST", {**self._producer.headers()}, body)
             verdict = self._producer.judge(status, headers)
@@ -83,9 +84,9 @@ class StreamSink:
         if status in (200, 201):
             return Verdict(Step.AGAIN, text=verdict.text)
         if status >= 500:
-            return Verdict(Step.WAIT, text=f"the origin says {status} to making the stream")
+            return Verdict(Step.WAIT, text=f"the origin says {status} to creating the stream")
         self._producer.give_up()
-        return Verdict(Step.GIVE_UP, text=f"the origin says {status} to making the stream")
+        return Verdict(Step.GIVE_UP, text=f"the origin says {status} to creating the stream")
 
     async def _send(self, method: str, more: dict[str, str], body: bytes | None) -> tuple[int, CIMultiDict[str]]:
         headers = self._headers.copy()

@@ -1,6 +1,6 @@
-"""A thread beside the event loop that does what may block: writing to disks and pipes.
+"""A thread for work that may block the event loop: writing to disks and pipes.
 
-It is a daemon: a write to a pipe that nobody reads may never return, and must not keep the process from leaving.
+It is a daemon: a write to a pipe without a reader may never return, and must not keep the process from exiting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class WorkThread:
-    """Runs functions one after the other, for one event loop.  `leave` is owed."""
+    """Runs functions one after another for one event loop.  Its owner must call `stop`."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -23,7 +23,7 @@ class WorkThread:
         self._thread.start()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` gives or raises; when the waiting is cancelled the work still goes on."""
+        """The result of `work`, or its exception; if the caller is cancelled, the work still goes on."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -44,14 +44,14 @@ class WorkThread:
             try:
                 loop.call_soon_threadsafe(resolve, result, error)
             except RuntimeError:
-                # The loop has been closed meanwhile: nobody waits any more.
+                # The loop is closed, so the result has no receiver.
                 return
 
         self._jobs.put(job)
         return await done
 
-    def leave(self, last: Callable[[], None] = lambda: None) -> None:
-        """Take no more work: the thread does what it was given, then `last`, and ends; nobody waits for it."""
+    def stop(self, last: Callable[[], None] = lambda: None) -> None:
+        """Accept no more work; the thread finishes its jobs, calls `last` and ends.  Does not wait for that."""
         self._jobs.put(last)
         self._jobs.put(None)
 

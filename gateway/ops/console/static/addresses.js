@@ -1,6 +1,6 @@
-// Where the public port has a stream that the admin API names by its place at the origin: a route read backwards.
+// Maps a stream's address at the origin, as the admin API names it, to its address on the public port.
 
-/** `{target, host}` for a stream, or null where its route no longer leads to it; `host` is "" where any will do. */
+/** `{target, host}` for a stream, or null if its route no longer leads to it; `host` is "" if any host will do. */
 export function publicAddress(stream, routes) {
   const route = routes.find(({ name }) => name === stream.route)
   if (!route || stream.origin !== route.origin || !below(stream.path, route.base)) return null
@@ -10,7 +10,7 @@ export function publicAddress(stream, routes) {
   return { target: stream.query ? `${path}?${stream.query}` : path, host: hostOf(route, routes) }
 }
 
-/** A name that leads to the route: every one below a wildcard does, but for those that other routes take. */
+/** A host name that leads to the route: for a wildcard, one below it that no other route takes. */
 function hostOf({ host }, routes) {
   if (!host.startsWith("*.")) return host === "*" ? "" : host
   const taken = new Set(routes.map((route) => route.host.toLowerCase()))
@@ -21,12 +21,12 @@ function hostOf({ host }, routes) {
 
 const below = (path, prefix) => prefix === "" || path === prefix || path.startsWith(`${prefix}/`)
 
-/** What a person typed as a path, as a request target: percent-encoded where it must be. */
+/** A typed path as a request target: percent-encoded where necessary. */
 export function asTarget(typed) {
   const path = typed.trim()
   const encoded = encodeURI(path.startsWith("/") ? path : `/${path}`).replace(/%25([0-9A-Fa-f]{2})/g, "%$1")
   return encoded.replaceAll("#", "%23")
 }
 
-/** The page's own link to the tail of a stream. */
+/** The link to the tail view of a stream. */
 export const tailLink = ({ target, host }) => `#/tail?${new URLSearchParams(host ? { path: target, host } : { path: target })}`

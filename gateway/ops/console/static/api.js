@@ -1,8 +1,8 @@
-// The admin port as the page sees it.  The token lives in this tab only; who must be asked for it is told by `onLocked`.
+// The client of the admin port.  The token lives in this tab only; `whenLocked` sets the function that asks for it.
 
 const KEY = "durable-gateway.token"
 
-/** An answer that is no success: `status`, and the one line that the admin port said. */
+/** An unsuccessful answer: `status`, and the admin port's one line of text. */
 export class Refused extends Error {
   constructor(status, text) {
     super(text)
@@ -12,7 +12,7 @@ export class Refused extends Error {
 
 let onLocked = () => {}
 
-/** Have `ask` called when a token is missing or wrong; it resolves once there is one to try. */
+/** Call `ask` when the token is missing or wrong; it resolves once there is another to try. */
 export function whenLocked(ask) {
   onLocked = ask
 }
@@ -68,5 +68,5 @@ export async function metrics(signal) {
   return reply.text()
 }
 
-/** A read of the public port: the bare response, whose body may go on for long. */
+/** Read from the public port: the bare response, whose body may be endless. */
 export const read = (target, host, signal) => request(`/api/console/read${query({ target, host })}`, { signal })

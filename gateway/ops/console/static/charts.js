@@ -1,4 +1,4 @@
-// uPlot in the page's colours: a chart is a list of series by CSS variable, and is told its columns at every look.
+// uPlot in the page's colours.  A chart is a list of series with CSS variables as colours; `show` gives it its columns.
 
 import uPlot from "./vendor/uplot/uPlot.esm.js"
 import { h } from "./dom.js"
@@ -11,21 +11,21 @@ const HEIGHT = 168
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()
 
-/** A colour with an alpha, as the canvas takes it. */
+/** A colour with an alpha, in the canvas's notation. */
 const thin = (name) => `color-mix(in srgb, ${colour(name)} 16%, transparent)`
 
-/** Areas lie on each other, so they are opaque: else what lies below would colour them. */
+/** Stacked areas overlap, so they are opaque: otherwise the lower area would tint the upper. */
 const solid = (name) => `color-mix(in srgb, ${colour(name)} 82%, ${colour("--surface")})`
 
-/** Each column on top of those before it, for stacked areas; a gap stays a gap. */
+/** Columns summed from the bottom up, for stacked areas; a gap stays a gap. */
 function stacked(columns) {
   const sums = columns[0]?.map(() => 0) ?? []
   return columns.map((column) => column.map((value, at) => (value === null ? null : (sums[at] += value))))
 }
 
 /**
- * A chart.  `series` is `[{label, colour}]`, bottom first; `format` says a value; `isStacked` draws areas on each other.
- * `most` bounds the scale where the values have a bound of their own; what lies below 0 is drawn below it.
+ * A chart.  `series` is `[{label, colour}]`, bottom first; `format` formats a value; `isStacked` stacks areas.
+ * `most` is the top of the scale for values that have a bound; values below 0 extend the scale downwards.
  */
 export class Chart {
   constructor({ label, series, format, isStacked = false, most = null, isBytes = false }) {
@@ -53,7 +53,7 @@ export class Chart {
     this.#tell(this.plot?.cursor.idx ?? null)
   }
 
-  /** Make it anew, in the colours of another theme. */
+  /** Build the plot again, in the colours of another theme. */
   recolour() {
     this.plot?.destroy()
     this.plot = null
@@ -113,13 +113,13 @@ export class Chart {
   }
 }
 
-/** At least the window, at most what is remembered; uPlot asks with nulls before there is data. */
+/** At least the window, at most the remembered span; uPlot passes nulls before there is data. */
 function reach(low, high) {
   const end = high ?? WINDOW_S
   return [Math.max(Math.min(low ?? end, end - WINDOW_S), end - MEMORY_S), end]
 }
 
-/** Ticks at whole steps before now. */
+/** Ticks at whole steps back from now. */
 function marks(plot) {
   const { min, max } = plot.scales.x
   const most = Math.max(1, plot.width / 84)

@@ -1,4 +1,4 @@
-// Elements without markup: nothing that a stream holds is ever parsed as HTML.
+// Builds elements without markup: the contents of streams are never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg"
 
@@ -20,21 +20,21 @@ export const h = (tag, properties, ...children) => fill(document.createElement(t
 /** The same for SVG. */
 export const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, tag), properties, children)
 
-/** Set an element's text only where it differs, so that a selection in it survives a refresh. */
+/** Set an element's text if it differs, so that a selection in it survives a refresh. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text
 }
 
-/** Longer parts of an offset are no numbers: they may be wrapped anywhere. */
+/** A part of an offset longer than this is not a number and may wrap anywhere. */
 const LONGEST_NUMBER = 24
 
-/** An offset as nodes that wrap behind its separators and never inside a number. */
+/** An offset as nodes that wrap after its separators and never inside a number. */
 export const offsetParts = (text) =>
   text
     .split(/(?<=[_:/-])/)
     .flatMap((part) => [h("span", { class: part.length <= LONGEST_NUMBER && "whole" }, part), document.createElement("wbr")])
 
-/** Set an element's text, only where it differs; what is made by `offsetParts` stands among words as arrays. */
+/** Set an element's content if its text differs; a part may be an array from `offsetParts`. */
 export function sayParts(element, ...parts) {
   const wanted = parts.flat()
   if (element.textContent !== wanted.map((part) => part.textContent ?? part).join("")) element.replaceChildren(...wanted)
@@ -43,7 +43,7 @@ export function sayParts(element, ...parts) {
 /** Set an element's text to an offset. */
 export const sayOffset = (element, text) => sayParts(element, offsetParts(text))
 
-/** A button that asks, on itself, before it acts: a dialog would hide what it is about.  To leave it is to say no. */
+/** A button that asks for confirmation in place: a dialog would hide the stream.  Leaving the button cancels. */
 export function confirming(label, question, act, properties = {}) {
   const button = h("button", { type: "button", ...properties }, label)
   let isArmed = false

@@ -1,20 +1,20 @@
-// Server-Sent Events from bytes: lines end in CR, LF or CRLF, an event at an empty line; half an event is none.
+// Parses Server-Sent Events from bytes.  CR, LF or CRLF ends a line, an empty line ends an event; a partial one is dropped.
 
 const LINE_END = /\r\n?|\n/g
 
 export class EventParser {
   #decoder = new TextDecoder()
-  /** The beginning of a line, as it came: joined once, at its end, so that a long one is gone through once. */
+  /** The chunks of an unfinished line, joined once at its end, so that a long line is scanned once. */
   #parts = []
   #isAfterCr = false
   #name = ""
   #data = []
 
-  /** The events that are complete with this chunk: `[{name, data}]`. */
+  /** The events that this chunk completes: `[{name, data}]`. */
   push(chunk) {
     let text = this.#decoder.decode(chunk, { stream: true })
     if (!text) return []
-    // A CR at the end of a chunk has ended its line already; a LF that follows is the other half of it.
+    // A CR at the end of the previous chunk ended its line already; a LF that follows belongs to it.
     if (this.#isAfterCr && text.startsWith("\n")) text = text.slice(1)
     const events = []
     let from = 0

@@ -1,8 +1,8 @@
-// One histogram out of the Prometheus text format: its buckets, and quantiles of what came between two looks.
+// Reads one histogram from the Prometheus text format: its buckets, and quantiles between two samples.
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*?)\})? (\S+)/
 
-/** Cumulative counts by upper bound, summed over all other labels; null where the histogram is not exposed. */
+/** Cumulative counts by upper bound, summed over all other labels; null if the histogram is not exposed. */
 export function buckets(text, name) {
   const found = new Map()
   for (const line of text.split("\n")) {
@@ -16,7 +16,7 @@ export function buckets(text, name) {
   return found.size ? [...found].sort((a, b) => a[0] - b[0]) : null
 }
 
-/** The `q`-quantile of what `now` holds more than `before`, linear within its bucket; null where nothing came. */
+/** The `q`-quantile of the observations between `before` and `now`, linear in its bucket; null if there are none. */
 export function quantile(q, now, before) {
   const past = new Map(before ?? [])
   const counts = now.map(([bound, n]) => [bound, n - (past.get(bound) ?? 0)])

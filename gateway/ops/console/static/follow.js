@@ -1,9 +1,8 @@
-// Following a stream as its clients do: catch up, then live by SSE or long-poll, and on from the last offset after
-// every end of a connection.  What came is handed on only when the offset behind it is known, so nothing comes twice.
+// Follows a stream as its clients do: catches up, then reads live by SSE or long-poll, and resumes from the last offset
+// after a connection ends.  Messages are delivered only when the offset after them is known, so none comes twice.
 //
-// A server that has nothing to say and says so at once is never asked in a tight loop, however it says it: no offset
-// ends the reading, an offset that stays where it was is the tail, and rounds that are short and bring nothing are
-// followed by pauses that double.
+// A server that answers at once without data never causes a tight loop: an answer without an offset ends the reading,
+// an unchanged offset is the tail, and after each short round without data comes a pause, which doubles.
 
 import { EventParser } from "./events.js"
 
@@ -11,10 +10,10 @@ const FIRST_PAUSE_MS = 250
 const LONGEST_PAUSE_MS = 8000
 const SHORT_LIFE_MS = 1000
 
-/** A printable token of 256 characters at most, without what the protocol forbids in one (section 6). */
+/** A printable token of 256 characters at most, without the characters that the protocol forbids (section 6). */
 const OFFSET = /^(?![^]*[,&=?/])[!-~]{1,256}$/
 
-/** The stream's own answer that ends the reading: it is not there, may not be read, or is no stream. */
+/** The answer that ends the reading: the stream does not exist, may not be read, or is not a stream. */
 export class Ended extends Error {}
 
 const pause = (ms, signal) =>
@@ -27,7 +26,7 @@ const pause = (ms, signal) =>
 
 const media = (type) => (type ?? "").split(";")[0].trim().toLowerCase()
 
-/** The messages of a body: JSON's are the elements of its array, text and bytes are one each. */
+/** The messages of a body: the elements of a JSON array; a text or binary body is one message. */
 export function messages(kind, body) {
   if (kind === "json") return [JSON.parse(typeof body === "string" ? body : new TextDecoder().decode(body))].flat()
   if (kind === "text") return [typeof body === "string" ? body : new TextDecoder().decode(body)].filter((text) => text)
@@ -40,10 +39,10 @@ export const kindOf = (type) =>
 const fromBase64 = (text) => Uint8Array.from(atob(text.replace(/[\r\n]/g, "")), (char) => char.charCodeAt(0))
 
 /**
- * Follow `target` from `from` (an offset, "-1" or "now") until it is closed or the signal says so.
+ * Follow `target` from `from` (an offset, "-1" or "now") until it is closed or `signal` aborts.
  *
- * `read(target, signal)` gives a response; `on.state(word)`, `on.type(type)` and `on.batch({messages, kind, offset,
- * upToDate, closed})` hear of what happens.  Throws Ended with what the stream answered.
+ * `read(target, signal)` resolves to a response; `on.state(word)`, `on.type(type)` and `on.batch({messages, kind, offset,
+ * upToDate, closed})` are the callbacks.  Throws Ended with the answer that ended the reading.
  */
 export async function follow({ read, target, from, live, on, signal }) {
   const place = { offset: from, cursor: null, kind: null, upToDate: false, closed: false, came: 0 }
@@ -62,7 +61,7 @@ export async function follow({ read, target, from, live, on, signal }) {
       failed = true
       on.state("reconnecting", error.message)
     }
-    // The step from catching up to live is the one round that may bring nothing and be followed at once.
+    // The switch from catching up to live is the only round without data that needs no pause.
     const isIdle = !(place.came || place.closed) && (isLive || !place.upToDate) && performance.now() - began < SHORT_LIFE_MS
     failures = !place.came && (failed || isIdle) ? failures + 1 : 0
     if (failures) await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal)
@@ -84,7 +83,7 @@ async function refuse(reply) {
 
 const rank = (offset) => (offset === "-1" ? "" : offset)
 
-/** The offset that an answer ends at; one without is not a stream's, and its body is left alone. */
+/** The offset at which an answer ends; an answer without one is not a stream's, and its body is not read. */
 async function endOf(reply) {
   const offset = reply.headers.get("stream-next-offset") ?? ""
   if (OFFSET.test(offset)) return offset
@@ -92,7 +91,7 @@ async function endOf(reply) {
   throw new Ended("not a stream: no Stream-Next-Offset in the answer")
 }
 
-/** The one place where the position moves, and never back. */
+/** Advance the position.  Only this function does, and never backwards. */
 function advance(place, offset) {
   if (place.offset !== "now" && rank(offset) < rank(place.offset)) throw new Ended(`its tail lies before ${place.offset}: it was made anew`)
   const moved = offset !== place.offset
@@ -105,7 +104,7 @@ function arrived(reply, offset, body, place, on) {
   const moved = advance(place, offset)
   place.cursor = reply.headers.get("stream-cursor") ?? place.cursor
   place.closed = reply.headers.get("stream-closed") === "true"
-  // An answer that brings nothing new and claims nothing would be asked for again at once; live waits for more.
+  // Without new data or an up-to-date claim the same request would repeat at once; a live request waits instead.
   place.upToDate = place.closed || !moved || reply.status === 204 || reply.headers.get("stream-up-to-date") === "true"
   if (moved) place.came += came.length
   on.batch({

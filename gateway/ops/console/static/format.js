@@ -1,4 +1,4 @@
-// Numbers as people read them.  Everything takes null for "not known" and says "–".
+// Formats numbers for people.  Every function takes null for "not known" and returns "–".
 
 const NONE = "–"
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value)
@@ -12,7 +12,7 @@ export function count(value) {
   return grouped.format(value)
 }
 
-/** Something a second: three digits that mean something. */
+/** A rate per second, with three significant digits. */
 export function rate(value) {
   if (!known(value)) return NONE
   if (value === 0) return "0"
@@ -60,7 +60,7 @@ export function clock(date) {
   return `${part}.${String(date.getMilliseconds()).padStart(3, "0")}`
 }
 
-/** An offset that is too long for its place, with its end kept: ends are where offsets differ. */
+/** A long offset cut at its beginning: offsets differ at their ends. */
 export const offset = (token, most = 26) =>
   token === null || token === undefined ? NONE : token.length <= most ? token : `${token.slice(0, 5)}…${token.slice(6 - most)}`
 

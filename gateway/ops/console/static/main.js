@@ -1,4 +1,4 @@
-// The page: which view is shown, what is looked at how often, theme, keys, and the token where one is asked for.
+// The page: the current view and its refresh period, the theme, the keys, and the token dialog.
 
 import * as api from "./api.js"
 import { say } from "./dom.js"
@@ -18,9 +18,9 @@ let view = null
 let looking = null
 let timer = 0
 
-// -- looking
+// -- refreshing
 
-/** Look now, and again after the view's period; one look at a time, none while nobody can see it. */
+/** Refresh now, and again after the view's period; one refresh at a time, none while the tab is hidden. */
 async function look() {
   clearTimeout(timer)
   looking?.abort()
@@ -105,7 +105,7 @@ function key(event) {
 
 let asking = null
 
-/** Ask for the token, once for all who need it. */
+/** Ask for the token, once for all pending requests. */
 function askForToken(wasWrong) {
   asking ??= new Promise((resolve) => {
     say($("token-error"), wasWrong ? "That was not it." : "")

@@ -1,4 +1,4 @@
-// One message of a stream on the page: JSON in colours, text as it is, bytes in hexadecimal.
+// Renders one message of a stream: JSON in colours, text as it is, bytes in hexadecimal.
 
 import { h } from "./dom.js"
 import { bytes as say_bytes, clock, offset as short } from "./format.js"
@@ -22,7 +22,7 @@ export function coloured(text) {
   return parts
 }
 
-/** Bytes as lines of sixteen, with what can be read of them beside. */
+/** Bytes as lines of sixteen, with the printable characters beside them. */
 export function hexadecimal(bytes) {
   const lines = []
   for (let at = 0; at < Math.min(bytes.length, MOST_BYTES); at += 16) {
@@ -51,6 +51,6 @@ function content(kind, message) {
   return `${hexadecimal(message)}${message.length > MOST_BYTES ? `\n… ${say_bytes(message.length)}` : ""}`
 }
 
-/** The line for a message that came `at` (a Date) in a batch that ended at `offset`. */
+/** The element of a message that arrived `at` (a Date) in a batch that ended at `offset`. */
 export const line = (kind, message, at, offset) =>
   h("li", { class: "message" }, h("span", { class: "when" }, h("time", {}, clock(at)), h("code", { title: offset }, short(offset, 14))), h("pre", { class: kind === "bytes" && "is-bytes" }, content(kind, message)))

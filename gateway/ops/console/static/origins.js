@@ -1,18 +1,18 @@
-// How the origins are, in words: what /api/origins says, on one line.  `gateway/commands/origins.py` says the same.
+// The state of the origins in words: /api/origins on one line.  `gateway/commands/origins.py` has the same words.
 
-/** `answering`; `not_asked`: closed and never heard from; `unreachable`: the circuit breaker is not closed, or ejected. */
+/** `answering`; `not_asked`: breaker closed, never heard from; `unreachable`: breaker not closed, or origin ejected. */
 export function health(origin) {
   if (origin.state !== "closed" || origin.is_ejected) return "unreachable"
   return origin.last_heard_s === null ? "not_asked" : "answering"
 }
 
-/** Of all origins. */
+/** The worst health of all origins. */
 export function worst(origins) {
   const found = origins.map(health)
   return ["unreachable", "not_asked"].find((one) => found.includes(one)) ?? "answering"
 }
 
-/** `answers`, or what is wrong with one origin and when it is tried again. */
+/** `answers`, or the trouble with one origin and the time of the next try. */
 export function state(origin) {
   const found = health(origin)
   if (found === "answering") return "answers"
@@ -26,7 +26,7 @@ function nextTry({ state, retry_in_s }) {
   return retry_in_s === null ? "" : `, next try in ${retry_in_s.toFixed(1)} s`
 }
 
-/** `origin answers`, or what is wrong with it; of several how many answer, and what is wrong with the first that does not. */
+/** One origin: its state.  Several: how many answer, and the state of the first that does not. */
 export function words(origins) {
   if (!origins.length) return "no origin"
   if (origins.length === 1) return `origin ${state(origins[0])}`

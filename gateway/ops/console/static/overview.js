@@ -1,4 +1,4 @@
-// The overview: what clients ask, and how little of it the origin sees.
+// The overview: requests of clients, and the few of them that reach the origin.
 
 import * as api from "./api.js"
 import { Chart } from "./charts.js"
@@ -10,17 +10,17 @@ import { between, GAP_S, History, OUTCOMES, sampleOf, samplesOf, total } from ".
 import { table } from "./streams.js"
 
 export const DELAY = "durable_gateway_delivery_delay_seconds"
-/** Finding the busiest goes through all streams, so it is not done at every look. */
+/** Finding the busiest streams walks all of them, so not every refresh does it. */
 const LOOKS_PER_TOP = 5
-/** Samples nearer to each other than so many seconds make no rate. */
+/** Samples closer together than this, in seconds, make no rate. */
 const LEAST_S = 0.5
 const MOST_ORIGINS = 4
 const LABELS = { stale_if_error: "stale if error" }
 
-/** What is remembered while other views are open. */
+/** Remembered while other views are open. */
 export const memory = { history: new History(), last: null }
 
-/** One look at the gateway, remembered; what this page has not seen, the gateway has. */
+/** Take and remember one sample; fetch the samples that this page has missed from the gateway's history. */
 export async function look(signal) {
   const [overview, { origins }, text] = await Promise.all([api.overview(signal), api.origins(signal), api.metrics(signal)])
   const sample = sampleOf(overview, buckets(text, DELAY))
@@ -29,7 +29,7 @@ export async function look(signal) {
   return { overview, origins, point, found: sample.delays }
 }
 
-/** Add what the gateway has sampled between what was seen last and `now`; what is only just before that makes no rate. */
+/** Add the gateway's samples between the last one here and `now`, except any too close before `now` for a rate. */
 async function catchUp(now, signal) {
   const seen = memory.last?.uptime_s <= now.uptime_s ? memory.last.at : 0
   for (const sample of samplesOf(await api.history(signal))) if (sample.at > seen && sample.at < now.at - LEAST_S) add(sample)
@@ -56,7 +56,7 @@ function card(title, hint, chart, wide) {
   return h("section", { class: wide ? "card wide" : "card" }, h("h2", { title: hint }, title), chart.element)
 }
 
-/** The view: an element, and what to do at every look. */
+/** The view: an element, and a function for each refresh. */
 export function overviewView() {
   const charts = {
     outcomes: new Chart({
@@ -98,7 +98,7 @@ export function overviewView() {
   const clients = figure("client reads/s", "Reads that clients began in the last ten seconds: catch-up, long-poll, SSE, HEAD. Below, requests of all kinds that have ended.")
   const origin = figure("origin requests/s", "Requests sent to origins for reads in the same ten seconds, tail probes and retries included. Below, requests of all kinds.")
   const subscribers = figure("live readers", "Clients that wait on a long-poll or hold an SSE connection.")
-  const followed = figure("streams followed", "Each costs the origin one live request, however many read it.")
+  const followed = figure("streams followed", "Each costs the origin one live request, however many readers it has.")
   const reads = figure("reads spared", "1 − origin requests for reads ÷ reads that clients began. Below 0 the origin was asked more often than the gateway.")
   const bytes = figure("bytes spared", "1 − bytes from the origin ÷ bytes of answers before they were compressed.")
   const beam = h("div", { class: "beam", "aria-hidden": "true" }, h("i"), h("i"))
@@ -113,11 +113,11 @@ export function overviewView() {
   )
 
   const delay = figure("delivery delay", "From the arrival of an append to its frames being written to every SSE reader.")
-  const cache = figure("on tapes", "Stream bytes kept, and compressed ones made of them.")
+  const cache = figure("on tapes", "Stream bytes on tapes and in compressed copies.")
   const meter = h("meter", { min: 0, max: 1, high: 0.95, "aria-label": "Cache in use" })
   cache.element.append(meter)
-  const trouble = figure("slow consumers, retries", "Live clients closed because they did not keep up; tries after the first.")
-  const sent = figure("sent to clients", "Body bytes since the start; below, what of it came from the origin.")
+  const trouble = figure("slow consumers, retries", "Live clients closed because they did not keep up; requests to origins tried again.")
+  const sent = figure("sent to clients", "Body bytes since the start; below, those that came from the origin.")
   const figures = h("section", { class: "figures", "aria-label": "Figures" }, [delay, cache, sent, trouble].map((one) => one.element))
 
   const busiest = h("div", {})
@@ -134,9 +134,9 @@ export function overviewView() {
     h(
       "div",
       { class: "cards" },
-      card("Requests by outcome", "A second; live reads count when they end.", charts.outcomes, true),
+      card("Requests by outcome", "Per second; live reads count when they end.", charts.outcomes, true),
       card("Clients and origin", "Requests a second.", charts.origin),
-      card("Spared the origin", "Shares of reads and of bytes, each over the ten seconds before; writes aside.", charts.spared),
+      card("Spared the origin", "Shares of reads and of bytes, each over the ten seconds before, without writes.", charts.spared),
       card("Live readers", subscribers.element.title, charts.subscribers),
       delayCard,
       h("section", { class: "card wide" }, h("h2", {}, "Busiest streams"), busiest),
@@ -188,7 +188,7 @@ export function overviewView() {
     if (focused) busiest.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus()
   }
 
-  /** The headline: both sides of each share are of the same seconds. */
+  /** The headline: both sides of each share cover the same seconds. */
   function showSpared({ spared, spared_since_start: whole, requests, upstream_requests }) {
     const rate = (n) => (spared.window_s > 0 ? n / spared.window_s : null)
     say(clients.value, say_.rate(rate(spared.reads)))
@@ -204,7 +204,7 @@ export function overviewView() {
     say(caption, spared.reads ? `What the origin did not have to answer and send in the last ${say_.span(spared.window_s)}; writes aside` : "No reads in the last seconds")
   }
 
-  /** How the origins are; those that do not answer one by one. */
+  /** The state of the origins, with those that do not answer listed singly. */
   function showHealth(origins) {
     const line = (level, text) => h("li", { class: `is-${level}` }, text)
     const sick = origins.filter((one) => origins_.health(one) === "unreachable")

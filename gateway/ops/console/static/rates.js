@@ -1,19 +1,19 @@
-// From counters to what happens now.  Counters are since the gateway's start; two samples of them make a rate.
+// Turns counters into rates.  Counters are since the gateway's start; the difference of two samples makes a rate.
 //
-// A sample is what an overview, or one entry of the gateway's own history, says of one moment.  A restarted gateway counts
-// from 0 again, so nothing lies between a sample from before and one from after it.
+// A sample is the counters of one moment, from an overview or an entry of the gateway's history.  A restarted gateway
+// counts from 0 again, so a sample before the restart and one after it make no rate.
 
-/** The outcomes in the order in which they are drawn: from costing nothing to having failed. */
+/** The outcomes in drawing order: from free of cost to failed. */
 export const OUTCOMES = [
   "hit", "followed", "collapsed", "joined", "revalidated", "stale_if_error", "miss", "pass", "refused", "failed", "aborted",
 ]
 
-/** What is remembered, in seconds: as long as the gateway remembers it. */
+/** Seconds remembered: as long as the gateway's history. */
 export const MEMORY_S = 600
-/** Seconds between two samples from which on nothing is said of what lies between. */
+/** Two samples at least this many seconds apart make no rate. */
 export const GAP_S = 5
 
-/** Sum over modes, by outcome. */
+/** Sums over modes, by outcome. */
 function byOutcome(requests) {
   const sums = {}
   for (const outcomes of Object.values(requests)) for (const [outcome, n] of Object.entries(outcomes)) sums[outcome] = (sums[outcome] ?? 0) + n
@@ -36,7 +36,7 @@ export function samplesOf({ samples, delivery_delay_bounds_s }) {
   return samples.map(({ delivery_delays, ...sample }) => ({ ...sample, delays: delivery_delays.map((n, at) => [bounds[at], n]) }))
 }
 
-/** What lies between two samples, a second, and the shares of the second; null where that cannot be said. */
+/** Rates per second between two samples, and the shares of the second; null if they make no rate. */
 export function between(before, now) {
   const seconds = before ? now.at - before.at : 0
   if (seconds <= 0 || now.uptime_s < before.uptime_s) return null

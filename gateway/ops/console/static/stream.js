@@ -1,4 +1,4 @@
-// One stream: what is known of it, its tape, its live readers, and purging it.
+// One stream: its facts, its tape, its live readers, and its purge buttons.
 
 import * as api from "./api.js"
 import { publicAddress, tailLink } from "./addresses.js"
@@ -8,7 +8,7 @@ import { TapeDrawing } from "./tape.js"
 
 const MOST_GROUPS = 12
 
-/** A stream of which nothing is held. */
+/** A stream of which no bytes are held. */
 const EMPTY = { tape: [], tail: null, is_closed: false, live_readers: [] }
 
 const facts = {
@@ -36,8 +36,8 @@ function lifetime(life) {
 }
 
 /**
- * Live readers by where they stand and how they read, the largest groups first: `{shown, others}`.  `all` is how many
- * there are, with those that are in no group shown, or not in `readers`.
+ * Live readers grouped by offset and mode, largest groups first: `{shown, others}`.  `all` is the number of readers,
+ * including those beyond the groups shown or missing from `readers`.
  */
 export function groups(readers, all) {
   const found = new Map()
@@ -83,7 +83,7 @@ export function streamView(id, about) {
     try {
       const { purged } = await api.purge(soft ? { stream: path, soft } : { stream: path })
       say(done, `${say_.many(purged, "tape")} ${soft ? "to be looked at before the next hit" : "dropped"}`)
-      // What is being asked for was asked for before the purge.
+      // A request in flight began before the purge.
       refresh()
     } catch (error) {
       say(done, error.message)
@@ -117,7 +117,7 @@ export function streamView(id, about) {
       tape.show(EMPTY)
       Object.values(values).forEach((value) => say(value, "–"))
       showReaders([], 0)
-      // Should it be read again, it is shown as one that is seen for the first time.
+      // If it is read again, show it like a stream seen for the first time.
       path = null
       return
     }

@@ -1,4 +1,4 @@
-// The streams that the gateway remembers: searched by path, paged, or the busiest of them.
+// The streams that the gateway holds: by prefix of the path, in pages, or the busiest.
 
 import * as api from "./api.js"
 import { arrows, h, say } from "./dom.js"
@@ -22,7 +22,7 @@ function badges(stream) {
   ]
 }
 
-/** What a column says of a stream; all but the type are numbers. */
+/** The columns of the table; all but the type are numbers. */
 const COLUMNS = {
   type: (stream) => (stream.content_type ?? "–").split(";")[0],
   bytes: (stream) => say_.bytes(stream.bytes),
@@ -34,7 +34,7 @@ const COLUMNS = {
   "origin seen": (stream) => (stream.is_followed ? "now" : `${say_.span(stream.contacted_s)} ago`),
 }
 
-/** Streams as a table, which is a list of cards where the page is narrow. */
+/** Streams as a table; a list of cards on a narrow page. */
 export function table(streams, columns = Object.keys(COLUMNS)) {
   const kind = (name) => name !== "type" && "number"
   const rows = streams.map((stream) =>
@@ -109,7 +109,7 @@ export function streamsView(parameters) {
     const prefix = search.value.trim()
     const after_ = cursors.at(-1)
     const found = by ? await api.top(by, PAGE, signal) : await api.streams({ prefix, limit: PAGE, after: after_ }, signal)
-    // A look that was asked for before the search or the page changed is not the one to show.
+    // Drop the answer to a request made before the search or the page changed.
     if (prefix !== search.value.trim() || after_ !== cursors.at(-1)) return
     next = found.next ?? null
     before.hidden = cursors.length < 2

@@ -1,4 +1,4 @@
-// A live tail in the browser, and beside it, where the gateway lets the console write, the forms to try a stream.
+// A live tail in the browser, with forms to try a stream if the gateway lets the console write.
 
 import * as api from "./api.js"
 import { asTarget } from "./addresses.js"
@@ -33,7 +33,7 @@ export function tailView(parameters, about) {
   })
 
   let running = null
-  /** What came and is not on the page yet: the last KEPT of it, as it came. */
+  /** Messages not on the page yet, at most the last KEPT. */
   let held = []
   let frame = 0
   let messages = 0
@@ -114,7 +114,7 @@ export function tailView(parameters, about) {
     const now = new Date()
     messages += came.length
     for (const message of came) bytes += kind === "bytes" ? message.length : plain(kind, message).length
-    // A batch may hold a hundred thousand: only what will be seen becomes elements, and once a frame.
+    // A batch may hold a hundred thousand messages: only visible ones become elements, once per frame.
     held.push(...came.slice(-KEPT).map((message) => ({ kind, message, now, offset })))
     if (held.length > KEPT) held.splice(0, held.length - KEPT)
     say(place, say_.offset(offset, 34))

@@ -1,8 +1,8 @@
-// One stream's tape, drawn: blocks in the order of their offsets, gaps between them, the tail, and who follows where.
+// Draws one stream's tape: blocks in the order of their offsets, gaps between them, the tail, and the live readers.
 //
-// A block is as wide as its bytes, and never too small to be seen; offsets are compared, never taken apart,
-// so what lies between two blocks is a gap of unknown width, and a block that begins within another (two fetches that
-// overlap lie side by side) is drawn thin below it, at no place in particular.
+// A block's width is in proportion to its bytes, with a visible minimum.  Offsets are compared, never parsed, so the gap
+// between two blocks has no known width.  A block that begins inside another (overlapping fetches are stored side by
+// side) is drawn thin below it, at an arbitrary position.
 
 import { arrows, h, offsetParts, s, say, sayParts } from "./dom.js"
 import * as say_ from "./format.js"
@@ -16,10 +16,10 @@ const TICKS = 16
 
 const ascending = (one, other) => (one < other ? -1 : one > other ? 1 : 0)
 
-/** `-1` is before all others, however they are spelled. */
+/** Compares offsets; `-1` comes before all others, however they are spelled. */
 const rank = (token) => (token === "-1" ? "" : token)
 
-/** Where everything stands, in pixels: `{width, blocks, gaps, tail, pins}`. */
+/** The layout in pixels: `{width, blocks, gaps, tail, pins}`. */
 export function layout(stream, room) {
   const blocks = stream.tape.toSorted((one, other) => ascending(rank(one.start), rank(other.start)))
   const bytes = blocks.reduce((sum, block) => sum + block.bytes, 0)
@@ -59,7 +59,7 @@ export function layout(stream, room) {
   return { width: Math.max(room, x + 60), blocks: placed, gaps, tail, pins: pins(stream.live_readers, placed, gaps, tail) }
 }
 
-/** Live readers by where they stand and how they read; a place inside a block is drawn at its middle. */
+/** Live readers by offset and mode; an offset inside a block is drawn at the block's middle. */
 function pins(readers, blocks, gaps, tail) {
   const groups = new Map()
   for (const { at, mode, clients } of readers) {
@@ -85,7 +85,7 @@ function place(at, blocks, gaps, tail) {
   return tail && at > tail.offset ? tail.x + 10 : 6
 }
 
-/** What a block holds, in words and offsets. */
+/** The description of a block, in words and offsets. */
 const described = (block) => [
   `${say_.bytes(block.bytes)}, ${say_.many(block.tokens, "offset")} known, laid ${say_.span(block.age_s)} ago. From `,
   offsetParts(block.start),
@@ -96,7 +96,7 @@ const described = (block) => [
 
 const told = (block) => described(block).flat().map((part) => part.textContent ?? part).join("")
 
-/** The drawing: `element`, and `show(stream)` for every look at it. */
+/** The drawing: `element`, and `show(stream)` for each refresh. */
 export class TapeDrawing {
   constructor() {
     this.picture = s("svg", { class: "tape", role: "group", "aria-label": "The tape" })
@@ -115,7 +115,7 @@ export class TapeDrawing {
     this.stream = stream
     const room = this.scroller.clientWidth || 600
     const plan = layout(stream, room)
-    // The same picture is left as it is: ages change, places do not.
+    // Keep an unchanged drawing: ages change, positions do not.
     const key = JSON.stringify([room, stream.is_closed, plan.tail, plan.pins, plan.blocks.map(({ start, end, bytes, tokens }) => [start, end, bytes, tokens])])
     this.plan = plan
     if (key !== this.drawn) {

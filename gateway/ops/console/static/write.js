@@ -1,14 +1,14 @@
-// The forms that create, append to, close and delete a stream; each says what the gateway answered.
+// The forms that create, append to, close and delete a stream; each shows the gateway's answer.
 
 import * as api from "./api.js"
 import { confirming, field, h, offsetParts, say, sayParts } from "./dom.js"
 
 const TYPES = ["application/json", "text/plain", "application/octet-stream"]
 
-/** What a status means to who asked for it, where the answer has no words of its own. */
+/** The meaning of a status by command, for answers without text. */
 const WORDS = { create: { 200: "was there already, as asked", 201: "created" }, append: { 200: "appended", 204: "appended" }, close: { 204: "closed", 200: "closed" }, delete: { 204: "deleted", 200: "deleted" } }
 
-/** `target()`, `host()` and `type()` say which stream is meant; `tail()` shows it. */
+/** `target()`, `host()` and `type()` give the stream; `tail()` shows it. */
 export function forms({ target, host, type, tail, path }) {
   const said = h("p", { class: "said", role: "status" })
   const types = h("select", { "aria-label": "Content type" }, TYPES.map((name) => h("option", { value: name }, name)))
