@@ -1,9 +1,9 @@
-"""What the access log costs: `python -m loadtest.access_log`, nanoseconds for each request that is noted.
+"""Measure the cost of the access log, in nanoseconds per request: `python -m loadtest.access_log`.
 
-Two prices are told apart: what the request pays before its answer goes out (it is put into a queue), and what the log
-takes from the same core a little later (lines are made and handed to a thread that writes them).  Both together are
-what cached reads lose; at 100,000 reads a second, 100 ns are 1 % of a core.  The best of several rounds counts, because
-whatever else the machine does only ever adds.
+There are two costs: the request's own, before its answer goes out (it is put into a queue), and the log's, on the same
+core a little later (lines are made and handed to a thread that writes them).  Cached reads lose both together; at
+100,000 reads a second, 100 ns are 1 % of a core.  The best of several rounds counts, because other load on the machine
+can only add time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _request(number: int, *, traced: bool = False) -> bytes:
 
 
 def _best(work: Callable[[], object], records: int) -> float:
-    """Nanoseconds a record, of the best round."""
+    """Nanoseconds per record in the best round."""
     took: list[int] = []
     for _ in range(_ROUNDS):
         began = time.perf_counter_ns()
@@ -92,7 +92,7 @@ def _making(items: list[Record | Hit]) -> float:
 
 
 def _noting(access_log: AccessLog, requests: list[bytes]) -> float:
-    """What a hit pays at the front door."""
+    """Nanoseconds that a remembered answer takes to record itself."""
     hit, now = Repeated(_record()), time.monotonic()
 
     def work() -> None:
@@ -104,7 +104,7 @@ def _noting(access_log: AccessLog, requests: list[bytes]) -> float:
 
 
 async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
-    """Nanoseconds a hit of the loop's thread, all told, and the loop's longest turn meanwhile in ms."""
+    """Total nanoseconds of the loop's thread per hit, and the longest turn of the loop meanwhile, in ms."""
     clock, counts = SystemClock(), NoMetrics()
     sink = FileSink(folder / "access.log", clock, rotate_bytes=0, rotate_s=0, keep_files=0)
     log = LogWriter(
@@ -137,7 +137,7 @@ async def _whole(folder: Path, requests: list[bytes]) -> tuple[float, float]:
 
 
 async def _noting_kept(requests: list[bytes]) -> float:
-    """The queue's price, at the length that it has in good times."""
+    """Cost of the queue at its usual length."""
     requests = requests[:_SHORT]
     clock = SystemClock()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""`durable-gateway …`, whose in-memory origin writes its counters to a file when it has stopped.
+"""Run `durable-gateway …` and write the counters of its in-memory origin to a file when it has stopped.
 
 `python -m loadtest.counted FILE dev --listen 127.0.0.1:0` is `durable-gateway dev --listen 127.0.0.1:0`: the same
-command line runs the same code, with an ear at the one place where it starts its origin.
+command line runs the same code, with a wrapper around `start_origin` that keeps the counters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.origin.counters import Counters
 
 
 def as_json(counters: Counters) -> dict[str, Any]:
-    """What reached the origin."""
+    """Requests, body bytes and connections at the origin."""
     return {
         "requests": {str(kind): count for kind, count in counters.requests.items()},
         "body_bytes": {str(kind): count for kind, count in counters.body_bytes.items()},
@@ -27,7 +27,7 @@ def as_json(counters: Counters) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the command line after the file's name; its exit status."""
+    """Run the command line after the file's name; return its exit status."""
     file = Path(sys.argv.pop(1))
     started: list[Counters] = []
     start_origin = app.start_origin

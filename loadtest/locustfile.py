@@ -5,9 +5,9 @@ Four kinds of users share a few JSON streams that are made when the test starts.
 reader checks that it gets them all, once, in order, and none too late (`loadtest.reading` says what that means).  What
 is wrong shows as a failure of the request type `verify`, and makes locust exit with 1.
 
-The time from a writer's sending to a live reader's having a message in hand shows as request type `deliver`.  Both ends
-are in this process, so it includes what this process takes to get round to it: under more load than one core can make,
-run with `--processes`, where each process has streams of its own.
+The time from a writer's send to a live reader's receipt of a message is shown as request type `deliver`.  Both ends are
+in this process, so the time includes delays of this process.  For more load than one core can make, run with
+`--processes`; each process has streams of its own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _MOST_PAGES = 1_000
 
 @dataclass
 class Stream:
-    """One stream under test, as those who write to it and read from it share it."""
+    """One stream under test, shared by its writers and readers."""
 
     path: str
     producer: str = field(default_factory=lambda: uuid.uuid4().hex)
     turn: Semaphore = field(default_factory=Semaphore)
-    """Held by who appends: numbers go out in order."""
+    """Held during an append, so that numbers go out in order."""
     posts: int = 0
     written: int = 0
     acknowledged: int = -1
     marks: list[tuple[str, int]] = field(default_factory=list)
-    """Offsets that the gateway has named, with the last message before each: places for a catch-up to begin."""
+    """Offsets from the gateway, with the last message before each, for catch-up reads to start at."""
 
     def mark(self, reader: Reader) -> None:
         if reader.confirmed is not None and reader.confirmed >= 0:
@@ -63,7 +63,7 @@ STREAMS: list[Stream] = []
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
-    """What a run may set beside locust's own options."""
+    """Add the run's own options to locust's."""
     group = parser.add_argument_group("Durable Streams")
     group.add_argument("--streams", type=int, default=8, help="Streams that all users share.")
     group.add_argument("--message-bytes", type=int, default=200, help="Size of a message.")
@@ -148,9 +148,9 @@ class _HttpReader(FastHttpUser):
 
 
 class Writer(_HttpReader):
-    """Appends one to three messages at a time, as an idempotent producer: what it does not know done, it repeats.
+    """Appends one to three messages at a time, as an idempotent producer; it repeats unacknowledged appends.
 
-    Every other time it reads at once what it has written: nobody can come sooner after an acknowledgement.
+    Every other append is followed by a read of the same messages, as soon as possible after the acknowledgement.
     """
 
     weight = 2
@@ -197,7 +197,7 @@ class Writer(_HttpReader):
 
 
 class CatchUpReader(_HttpReader):
-    """Reads from the start or from some place in the middle to the tail, and asks again whether that has changed."""
+    """Reads from the start or from the middle to the tail, and revalidates the last page."""
 
     weight = 3
     wait_time = between(0.05, 0.5)

@@ -1,14 +1,14 @@
-"""What a reader of a test stream holds to be true, checked message by message.
+"""Check the messages that a reader of a test stream receives, one by one.
 
-A writer numbers its messages from 0 without a gap and appends them in order; each says when it was sent.  So a reader
-that knows the last number it saw knows the next one, and whatever else comes is a fault: a gap, a repeat, or, where the
-reply claims to be up to date, an end short of what had been acknowledged before the request was made.
+A writer numbers its messages from 0 without a gap and appends them in order, each with its time of sending.  So a
+reader that has seen a number knows the next one, and any other message is a fault: a gap, a repeat, or, if the reply
+claims to be up to date, an end before a message that was acknowledged before the request.
 
-A reader stands where the last complete reply, or the last control event, put it.  What came behind that and was not
-confirmed comes again after a reconnect, and is no repeat.
+A reader's position is that of the last complete reply or control event.  Messages after it are unconfirmed: they come
+again after a reconnect, which is not a repeat.
 
-This module knows the protocol but nothing of the gateway's code, so that one mistake cannot hide in both; it does no
-I/O, and no clock is read.
+This module knows the protocol but shares no code with the gateway, so that one mistake cannot hide in both.  It does no
+I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def decode(text: str | bytes) -> list[Message]:
 
 
 class Kind(StrEnum):
-    """What can be wrong with what a reader was sent."""
+    """Kinds of faults in what a reader received."""
 
     GAP = "gap"
     REPEAT = "repeat"
     STALE = "stale"
-    """Said to be up to date, and short of what had been acknowledged before it was asked for."""
+    """The reply claims to be up to date and lacks a message acknowledged before the request."""
     UNREADABLE = "unreadable"
 
 
@@ -64,7 +64,7 @@ class Fault(Exception):
 
 
 class Reader:
-    """One reader of one stream: where it stands and what it has seen."""
+    """One reader of one stream: its position and the messages it has seen."""
 
     def __init__(self, start: str = START, last: int | None = None) -> None:
         self.offset = start
@@ -83,7 +83,7 @@ class Reader:
         return urlencode(query)
 
     def take(self, messages: Iterable[Message]) -> list[Fault]:
-        """See messages; the faults among them.  After a fault the reader goes on from what it got."""
+        """Check messages and return their faults.  After a fault the reader continues from the message it got."""
         faults = []
         for message in messages:
             wanted = message.number if self.seen is None else self.seen + 1
@@ -94,23 +94,23 @@ class Reader:
         return faults
 
     def confirm(self, offset: str, cursor: str | None = None) -> None:
-        """Everything seen lies before `offset`."""
+        """Record that everything seen lies before `offset`."""
         self.offset = offset
         self.cursor = cursor or self.cursor
         self.confirmed = self.seen
 
     def rewind(self) -> None:
-        """The connection was lost: what was not confirmed will come again."""
+        """Return to the confirmed position after a lost connection."""
         self.seen = self.confirmed
 
     def up_to_date(self, acknowledged: int) -> list[Fault]:
-        """The reply says that nothing follows; `acknowledged` is the last number that was, before it was asked for."""
+        """Check a reply that is up to date; `acknowledged` is the last number acknowledged before the request."""
         if self.seen is None or self.seen >= acknowledged:
             return []
         return [Fault(Kind.STALE, f"{acknowledged} was acknowledged, {self.seen} is said to be last")]
 
     def reply(self, body: bytes, headers: Mapping[str, str], acknowledged: int) -> tuple[list[Message], list[Fault]]:
-        """See one whole reply of a catch-up or long-poll read."""
+        """Check one complete reply of a catch-up or long-poll read."""
         try:
             messages = decode(body) if body else []
         except ValueError as error:

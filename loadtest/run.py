@@ -1,10 +1,10 @@
 """One short mixed run of locust against `durable-gateway dev`, started and stopped here, on free ports.
 
-Into `build/loadtest/` go locust's report (`report.html`, `stats.json`, `locust.log`), what reached the origin
-(`origin.json`), the gateway's own metrics (`metrics.txt`) and what it said (`gateway.log`).
+It writes to `build/loadtest/` locust's report (`report.html`, `stats.json`, `locust.log`), the origin's counters
+(`origin.json`), the gateway's metrics (`metrics.txt`) and its log (`gateway.log`).
 
-Exit statuses: 0 all readers saw what they should; 1 a gap, a repeat, a stale answer, an error, or a kind of user that
-had nothing to do; 2 it could not be run.
+Exit statuses: 0 all readers saw the right messages; 1 a gap, a repeat, a stale answer, an error, or a kind of user
+without requests; 2 the run failed to start or to end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WANTED = (
     ("POST", "append"), ("GET", "read-back"), ("GET", "catch-up"), ("GET", "revalidate"),
     ("GET", "long-poll"), ("GET", "sse"), ("deliver", "long-poll"), ("deliver", "sse"),
 )  # fmt: skip
-"""What a run has to have done to mean anything."""
+"""The requests that a meaningful run must have made."""
 
 _START_S = 30.0
 _STOP_S = 30.0
@@ -45,7 +45,7 @@ _LOCUST_GRACE_S = 60.0
 
 
 class CouldNotRun(RuntimeError):
-    """The run did not come about; the text says why."""
+    """The run failed to start or to end; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Line:
 
 
 def main() -> int:
-    """Run and judge; the exit status."""
+    """Run locust, check the result, and return the exit status."""
     parser = argparse.ArgumentParser(prog="make loadtest", description=__doc__.partition("\n")[0])
     parser.add_argument("--locust", default="locust", help="locust's program")
     parser.add_argument("--users", type=int, default=60)
@@ -118,7 +118,7 @@ def gateway(out: Path) -> Iterator[dict[str, str]]:
                 if words[0] == "READY":
                     urls[words[1]] = words[2]
             watchdog.cancel()
-            # The lines to paste, which nobody reads here.
+            # The lines to paste that `dev` prints; they are ignored here.
             drain = threading.Thread(target=process.stdout.read, daemon=True)
             drain.start()
             yield urls

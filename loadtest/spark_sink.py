@@ -3,11 +3,11 @@
 An in-memory origin runs as a program of its own, beside a Spark of two cores; with `--gateway` Spark writes through a
 gateway before it.  The messages come from Parquet, and each way to send is timed three times: by a batch and by a query
 with AvailableNow, laid out by `by_stream` (the tasks send) and not (the driver sends).  Reading Parquet, the exchange,
-sorting and sending are all in the time; the best of the three is told, and beside it how fast the same rows go into
-Spark's `noop` sink, laid out as well.  What arrived is counted.
+sorting and sending are all in the time.  The table shows the best of the three, and how fast the same rows go into
+Spark's `noop` sink with the same layout.  The messages that arrive are counted.
 
-The origin in memory cuts JSON into messages in Python and so is slower than Spark.  Its own speed is told first: the
-same bodies from a client that does nothing else.  Streams of lines, which it keeps as they come, show the sink's.
+The in-memory origin cuts JSON into messages in Python and is slower than Spark.  Its own speed is shown first: the same
+bodies from a client that does nothing else.  Streams of lines, which it stores unchanged, show the sink's speed.
 """
 
 from __future__ import annotations

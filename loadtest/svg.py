@@ -1,4 +1,4 @@
-"""What pictures in the docs are drawn with: text and a frame, legible on white and on dark pages."""
+"""SVG helpers for pictures in the docs: text and a frame, legible on white and on dark pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FONT: Final = "font-family='system-ui, sans-serif'"
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", weight: str = "400", size: int = 11) -> str:
-    """Words at a place (pixels); `anchor` is start, middle or end."""
+    """Text at a position in pixels; `anchor` is start, middle or end."""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' font-weight='{weight}' "
         f"fill='{INK}'>{escape(words)}</text>"

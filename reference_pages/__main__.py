@@ -1,6 +1,6 @@
 """`python -m reference_pages` writes the generated parts of the reference pages, and the picture of the layers.
 
-`--check` only names the pages that are not as they would be written.
+`--check` writes nothing and names the pages that are out of date.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ PICTURE: Final = FOLDER.parent / "layers.svg"
 
 
 def wanted(page: str) -> str:
-    """The text of one of the `PARTS`' pages with its part as the code has it."""
+    """The text of a page in `PARTS` with its part generated from the code."""
     name, make = PARTS[page]
     return with_part((FOLDER / page).read_text(encoding="utf-8"), name, make())
 
 
 def drifted() -> list[str]:
-    """Names of the files that are not as they would be written."""
+    """Names of the files that are out of date."""
     wrong = [page for page in PARTS if (FOLDER / page).read_text(encoding="utf-8") != wanted(page)]
     return wrong if PICTURE.read_text(encoding="utf-8") == layers() else [*wrong, PICTURE.name]
 
 
 def main() -> int:
-    """Write, or check; the exit status."""
+    """Write or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m reference_pages", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page would change")
     if parser.parse_args().check:

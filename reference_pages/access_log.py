@@ -6,7 +6,7 @@ from gateway.ops.access_log import FIELDS
 
 
 def access_log() -> str:
-    """A table of the fields; those with `*` are in every line."""
+    """A table of the fields; `*` marks those that are in every line."""
     rows = ["| field | JSON | unit or words | what it says |", "|---|---|---|---|"]
     for field in FIELDS:
         always = " *" if field.is_always_there else ""

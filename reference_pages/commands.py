@@ -1,4 +1,4 @@
-"""The command line, from the commands themselves: what `--help` says, as a page."""
+"""The text of `--help` for every command, as a page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _section(path: str, command: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    # An optional argument's metavar comes in brackets.
+    # An optional argument's metavar is in brackets.
     return str(parameter.metavar or parameter.name.upper()).strip("[]")
 
 

@@ -28,12 +28,12 @@ _PURPOSES: Final = {
     "telemetry": "access record, metrics protocol, tracing",
     "upstream": "how origins are asked",
 }
-"""What is said of a module, where there is room."""
+"""Descriptions of the modules, shown where there is room."""
 
 _WIDTH, _HEIGHT, _GAP, _MARGIN = 760, 40, 8, 20
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 _MOST_EXPLAINED: Final = 3
-"""Boxes in a row; with more there is no room for purposes."""
+"""Most boxes in a row that have room for descriptions."""
 
 
 def layers() -> str:

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: real processes, real ports, exit statuses, one line for every refusal."""
+"""The command line in real processes on real ports: exit statuses, and one line for every error."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_serve_takes_several_origins_from_the_environment_alone(start: Start, or
     assert command.told(signal.SIGTERM) == (0, "", "")
 
 
-def test_an_origin_that_does_not_answer_is_said_and_does_not_fail_the_start(start: Start) -> None:
+def test_an_unreachable_origin_is_logged_and_does_not_fail_the_start(start: Start) -> None:
     command = serve(start, "--origin", "http://127.0.0.1:1")
     assert command.process.stderr is not None
     assert command.process.stderr.readline().endswith(
@@ -450,7 +450,7 @@ def test_dev_needs_a_folder_for_its_certificate(start: Start, tmp_path: Path) ->
     assert err == f"durable-gateway: cannot keep a certificate in {folder}: Not a directory\n"
 
 
-def test_a_listener_that_cannot_be_had_is_named(start: Start, tmp_path: Path) -> None:
+def test_a_listener_that_cannot_be_bound_is_named(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     config = tmp_path / "gateway.toml"
     text = f'[server]\nadmin = "127.0.0.1:0"\n[[listener]]\naddress = "unix:{tmp_path}/file"\n[[route]]\norigin = "http://a"\n'

@@ -25,7 +25,7 @@ _SCHEMES: Final = frozenset({"http", "https"})
 _BATCH_BYTES: Final = 1 << 30
 """Most bytes in one batch of a stream, so that a backlog is ingested in parts."""
 _NOT_TO_BE_CHOSEN: Final = {
-    **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the stream is told by its URL"),
+    **dict.fromkeys(("url", "path", "stream", "streams", "streamsprefix"), "the URL names the stream"),
     **dict.fromkeys(("format", "mode", "chunkbytes"), "lines are taken in as they are"),
     "tails": "a log is written at its origin, past the gateway, and the tail that the gateway knows may be an old one",
 }

@@ -1,13 +1,13 @@
-"""Every table that the pipeline writes: its name, its columns with what they mean, and where it lies.
+"""Every table that the pipeline writes: its name, its columns with their meanings, and its folder.
 
 A lake is one folder, on whatever file system Spark is given:
 
-    <lake>/landing/            what is being taken in, until it is in bronze
-    <lake>/bronze/kind=lines/  events as they came, and beside them in `kind=rejects` what is none, with the reason
+    <lake>/landing/            lines on their way to bronze
+    <lake>/bronze/kind=lines/  events, unchanged; in `kind=rejects` beside it rejected lines, with the reason
     <lake>/silver/requests/    typed, each line once
     <lake>/silver/sessions/    what one reader did on one stream, over its reconnects
     <lake>/gold/<table>/       figures
-    <lake>/checkpoints/        how far each step has come
+    <lake>/checkpoints/        the progress of each step
     <lake>/curve/<table>/      miss-ratio curves
     <lake>/plan.json
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 LATE_DAYS: Final = 3
-"""While a source is followed, a day is done when there are events so many days after it."""
+"""While a source is followed, a day is complete once there are events this many days after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its place under the lake, its columns, those that are its key, and whether it grows by batches."""
+    """A table: its folder in the lake, its columns, its key columns, and whether it grows by batches."""
 
     place: str
     columns: tuple[Column, ...]

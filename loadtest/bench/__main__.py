@@ -1,4 +1,4 @@
-"""`python -m loadtest.bench`: start everybody, measure in interleaved rounds, report.
+"""`python -m loadtest.bench`: start all servers, measure in interleaved rounds, report.
 
 A round measures every peer of a benchmark once, in an order that turns from round to round, so that no peer always
 runs on the core that another has just warmed.  Exit statuses: 0 measured, whatever the figures say; 1 it could not be.

@@ -29,7 +29,7 @@ class Certificate:
 
 
 def make_certificate(openssl: Path, folder: Path) -> Certificate:
-    """A certificate that nobody has signed; the load does not ask.  Raises BenchError with openssl's last line."""
+    """A self-signed certificate, which the load generators accept.  Raises BenchError with openssl's last line."""
     made = Certificate(folder / "certificate.pem", folder / "key.pem")
     command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     command += ["-subj", "/CN=localhost", "-days", "2", "-keyout", made.key, "-out", made.certificate]

@@ -33,7 +33,7 @@ _GROUP_GAP: Final = 16
 
 
 def bars(rows: Sequence[Row]) -> str:
-    """A group of bars for every row that compares the gateway with someone."""
+    """A group of bars for every row that compares the gateway with another server."""
     shown = [row for row in rows if len(row.samples) > 1 and GATEWAY in row.samples]
     parts: list[str] = []
     y = 8

@@ -34,7 +34,7 @@ class Child:
 
     @property
     def worker(self) -> int:
-        """The process that serves: the last one begotten."""
+        """The process that serves: the youngest descendant."""
         return self.pids[-1]
 
 
@@ -71,7 +71,7 @@ def _wait_for(name: str, process: subprocess.Popen[bytes], port: int, log: Path)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports without a listener."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -120,7 +120,7 @@ class Row:
         return median(known) if known else None
 
     def cpu_us_of(self, peer: str) -> float | None:
-        """The server's processor time an operation, in the middle: what holds whoever else used the machine."""
+        """Median processor time of the server per operation, which other load on the machine affects little."""
         known = [sample.cpu_us for sample in self.samples.get(peer, ()) if sample.cpu_us is not None]
         return median(known) if known else None
 

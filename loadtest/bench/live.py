@@ -25,7 +25,7 @@ from loadtest.bench.stage import Benchmark, Stage
 
 DIRECT: Final = "direct"
 NONE_STALLED: Final = "none stalled"
-"""The gateway itself, with the same readers and nobody stalled."""
+"""The gateway itself, with the same readers and none stalled."""
 
 SUBSCRIBERS: Final = 1_000
 STALLED: Final = 100

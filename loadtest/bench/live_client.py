@@ -1,7 +1,7 @@
 """The C clients of live readers (`clients/live.c`, `poll.c`, `join.c`): how they are called, their reports as figures.
 
 Each is writer and readers in one process, so a delay is read from one clock.  For the gateway it is also the origin,
-and to publish is to write to whoever follows; for nchan it publishes by POST.
+and publishing writes to every follower; for nchan it publishes by POST.
 """
 
 from __future__ import annotations

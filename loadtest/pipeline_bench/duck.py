@@ -1,4 +1,4 @@
-"""DuckDB on the same lines: what a machine of one process does with them, for the two questions that everybody asks."""
+"""DuckDB on the same lines: two common queries in a single process, for comparison."""
 
 from __future__ import annotations
 

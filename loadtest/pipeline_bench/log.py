@@ -1,4 +1,4 @@
-"""An access log of as many lines as asked for, the same for the same number, written at a million lines in seconds.
+"""Write a synthetic access log with a given number of lines, deterministically, a million lines in seconds.
 
 What it is like: a dozen nodes and four routes, streams whose readers are few for most and very many for some (a power
 law), clients of whom each has its browser, catch-up reads, long-polls and SSE in the shares that a page with live data

@@ -1,7 +1,7 @@
-"""What a plan is worth: the same load on the same gateway, before the pipeline has looked at its log and after.
+"""Measure the value of a cache plan: the same load on a gateway without a plan and with one.
 
-The load is skewed, as real ones are, and has what caches suffer from: a crawler that reads everything large once, and
-restarts that leave the memory empty.  A first run without a plan is what the pipeline learns from.  Then three gateways
-are given one further load, which nobody has seen before: the old one, the old one's memory with the plan's lists, and
-the plan as it is.  What the origin sent is counted at the origin.
+The load is skewed like real ones, and hard on caches: a crawler reads everything large once, and restarts empty the
+memory.  The pipeline makes its plan from a first run without a plan.  Then three gateways get a further load, drawn
+from another seed: one without a plan, one with the old memory and the plan's lists, and one with the whole plan.  The
+origin counts the bytes it sends.
 """

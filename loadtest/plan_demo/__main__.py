@@ -1,7 +1,7 @@
-"""`make pipeline-demo`: what a plan is worth, in one table and one chart.
+"""`make pipeline-demo`: measure the value of a cache plan, as one table and one chart.
 
-Into the folder go `plan-demo.json`, `plan-demo.svg`, `plan.json` and `report.html`.  Exit statuses: 0 done; 1 it could
-not be run, or what readers got was wrong.
+It writes `plan-demo.json`, `plan-demo.svg`, `plan.json` and `report.html` to the folder.  Exit statuses: 0 done; 1 the
+experiment failed, or a reader got wrong bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from loadtest.plan_demo.traffic import LIVES, archives, reads, rooms, total_byte
 
 ROOT: Final = Path(__file__).parents[2]
 WARM_S: Final = 3.0
-"""A life is seconds here and days elsewhere: so is what may go into warming."""
+"""`cache.plan.warm_s`, scaled down: a gateway's life is seconds here and days in production."""
 _PIPELINE_S: Final = 300.0
 _LEARNED: Final = 1
 _SHOWN: Final = 2
@@ -32,7 +32,7 @@ _SHOWN: Final = 2
 
 
 class CouldNotRun(RuntimeError):
-    """The experiment did not come about; the text says why."""
+    """The experiment failed; the text says why."""
 
 
 def main() -> int:

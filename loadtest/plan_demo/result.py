@@ -1,4 +1,4 @@
-"""What the experiment showed, as a table and as a chart."""
+"""The experiment's result, as a table and as a chart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loadtest.plan_demo.stage import Life
 from loadtest.svg import INK, picture, text
 
 AFTER_START: Final = 300
-"""Reads that count as those just after a start."""
+"""Number of reads that count as just after a start."""
 
 _COLOURS: Final = ("#868e96", "#1971c2", "#d9480f")
 _WIDTH: Final = 760
@@ -44,12 +44,12 @@ class Arm:
 
     @property
     def origin_bytes(self) -> int:
-        """What the origin sent."""
+        """Bytes that the origin sent."""
         return sum(life.origin_bytes[-1] for life in self.lives)
 
     @property
     def origin_requests(self) -> int:
-        """What the origin was asked."""
+        """Requests at the origin."""
         return sum(life.origin_requests for life in self.lives)
 
     def document(self) -> dict[str, Any]:

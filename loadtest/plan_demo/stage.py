@@ -1,4 +1,4 @@
-"""Lives of a gateway in front of an origin whose every byte is counted."""
+"""Run a gateway from start to stop, in front of an origin that counts every byte."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _BOUND_S: Final = 20.0
 
 
 class WrongBytes(RuntimeError):
-    """A reader was not given the stream; the text is one line."""
+    """A reader got other bytes than the stream's; the text is one line."""
 
 
 @dataclass(slots=True)
 class Life:
-    """What one gateway did from its start to its end."""
+    """Record of one gateway from its start to its stop."""
 
     hits: list[bool] = field(default_factory=list)
-    """Of each read, in order, whether it was answered from memory."""
+    """For each read, in order, whether it was answered from memory."""
     origin_bytes: list[int] = field(default_factory=list)
     """What the origin had sent when that read was over, the gateway's own warming included."""
     origin_requests: int = 0

@@ -1,4 +1,4 @@
-"""The streams of the experiment, and who reads what when: drawn from a seed, the same on every machine."""
+"""The experiment's streams and the order of their reads, drawn from a seed, the same on every machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from random import Random
 from typing import Final
 
 ROOMS: Final = 400
-"""Finished conversations: small, and read by few or many, as Zipf's law has it."""
+"""Number of finished conversations: small streams with a popularity by Zipf's law."""
 ARCHIVES: Final = 48
 """Large streams that a crawler goes through once, a part of them in each life of the gateway."""
 LIVES: Final = 3
-"""How often the gateway is started, each time with nothing in memory."""
+"""Number of starts of the gateway, each with an empty memory."""
 
 _SKEW: Final = 0.9
 _ROOM_BYTES: Final = 24_000

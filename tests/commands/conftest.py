@@ -62,7 +62,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def client(http: httpx.AsyncClient, durable_origin: RunningOrigin) -> Client:
-    """Writes to the origin, behind the gateway's back."""
+    """A client that writes to the origin directly, not through the gateway."""
     return Client(http, durable_origin)
 
 

@@ -1,4 +1,4 @@
-"""Commands as their users run them: processes with real pipes, or on a terminal of their own."""
+"""Run commands in processes of their own, with pipes or on a terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Run:
         while True:
             try:
                 data = await asyncio.get_running_loop().run_in_executor(None, os.read, self._terminal, 65_536)
-            except OSError:  # how a terminal says that nobody writes to it any more
+            except OSError:  # a terminal's error once its last writer has closed it
                 return
             self.out += data
             self._grown.set()

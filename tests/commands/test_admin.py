@@ -46,7 +46,7 @@ async def serving(origin: RunningOrigin, *arguments: str, **environ: str) -> Asy
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-async def test_streams_are_lines_for_the_next_program(streams: dict[str, str], admin: str) -> None:
+async def test_streams_are_tab_separated_lines_in_a_pipe(streams: dict[str, str], admin: str) -> None:
     status, out, err = await finished("streams", "--admin", admin)
     assert (status, err) == (0, "")
     head, *rows = (line.split("\t") for line in out.splitlines())
@@ -57,7 +57,7 @@ async def test_streams_are_lines_for_the_next_program(streams: dict[str, str], a
     assert [row["reads"] for row in found] == ["1", "2", "3"]
 
 
-async def test_streams_go_by_prefix_and_number(streams: dict[str, str], admin: str) -> None:
+async def test_streams_are_selected_by_prefix_and_limit(streams: dict[str, str], admin: str) -> None:
     status, out, err = await finished("streams", "/a/", "--limit", "1", "--json", "--admin", admin)
     assert (status, err) == (0, "there are more than 1 streams: raise --limit\n")
     assert [json.loads(line)["path"] for line in out.splitlines()] == ["/a/one"]
@@ -136,7 +136,7 @@ async def test_top_once_shows_what_was_counted(
     assert "/a/two" not in out
 
 
-async def test_top_in_a_pipe_has_names_whole(client: Client, url: str, admin: str) -> None:
+async def test_top_in_a_pipe_prints_full_names(client: Client, url: str, admin: str) -> None:
     path = f"/{'long' * 200}"
     await client.put(path, b"[1]")
     await client.read(url + path)
@@ -145,7 +145,7 @@ async def test_top_in_a_pipe_has_names_whole(client: Client, url: str, admin: st
     assert max(map(len, out.splitlines())) < len(path) + 100
 
 
-async def test_top_lives_on_a_terminal_and_takes_keys(client: Client, url: str, admin: str) -> None:
+async def test_top_updates_on_a_terminal_and_reads_keys(client: Client, url: str, admin: str) -> None:
     await client.put("/quiet", b"[0]", Stream_Closed="true")
     for _ in range(5):
         await client.read(f"{url}/quiet")
@@ -178,7 +178,7 @@ def _first_row(top: Run) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_top_is_left_by_a_signal_with_the_terminal_as_it_was(admin: str, number: signal.Signals) -> None:
+async def test_top_restores_the_terminal_after_a_signal(admin: str, number: signal.Signals) -> None:
     async with running("top", "--admin", admin, on_terminal=True) as top:
         await top.until(shows("reads"))
         assert not top.is_cooked()
@@ -187,7 +187,7 @@ async def test_top_is_left_by_a_signal_with_the_terminal_as_it_was(admin: str, n
         assert b"\x1b[?1049l" in top.out
 
 
-async def test_top_stays_when_the_gateway_goes(durable_origin: RunningOrigin) -> None:
+async def test_top_goes_on_when_the_gateway_stops(durable_origin: RunningOrigin) -> None:
     async with (
         serving(durable_origin) as (gateway, _, admin),
         running("top", "--interval", "0.1", "--admin", admin, on_terminal=True) as top,
@@ -227,7 +227,7 @@ async def test_a_drain_without_readers_is_done_at_once(admin: str, durable_gatew
     assert await finished("drain", "--no-wait", "--admin", admin) == (0, "draining 0 live readers\n", "")
 
 
-async def test_a_reload_says_what_changed_and_refuses_what_is_bad(
+async def test_a_reload_prints_changes_and_rejects_an_invalid_file(
     durable_origin: RunningOrigin, tmp_path: Path
 ) -> None:
     file = tmp_path / "gateway.toml"
@@ -261,7 +261,7 @@ async def test_the_token_comes_from_the_environment(durable_origin: RunningOrigi
 
 
 @pytest.mark.parametrize("command", [["streams"], ["top"], ["purge", "/s"], ["drain"], ["reload"]])
-async def test_a_port_that_is_not_there_is_one_line(command: list[str], url: str) -> None:
+async def test_an_unreachable_port_is_one_line(command: list[str], url: str) -> None:
     status, out, err = await finished(*command, "--admin", "127.0.0.1:1")
     assert (status, out) == (1, "")
     assert err == "durable-gateway: admin port: cannot connect to 127.0.0.1:1: Connection refused\n"

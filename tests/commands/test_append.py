@@ -1,4 +1,4 @@
-"""`append`: what is on stdin is on the stream, once, whatever happens to the answers."""
+"""`append`: stdin is on the stream, once, even if answers are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.commands.runs import finished, running, shows, wrote, wrote_lines
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-async def test_json_values_are_messages_however_they_are_spaced(client: Client, url: str) -> None:
+async def test_json_values_are_messages_with_any_white_space(client: Client, url: str) -> None:
     await client.put("/s")
     data = b' {"a":\n  1.10} [1,\n[2]]"x\\"y" 3\n\n4\tnull'
     status, out, err = await finished("append", f"{url}/s", data=data)
@@ -55,7 +55,7 @@ async def test_bytes_are_bytes(client: Client, url: str) -> None:
     assert await client.content("/s") == data
 
 
-async def test_what_is_written_into_a_pipe_is_appended_before_the_pipe_ends(client: Client, url: str) -> None:
+async def test_input_from_a_pipe_is_appended_before_the_pipe_ends(client: Client, url: str) -> None:
     await client.put("/s")
     reading, writing = os.pipe()
     async with running("tail", f"{url}/s") as tail, running("append", f"{url}/s", stdin=reading) as append:
@@ -102,7 +102,7 @@ async def test_an_origin_that_is_busy_is_asked_again(client: Client, durable_ori
     assert (busy.hits, await client.content("/s")) == (2, b"[1]")
 
 
-async def test_it_gives_up_in_time_and_says_how_far_it_came(
+async def test_it_gives_up_in_time_and_prints_what_was_appended(
     client: Client, durable_origin: RunningOrigin, url: str
 ) -> None:
     await client.put("/s")
@@ -118,7 +118,7 @@ async def test_it_gives_up_in_time_and_says_how_far_it_came(
     assert await client.content("/s") == b"[1,2]"
 
 
-async def test_one_that_is_stopped_says_what_has_been_acknowledged(
+async def test_a_stopped_append_prints_what_was_acknowledged(
     client: Client, durable_origin: RunningOrigin, url: str
 ) -> None:
     await client.put("/s")
@@ -155,7 +155,7 @@ async def test_an_empty_stdin_appends_nothing_and_may_still_close(client: Client
     assert await client.is_closed("/s")
 
 
-async def test_bad_input_ends_it_behind_what_was_good(client: Client, url: str) -> None:
+async def test_bad_input_ends_it_after_the_valid_messages(client: Client, url: str) -> None:
     await client.put("/s")
     status, out, err = await finished("append", f"{url}/s", data=b'{"a":1}\n2\n\n  {"b":\n nope}\n3')
     assert (status, out) == (1, "")
@@ -186,7 +186,7 @@ async def test_bad_input_ends_it_behind_what_was_good(client: Client, url: str) 
         (["gateway/s"], 2, "Invalid value for 'URL': expected an http:// or https:// URL"),
     ],
 )
-async def test_refusals_are_one_line(client: Client, url: str, arguments: list[str], status: int, said: str) -> None:
+async def test_errors_are_one_line(client: Client, url: str, arguments: list[str], status: int, said: str) -> None:
     await client.put("/json")
     await client.put("/text", content_type="text/plain")
     await client.put("/closed", Stream_Closed="true")
@@ -210,7 +210,7 @@ async def test_lines_typed_at_a_terminal_are_appended_one_by_one(client: Client,
         await tail.until(wrote(b"first\nsecond\n"))
 
 
-async def test_progress_is_shown_where_somebody_looks(
+async def test_progress_is_shown_on_a_terminal_only(
     client: Client, durable_origin: RunningOrigin, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bytes").write_bytes(bytes(3 * 1024 * 1024))

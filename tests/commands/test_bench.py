@@ -1,4 +1,4 @@
-"""`bench`: its figures are counted, its streams are gone afterwards, and its client reads any framing."""
+"""`bench`: its figures are right, its streams are deleted, and its client reads any framing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_gateway_is_measured_and_left_as_it_was(durable_origin: RunningO
     assert counters[Kind.CATCHUP] <= 3
 
 
-async def test_an_origin_is_measured_too_and_says_nothing_of_hits(durable_origin: RunningOrigin) -> None:
+async def test_an_origin_without_cache_status_is_measured_too(durable_origin: RunningOrigin) -> None:
     status, out, _ = await finished("bench", durable_origin.url, *QUICK)
     assert status == 0
     lines = out.splitlines()
@@ -55,7 +55,7 @@ async def test_wrong_answers_are_errors_and_not_reads(durable_origin: RunningOri
     assert durable_origin.origin.counters.requests[Kind.DELETE] == 1
 
 
-async def test_a_bench_that_is_stopped_takes_its_streams_away(durable_origin: RunningOrigin, url: str) -> None:
+async def test_a_stopped_bench_deletes_its_streams(durable_origin: RunningOrigin, url: str) -> None:
     async with running("bench", url, "--seconds", "30", "--connections", "1") as bench:
         await durable_origin.origin.counters.reached("catchup", 1)
         status, out, err = await bench.finished(signal.SIGINT)
@@ -72,7 +72,7 @@ async def test_a_bench_that_is_stopped_takes_its_streams_away(durable_origin: Ru
         (["{admin}", "--seconds", "0"], 2, "Invalid value for '--seconds'"),
     ],
 )
-async def test_refusals_are_one_line(admin: str, arguments: list[str], status: int, said: str) -> None:
+async def test_errors_are_one_line(admin: str, arguments: list[str], status: int, said: str) -> None:
     got = await finished("bench", *[text.format(admin=admin) for text in arguments])
     assert got[:2] == (status, "")
     assert got[2].startswith(f"durable-gateway: {said.format(admin=admin)}")
@@ -83,7 +83,7 @@ async def test_refusals_are_one_line(admin: str, arguments: list[str], status: i
 
 
 class Log(Connection):
-    """What came of a connection's bytes."""
+    """Records the answers of a connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ ANSWERS = (
 
 
 @given(st.lists(st.integers(1, 9), max_size=80))
-def test_answers_end_where_they_say_however_they_are_cut(sizes: list[int]) -> None:
+def test_answers_end_by_their_framing_at_any_cut(sizes: list[int]) -> None:
     log, at = Log(), 0
     for size in [*sizes, len(ANSWERS)]:
         log.data_received(ANSWERS[at : at + size])
@@ -122,7 +122,7 @@ def test_answers_end_where_they_say_however_they_are_cut(sizes: list[int]) -> No
 @pytest.mark.parametrize(
     "data", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 70_000, ANSWERS.replace(b"0A;", b"zz;")]
 )
-def test_what_is_not_understood_ends_the_connection(data: bytes) -> None:
+def test_an_unknown_answer_ends_the_connection(data: bytes) -> None:
     log = Log()
     log.data_received(data)
     assert log.is_lost

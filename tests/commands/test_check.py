@@ -44,7 +44,7 @@ async def test_every_mistake_is_named_in_the_order_of_the_file(file: Path) -> No
         assert line.startswith(f"durable-gateway: {beginning}")
 
 
-async def test_every_file_that_it_names_is_read(file: Path, tmp_path: Path) -> None:
+async def test_every_file_that_the_configuration_names_is_read(file: Path, tmp_path: Path) -> None:
     plan, key = tmp_path / "plan.json", tmp_path / "key"
     written(plan, '{"version": 3}')
     shown = f'origin_credentials = {{ file = "{key}" }}\n'

@@ -1,4 +1,4 @@
-"""The certificate of `dev --tls`: what it is for, how long it is kept, and who may read its key."""
+"""The certificate of `dev --tls`: its names, its lifetime, and the permissions of its key."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def shaken(server: Pair, authority: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
-def test_this_machine_is_believed_by_every_name(tmp_path: Path, name: str) -> None:
+def test_the_certificate_is_valid_for_every_local_name(tmp_path: Path, name: str) -> None:
     made = local_certificate(tmp_path / "deep" / "tls", time.time())
     shaken(Pair(made.certificate, made.key), made.authority, name)
 
 
-def test_the_authority_is_for_this_machine_alone(tmp_path: Path) -> None:
-    """Its key signs a certificate for elsewhere: nobody who trusts it believes that."""
+def test_the_authority_is_limited_to_this_machine(tmp_path: Path) -> None:
+    """Clients that trust it reject a certificate that its key signs for another host."""
     made = local_certificate(tmp_path, time.time())
     key = load_pem_private_key((tmp_path / "ca-key.pem").read_bytes(), None)
     assert isinstance(key, EllipticCurvePrivateKey)
@@ -58,7 +58,7 @@ def test_the_authority_is_for_this_machine_alone(tmp_path: Path) -> None:
             shaken(thief.issue(name), made.authority, name)
 
 
-def test_keys_are_for_their_owner_and_kept(tmp_path: Path) -> None:
+def test_keys_are_private_and_kept(tmp_path: Path) -> None:
     made = local_certificate(tmp_path / "tls", NOW)
     assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "tls").iterdir()} == {0o600}
@@ -79,7 +79,7 @@ def test_it_is_made_again_before_it_expires_and_the_authority_stays(tmp_path: Pa
 
 @pytest.mark.parametrize("file", ["ca.pem", "ca-key.pem", "localhost.pem", "localhost-key.pem"])
 @pytest.mark.parametrize("spoil", ["cut", "gone", "of another"])
-def test_what_is_spoilt_is_made_again(tmp_path: Path, file: str, spoil: str) -> None:
+def test_a_damaged_file_is_made_again(tmp_path: Path, file: str, spoil: str) -> None:
     made = local_certificate(tmp_path / "tls", NOW)
     other = local_certificate(tmp_path / "other", NOW)
     spoilt = made.authority.with_name(file)
@@ -103,5 +103,5 @@ def test_what_is_spoilt_is_made_again(tmp_path: Path, file: str, spoil: str) -> 
         ({"XDG_STATE_HOME": ""}, "/home/a/.local/state/durable-gateway"),
     ],
 )
-def test_state_lies_where_the_desktop_has_it(environ: dict[str, str], folder: str) -> None:
+def test_the_state_folder_follows_the_xdg_specification(environ: dict[str, str], folder: str) -> None:
     assert str(state_folder(environ, Path("/home/a"))) == folder

@@ -1,4 +1,4 @@
-"""Every command says what it takes, and says it without loading what it needs to run."""
+"""`--help` of every command names its options, without importing what the command needs to run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_help_names_every_option(command: str) -> None:
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", out), f"{option} is missing"
 
 
-def test_the_command_line_does_not_load_what_help_does_not_need() -> None:
+def test_help_does_not_import_what_only_commands_need() -> None:
     script = "import sys, gateway.cli; print(sorted({'aiohttp', 'rich.live', 'rich.progress'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

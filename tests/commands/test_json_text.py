@@ -1,4 +1,4 @@
-"""JSON that is cut and moved, never written anew."""
+"""JSON text that is cut and indented without a change to its tokens."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def is_known_to_orjson(text: str) -> bool:
     st.lists(st.tuples(spellings.filter(is_known_to_orjson), spaces), max_size=6),
     st.lists(st.integers(1, 7), max_size=60),
 )
-def test_values_are_found_wherever_the_pieces_end(written: list[tuple[str, str]], sizes: list[int]) -> None:
+def test_values_are_found_at_any_boundary_of_pieces(written: list[tuple[str, str]], sizes: list[int]) -> None:
     data = "".join(text + space for text, space in written).encode()
     assert cut(data, sizes) == [text.encode() for text, _ in written]
 
 
 @given(st.lists(spellings, max_size=6), spaces)
-def test_elements_of_an_array_come_as_they_are_written(texts: list[str], space: str) -> None:
+def test_elements_of_an_array_keep_their_text(texts: list[str], space: str) -> None:
     array = f"{space}[{space}{f'{space},{space}'.join(texts)}{space}]{space}"
     assert list(elements(array)) == texts
     for text in texts:
@@ -62,12 +62,12 @@ def test_elements_of_an_array_come_as_they_are_written(texts: list[str], space: 
 
 
 @given(spellings)
-def test_indenting_changes_space_alone(text: str) -> None:
+def test_indenting_changes_white_space_only(text: str) -> None:
     assert json.loads(indented(text)) == json.loads(text)
     assert indented(indented(text)) == indented(text)
 
 
-def test_values_without_space_between_them_are_values_too() -> None:
+def test_values_need_no_space_between_them() -> None:
     assert cut(b'{"a":1}[2]"three"4"five"', []) == [b'{"a":1}', b"[2]", b'"three"', b"4", b'"five"']
 
 
@@ -84,7 +84,7 @@ def test_values_without_space_between_them_are_values_too() -> None:
         (b'"\xff"', 1, 0),
     ],
 )
-def test_what_is_not_json_is_named_by_its_line(text: bytes, line: int, good: int) -> None:
+def test_invalid_json_is_named_by_its_line(text: bytes, line: int, good: int) -> None:
     cutter, found, said = ValueCutter(), 0, 0
     try:
         for values in (cutter.feed(text), cutter.finish()):
@@ -105,5 +105,5 @@ def test_a_number_of_many_digits_is_only_text() -> None:
     assert list(elements(f"[{'9' * 10_000}]")) == ["9" * 10_000]
 
 
-def test_a_comma_before_the_last_bracket_is_let_through() -> None:
+def test_a_comma_before_the_closing_bracket_is_accepted() -> None:
     assert list(elements('[{"a":1},]')) == ['{"a":1}']

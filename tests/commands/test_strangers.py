@@ -1,4 +1,4 @@
-"""Servers that are not what the commands take them for: redirects, words with brackets, another API's JSON."""
+"""Servers that the commands do not expect: redirects, brackets in their texts, another API's JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("create", [[], ["--create", "application/json"]])
-async def test_a_redirected_write_fails_and_says_where_to(
+async def test_a_redirected_write_fails_with_the_location(
     client: Client, url: str, serve: Serve, code: int, create: list[str]
 ) -> None:
     await client.put("/s")
@@ -70,9 +70,7 @@ async def test_a_purge_is_not_redirected_either(admin: str, serve: Serve) -> Non
     )
 
 
-async def test_headers_go_to_the_origin_that_was_asked_for_and_to_no_other(
-    client: Client, url: str, serve: Serve
-) -> None:
+async def test_headers_go_to_the_origin_of_the_url_only(client: Client, url: str, serve: Serve) -> None:
     await client.put("/s", b"[1]", Stream_Closed="true")
     seen: list[tuple[str, str | None, str | None]] = []
 
@@ -90,7 +88,7 @@ async def test_headers_go_to_the_origin_that_was_asked_for_and_to_no_other(
     assert seen == [("first", "k", "a"), ("second", None, None)]
 
 
-async def test_a_redirect_that_leads_nowhere_is_one_line(serve: Serve) -> None:
+async def test_a_redirect_to_an_invalid_url_is_one_line(serve: Serve) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=302, headers={"Location": request.path})
 
@@ -103,14 +101,16 @@ async def test_a_redirect_that_leads_nowhere_is_one_line(serve: Serve) -> None:
 BRACKETS = "shard [/orders/1] is [bold]busy[/bold] :boom:"
 
 
-async def test_a_servers_words_are_shown_as_they_are(client: Client, durable_origin: RunningOrigin, url: str) -> None:
+async def test_a_servers_text_is_printed_without_markup(
+    client: Client, durable_origin: RunningOrigin, url: str
+) -> None:
     await client.put("/s")
     durable_origin.origin.faults.status(503, kind="append", times=1, text=BRACKETS)
     status, _, err = await finished("append", f"{url}/s", data=b"1")
     assert (status, err) == (0, f"503 {BRACKETS}; trying again\n")
 
 
-async def test_offsets_with_brackets_are_shown_as_they_are(serve: Serve) -> None:
+async def test_offsets_with_brackets_are_printed_without_markup(serve: Serve) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(
             text="[1]",
@@ -147,14 +147,14 @@ async def test_another_servers_json_is_one_line(serve: Serve, command: list[str]
         (["tail", "http://u:p@a.b/x", "-H", "authorization: x"], 1, "credentials in the URL and in an Authorization"),
     ],
 )
-async def test_urls_that_cannot_be_asked_are_one_line(arguments: list[str], status: int, said: str) -> None:
+async def test_invalid_urls_are_one_line(arguments: list[str], status: int, said: str) -> None:
     got = await finished(*arguments, environ={"DURABLE_GATEWAY_ADMIN_TOKEN": "secret"})
     assert got[:2] == (status, "")
     assert got[2].startswith(f"durable-gateway: {said}")
     assert got[2].count("\n") == 1
 
 
-async def test_what_failed_before_a_disk_was_full_is_said_and_no_more() -> None:
+async def test_an_error_before_a_full_disk_is_the_only_message() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         async with running("streams", "--admin", "127.0.0.1:1", stdout=full) as run:
@@ -165,7 +165,7 @@ async def test_what_failed_before_a_disk_was_full_is_said_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("command", ["tail", "append", "streams", "top", "--help", "--version"])
-async def test_a_disk_that_is_full_is_one_line(client: Client, url: str, admin: str, command: str) -> None:
+async def test_a_full_disk_is_one_line(client: Client, url: str, admin: str, command: str) -> None:
     await client.put("/s", b"[1]", Stream_Closed="true")
     await client.put("/t")
     more = {"tail": [f"{url}/s"], "append": [f"{url}/t"], "streams": ["--admin", admin], "top": ["--admin", admin]}
@@ -180,7 +180,7 @@ async def test_a_disk_that_is_full_is_one_line(client: Client, url: str, admin: 
     assert err.count("\n") == 1
 
 
-async def test_a_reader_who_leaves_is_no_trouble(client: Client, url: str, admin: str) -> None:
+async def test_a_reader_that_leaves_causes_no_error(client: Client, url: str, admin: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -1,4 +1,4 @@
-"""`tail`: everything once, in order, however often the connection breaks; and how it looks."""
+"""`tail`: every message once, in order, across broken connections; and its output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_json_is_one_message_a_line_as_it_was_written(client: Client, url:
 
 
 @pytest.mark.parametrize("how", [[], ["--long-poll"]])
-async def test_text_and_bytes_come_out_as_they_went_in(client: Client, url: str, how: list[str]) -> None:
+async def test_text_and_bytes_are_printed_unchanged(client: Client, url: str, how: list[str]) -> None:
     for path, content_type, first, second in (
         ("/text", "text/plain", b"one\r\ntwo\rthree\n", b"\n  four\r\n"),
         ("/bytes", "application/octet-stream", bytes(range(256)), b"\x00\r\n\xff"),
@@ -48,20 +48,20 @@ async def test_text_and_bytes_come_out_as_they_went_in(client: Client, url: str,
             assert tail.out == first + second
 
 
-async def test_a_closed_stream_is_printed_and_that_is_all(client: Client, url: str) -> None:
+async def test_a_closed_stream_is_printed_to_its_end(client: Client, url: str) -> None:
     await client.put("/s", b"[1,2]", Stream_Closed="true")
     assert await finished("tail", f"{url}/s") == (0, "1\n2\n", "")
     assert await finished("tail", f"{url}/s", "--from", "now") == (0, "", "")
 
 
-async def test_offsets_are_said_and_taken(client: Client, url: str) -> None:
+async def test_offsets_are_printed_and_accepted(client: Client, url: str) -> None:
     first = await client.put("/s", b"[1,2]")
     second = await client.post("/s", b"[3]", Stream_Closed="true")
     status, out, err = await finished("tail", f"{url}/s", "--offsets", "--from", first)
     assert (status, out, err) == (0, "3\n", f"offset {second}\n")
 
 
-async def test_from_now_begins_with_what_comes(client: Client, url: str) -> None:
+async def test_from_now_begins_with_the_next_message(client: Client, url: str) -> None:
     tail_offset = await client.put("/s", b"[1,2]")
     async with running("tail", f"{url}/s", "--from", "now", "--offsets") as tail:
         await tail.until(lambda run: run.err == f"offset {tail_offset}\n".encode())
@@ -107,7 +107,7 @@ async def test_nothing_is_lost_or_repeated_over_broken_connections(
     assert out.split() == ["0", *(text for number in range(1, 9) for text in (f"{number}", f"{number}.5"))]
 
 
-async def test_a_catch_up_that_is_cut_short_is_read_again_whole(client: Client, durable_origin: RunningOrigin) -> None:
+async def test_a_truncated_catch_up_is_read_again(client: Client, durable_origin: RunningOrigin) -> None:
     settings = durable_origin.origin.settings
     await client.put("/s", b"x" * (settings.max_chunk_bytes + 10), "text/plain", Stream_Closed="true")
     async with running("tail", f"{durable_origin.url}/s") as tail:
@@ -153,7 +153,7 @@ async def hostile(script: Script) -> AsyncIterator[HostileOrigin]:
         await origin.stop()
 
 
-async def test_an_event_without_its_control_is_not_shown_until_it_has_one() -> None:
+async def test_an_event_is_printed_only_after_its_control_event() -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if "live=" not in asked.target:
             writer.write(part_of_stream(b"[0]", "0001", "application/json"))
@@ -178,7 +178,7 @@ async def test_an_event_without_its_control_is_not_shown_until_it_has_one() -> N
     ]
 
 
-async def test_an_offset_is_sent_back_as_it_was_named_beside_the_url_s_own_query() -> None:
+async def test_an_offset_is_sent_back_unchanged_after_the_urls_own_query() -> None:
     odd = 'a+b%41#c"'
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -196,7 +196,7 @@ async def test_an_offset_is_sent_back_as_it_was_named_beside_the_url_s_own_query
         (b'event: data\ndata: [1\n\nevent: control\ndata: {"streamNextOffset":"2"}\n\n', "its content is not"),
     ],
 )
-async def test_what_is_no_stream_at_all_ends_it(body: bytes, said: str) -> None:
+async def test_an_answer_that_is_not_a_streams_ends_it(body: bytes, said: str) -> None:
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if "live=" in asked.target:
             writer.write(answer("200 OK", {"Content-Type": "text/event-stream"}, body))
@@ -224,7 +224,7 @@ async def test_a_stream_that_is_deleted_ends_it_with_one_line(client: Client, ur
     assert err.count("\n") == 1
 
 
-async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durable_origin: RunningOrigin) -> None:
+async def test_a_re_created_stream_is_not_followed(client: Client, durable_origin: RunningOrigin) -> None:
     offset = await client.put("/s", b"[1]")
     headers = {"Content-Type": "application/json", "Stream-Next-Offset": "0", "Stream-Up-To-Date": "true"}
     durable_origin.origin.faults.replace(200, headers, b"[7]")
@@ -233,7 +233,7 @@ async def test_a_stream_that_is_another_one_is_not_read_on(client: Client, durab
     assert f"its tail is before {offset}" in err
 
 
-async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> None:
+async def test_closing_the_pipe_ends_it_quietly(client: Client, url: str) -> None:
     await client.put("/s", b"[1]")
     async with running("tail", f"{url}/s") as tail:
         await tail.until(wrote(b"1\n"))
@@ -245,7 +245,7 @@ async def test_who_has_had_enough_ends_it_quietly(client: Client, url: str) -> N
 
 
 @pytest.mark.parametrize("how", [["--sse"], ["--long-poll"]])
-async def test_it_ends_when_its_reader_leaves_though_nothing_more_comes(
+async def test_it_ends_when_its_reader_leaves_without_a_further_message(
     client: Client, url: str, how: list[str]
 ) -> None:
     await client.put("/s", b"[1]")
@@ -256,7 +256,7 @@ async def test_it_ends_when_its_reader_leaves_though_nothing_more_comes(
         assert await tail.finished() == (0, "1\n", "")
 
 
-async def test_output_into_a_file_has_no_reader_who_could_leave(client: Client, url: str, tmp_path: Path) -> None:
+async def test_output_to_a_file_is_not_watched_for_a_reader(client: Client, url: str, tmp_path: Path) -> None:
     await client.put("/s", b"[1]", Stream_Closed="true")
     with (tmp_path / "out").open("wb") as out:
         async with running("tail", f"{url}/s", stdout=out.fileno()) as tail:
@@ -270,7 +270,7 @@ async def test_a_url_may_be_typed_without_its_scheme(client: Client, url: str) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: signal.Signals) -> None:
+async def test_a_signal_ends_it(client: Client, url: str, number: signal.Signals) -> None:
     await client.put("/s", b"[1]")
     async with running("tail", f"{url}/s") as tail:
         await tail.until(wrote(b"1\n"))
@@ -293,7 +293,7 @@ async def test_a_signal_is_how_it_is_left(client: Client, url: str, number: sign
         (["{url}/s", "-H", "x"], 2, "Invalid value for '--header': expected NAME:VALUE"),
     ],
 )
-async def test_refusals_are_one_line(url: str, admin: str, arguments: list[str], status: int, said: str) -> None:
+async def test_errors_are_one_line(url: str, admin: str, arguments: list[str], status: int, said: str) -> None:
     given = [text.format(url=url, admin=admin) for text in arguments]
     got = await finished("tail", *given)
     assert got[:2] == (status, "")
@@ -314,7 +314,7 @@ async def test_on_a_terminal_json_is_indented_and_coloured(client: Client, url: 
         assert b"\x1b[1;36m2.50\x1b[0m" in tail.out
 
 
-async def test_on_a_terminal_a_stream_does_not_command_it(client: Client, url: str) -> None:
+async def test_a_stream_cannot_control_the_terminal(client: Client, url: str) -> None:
     await client.put("/s", b"\x1b[31mred\x07\n\xc3\xa9\ttab\n", "text/plain", Stream_Closed="true")
     async with running("tail", f"{url}/s", on_terminal=True) as tail:
         assert (await tail.finished())[0] == 0

@@ -1,4 +1,4 @@
-"""What `top` makes of two looks at a gateway."""
+"""The view of `top` from two snapshots of a gateway."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FIRST = look(100.0, [stream("/a", 1_000, 5_000), stream("/b", 10, 100, readers=7
 SECOND = look(102.0, [stream("/a", 1_001, 5_001), stream("/b", 50, 8_292, readers=7)], hits=990, misses=120)
 
 
-def test_one_look_shows_counts() -> None:
+def test_one_snapshot_shows_counts() -> None:
     shown = lines(FIRST, None)
     assert shown[0] == "durable-gateway 9.9  edge-1  up 1m 40s  ready"
     assert shown[1] == "origin spared 97.3% of reads, 99.0% of bytes in the last 10s   origin answers"
@@ -78,7 +78,7 @@ def test_one_look_shows_counts() -> None:
     assert shown[7].split() == ["/b", "7", "10", "50.0%", "100", "B", "2.0", "KiB", "live"]
 
 
-def test_two_looks_show_rates_and_who_is_busy_now() -> None:
+def test_two_snapshots_show_rates() -> None:
     shown = lines(SECOND, FIRST)
     assert shown[2] == "requests 50/s   origin requests 5.0/s   sent 50.0 KiB/s"
     assert shown[4].split() == ["stream", "readers", "reads/s", "hits", "sent/s", "held", "state"]
@@ -88,18 +88,18 @@ def test_two_looks_show_rates_and_who_is_busy_now() -> None:
 
 
 @pytest.mark.parametrize(("by", "first"), [("requests", "/b"), ("bytes", "/b"), ("subscribers", "/a")])
-def test_the_order_is_by_rate_and_that_of_subscribers_by_number(by: str, first: str) -> None:
+def test_streams_are_ordered_by_rate_or_by_number_of_subscribers(by: str, first: str) -> None:
     # The API has already ordered by subscribers, and here it is said to have put /a first.
     now = Look(SECOND.overview, SECOND.origins, SECOND.streams, by)
     assert lines(now, FIRST)[6].split()[0] == first
 
 
-def test_a_gateway_that_was_restarted_begins_anew() -> None:
+def test_a_restarted_gateway_shows_counts_again() -> None:
     shown = lines(look(3.0, [stream("/a", 2, 10)], hits=1, misses=1), FIRST)
     assert shown[2].startswith("requests 2   origin requests 1   ")
 
 
-def test_trouble_stands_above_what_was_seen_last() -> None:
+def test_an_error_is_shown_above_the_last_snapshot() -> None:
     assert lines(FIRST, None, trouble="cannot connect")[0] == "cannot connect"
 
 
@@ -116,18 +116,18 @@ def test_names_are_not_markup() -> None:
         ((-1.5, 0.0), "-150.0% of reads, 0.0% of bytes"),
     ],
 )
-def test_a_share_that_is_not_there_is_a_dash_and_a_bad_one_is_not_hidden(
+def test_a_missing_share_is_a_dash_and_a_negative_one_is_shown(
     spared: tuple[float | None, float | None], said: str
 ) -> None:
     shown = lines(look(1.0, [], hits=0, misses=0, spared=spared), None)
     assert shown[1] == f"origin spared {said} in the last 10s   origin answers"
 
 
-def test_all_is_said_of_all_alone() -> None:
+def test_100_percent_is_shown_only_for_all() -> None:
     assert [share(value) for value in (1.0, 0.99999, 0.9994)] == ["100.0%", ">99.9%", "99.9%"]
 
 
-def test_a_sick_origin_stands_beside_what_was_spared() -> None:
+def test_an_unreachable_origin_is_shown_after_the_spared_share() -> None:
     shown = lines(look(1.0, [], hits=0, misses=0, origins=[OPEN]), None)
     assert shown[1].endswith("in the last 10s")
     assert shown[2] == "origin unreachable: connection refused, next try in 1.5 s"

@@ -27,7 +27,7 @@ MOST_README_LINES = 230
 
 
 @pytest.mark.parametrize("page", PARTS)
-def test_a_reference_page_is_what_the_code_says(page: str) -> None:
+def test_a_reference_page_matches_the_code(page: str) -> None:
     assert (FOLDER / page).read_text() == wanted(page), "run make reference"
 
 
@@ -82,7 +82,7 @@ def test_the_readme_shows_the_origins_counters_as_they_were_kept() -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/guides/cache-plan.md", "docs/guides/pipeline.md"])
-def test_the_pages_show_what_the_experiment_showed(page: str) -> None:
+def test_the_pages_show_the_result_of_the_experiment(page: str) -> None:
     figures = table(orjson.loads((HOME / "docs" / "plan-demo.json").read_bytes()))
     assert f"<!-- demo -->\n{figures}<!-- /demo -->" in (HOME / page).read_text()
 
@@ -90,7 +90,7 @@ def test_the_pages_show_what_the_experiment_showed(page: str) -> None:
 # -- the architecture --------------------------------------------------------------------------------------------------
 
 
-def test_the_picture_of_the_layers_is_the_contract_that_is_held() -> None:
+def test_the_picture_of_the_layers_matches_the_contract() -> None:
     assert PICTURE.read_text() == layers(), "run make reference"
 
 

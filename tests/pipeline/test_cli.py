@@ -137,7 +137,11 @@ def test_under_spark_submit_it_is_the_same_commands_from_a_zip(tmp_path: Path) -
         (["ingest", "nowhere.log"], 1, "nowhere.log: no such file"),
         (["ingest", "ftp://host/log"], 1, "ftp://host/log: a source is"),
         (["ingest", "http://host/log"], 1, "DURABLE_GATEWAY_PIPELINE_AUTHORIZATION holds what cannot be sent"),
-        (["ingest", "http://host/log", "--option", "catalog=x"], 1, "option catalog is unknown; is catalogue meant?"),
+        (
+            ["ingest", "http://host/log", "--option", "catalog=x"],
+            1,
+            "option catalog is unknown; did you mean catalogue?",
+        ),
         (["ingest", "access.log", "--option", "tails=ask"], 1, "option tails: options are for a stream"),
         (["run", "http://host/log", "--option", "nonsense: secret"], 2, "expected NAME=VALUE"),
         (["aggregate", "--conf", "nonsense"], 2, "expected KEY=VALUE"),

@@ -212,7 +212,7 @@ def log_stream(url: str, options: dict[str, str], environ: dict[str, str] | None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"Streams": "a,b"}, "option streams: the stream is told by its URL"),
+        ({"Streams": "a,b"}, "option streams: the URL names the stream"),
         ({"format": "typed"}, "option format: lines are taken in as they are"),
         ({"mode": "FAILFAST"}, "option mode: lines are taken in as they are"),
         ({"catalogue": "http://h", "tails": "catalogue"}, "option tails: a log is written at its origin"),

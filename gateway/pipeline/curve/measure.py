@@ -49,7 +49,7 @@ _POINTS: Final = 16
 _STRIDE: Final = 4
 _SMALLEST: Final = 1 << 20
 _LEAST_SHARE: Final = 1 / 1024
-"""Of the working set: a smaller cache is nobody's wish."""
+"""Share of the working set; smaller caches are not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""From silver to references: which bytes of which tape each read asked for, and which blocks those are.
+"""Turn silver into references: the bytes, and so the blocks, of a tape that each read requested.
 
-A tape is what one route remembers of one stream for those who share it, as long as the stream is one and the same: a
-DELETE, and a second PUT that creates it, begin another (a stream that expires in between is not seen to).  `scale`
-lays each tape's offsets on a scale of bytes; a read's bytes lie between the two that it names.
+A tape holds one incarnation of one stream for one route and the readers that share it.  A DELETE, or a second PUT that
+creates the stream, begins another tape (an expiry in between is not visible).  `scale` gives each tape's offsets a byte
+position; a read's bytes lie between its two offsets.
 
 What references what:
 
-- A catch-up read that was answered with bytes is a question to the cache, and is counted.
-- Long-polls and SSE bring bytes to the tape and keep it in use, as they do in the gateway, but are no questions to it:
-  whatever its size, live bytes come from the origin once.  So they are played, and not counted.
+- A catch-up read that was answered with bytes queries the cache, and is counted.
+- Long-polls and SSE bring bytes to the tape and keep it in use, as they do in the gateway, but do not query the cache:
+  at any cache size, live bytes come from the origin once.  So they are replayed and not counted.
 - An SSE line says where its reader began and where he is.  Its bytes are the last of those between, as many as were
   sent (framing makes that a little more), so that a connection's many lines do not read the beginning again each time.
 - A read that was refused, failed, relayed or cut off references nothing.

@@ -1,13 +1,13 @@
-"""Where offsets lie: a byte scale for one tape, laid by what its readers were sent.
+"""Byte positions of the offsets of one tape, derived from the bytes that its readers were sent.
 
-Offsets are opaque: equal or not, earlier or later, and nothing else is asked of them.  But a read from one offset to
-another that was sent so many bytes says how far apart the two are.  So offsets are placed by such steps, forwards and
-backwards, beginning at the stream's beginning, by as few of them as will do: the framing of JSON arrays is counted with
-each step, and makes the scale that much too long (two bytes a step at most, and no more is wanted of it).
+Offsets are opaque: they can only be compared and ordered.  But the bytes sent for a read from one offset to another
+give the distance between the two.  So positions follow from such steps, forwards and backwards, from the stream's
+beginning, over as few steps as possible.  Each step counts the framing of JSON arrays too, which makes the scale longer
+by two bytes a step at most.
 
-Offsets that no chain of known lengths ties to the beginning are *loose*: the first of those that hang together lies
-where the last before it in the order of offsets does.  Distances among them are as good as any other; what lies before
-them seems shorter than it is.  In the end a later offset never lies before an earlier one.
+Offsets without a chain of known lengths to the beginning are *loose*.  The first of a connected group gets the position
+of the last offset before it.  Distances within the group are exact; the part before it seems shorter than it is.  A
+later offset never has a position before an earlier one.
 
 Pure, and no Spark: one tape's steps in, positions out.
 """
@@ -23,7 +23,7 @@ from gateway.protocol.offsets import NOW, START, is_before
 
 
 class Step(NamedTuple):
-    """Somebody read from `start` to `end` and was sent `length` bytes; None where what was sent tells no length."""
+    """A read from `start` to `end` that was sent `length` bytes; None if the length is unknown."""
 
     start: str
     end: str
@@ -36,7 +36,7 @@ class Scale:
 
     positions: dict[str, int]
     loose: frozenset[str]
-    """Offsets that no known length leads to."""
+    """Offsets without a chain of known lengths to the beginning."""
 
     @property
     def extent(self) -> int:
@@ -45,7 +45,7 @@ class Scale:
 
 
 def place(steps: Iterable[Step]) -> Scale:
-    """Lay a tape's offsets on a scale of bytes.  What names no place (`now`) is left out."""
+    """Give each of a tape's offsets a byte position.  Offsets without a position (`now`) are left out."""
     tokens = {START}
     lengths: dict[tuple[str, str], int] = {}
     for start, end, length in steps:
@@ -72,7 +72,7 @@ def place(steps: Iterable[Step]) -> Scale:
 
 
 def _spread(root: str, positions: dict[str, int], neighbours: dict[str, list[tuple[str, int]]]) -> None:
-    """Place what steps tie to `root`, which is placed, by the fewest of them."""
+    """Set the positions of the offsets that steps connect to `root`, over the fewest steps."""
     queue = deque([root])
     while queue:
         token = queue.popleft()

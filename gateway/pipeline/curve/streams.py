@@ -1,13 +1,12 @@
-"""What is known of each stream's reads: the figures that a plan is made of, and how long a cache keeps anything.
+"""Figures of each stream's reads, from which the plan is made, and the time that a cache keeps anything.
 
-Two kinds of gaps are told apart.  A stream is *idle* between one read and the next, whatever they ask for.  Bytes are
-read *again* after the time since somebody asked from the same place (a reader who goes on from page to page reads
-nothing again); and at once, where two read them together.  The first says how long a stream lives, the second whether
+There are two kinds of gaps.  A stream is *idle* between one read and the next, at any offsets.  Bytes are read *again*
+after the time since an earlier read from the same offset; a reader that continues from page to page reads nothing
+again, and two concurrent readers read again at once.  The first kind shows how long a stream lives, the second whether
 its bytes are worth keeping.
 
-`residence_s` is Denning's working set (CACM 1968), turned around: what was used within a time takes so much memory on
-average, so a cache of so much memory keeps what was used within that time.  It stands for all policies; it is exact
-for none.
+`residence_s` inverts Denning's working set (CACM 1968): the bytes used within a time take a certain memory on average,
+so a cache of that memory keeps what was used within that time.  It approximates all policies and is exact for none.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 A live read is a reconnect where another of the same reader (route, stream, partition, client, user agent) had ended at
 most `RETURN_S` before it began, for a reason other than a long-poll's ordinary turn (`answered`, `timed_out`) and the
-end of a closed stream, after which there is nothing to come back for (`closed_loops` has who does).  An SSE connection
-that reached its planned age and is asked for again is one: what is usual has those in it.
+end of a closed stream, after which a client has no reason to return (`closed_loops` lists those that do).  An SSE
+connection that reached its planned age and is opened again counts: the usual number includes those.
 
-A read is known when it has ended, and is told in that minute.  There is a row for each minute in which live reads of a
+A read is logged when it has ended, and counts in that minute.  There is a row for each minute in which live reads of a
 route ended, so `reconnects` may be 0.
 
 A minute is a storm where its reconnects
 
-- are `LEAST` or more: three readers who come back are no storm, however quiet it was before;
+- are `LEAST` or more: three readers that return are not a storm, even after a quiet hour;
 - are at least twice what is usual: the median of the rows of the hour before, of which there must be `MINUTES`;
 - and lie `FAR` robust standard deviations above it: 1.4826 times the median absolute deviation, though never less than
   the square root of what is usual, which is how much independent comings spread by themselves.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.config.cache_plan import CachePlan, PlanError, parse_plan
 from gateway.pipeline.errors import PipelineFailed
-from gateway.pipeline.report.figures import Plan, Wish
+from gateway.pipeline.report.figures import Plan, PlanEntry
 from gateway.pipeline.report.page import page
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def chosen_point(plan: CachePlan) -> Plan:
         expected_byte_hit_ratio=plan.memory.expected_byte_hit_ratio,
         error=plan.memory.error,
         wishes=tuple(
-            Wish(name, entry.route, entry.stream, entry.bytes, entry.reason)
+            PlanEntry(name, entry.route, entry.stream, entry.bytes, entry.reason)
             for name, entries in wishes.items()
             for entry in entries[:_MOST_ENTRIES]
         ),

@@ -86,7 +86,7 @@ def lines(
     marks: Sequence[Mark] = (),
     rules: Sequence[Rule] = (),
 ) -> Html:
-    """Lines, with bands behind them and marks before them; `says` is the chart in a sentence, for whoever hears it."""
+    """Lines, with bands behind them and marks before them; `says` describes the chart to a screen reader."""
     inner: list[Html] = []
     for band in bands:
         there = [f"{_at(x.place(at))},{_at(1 - y.place(high))}" for at, _, high in band.points]

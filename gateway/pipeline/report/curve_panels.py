@@ -97,7 +97,7 @@ def plan(figures: Figures) -> Panel:
         element("div", element("p", says, class_="says"), element("ul", rows, class_="items") if rows else None),
         numbers=Numbers(
             "plan",
-            [Column("Wish"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
+            [Column("PlanEntry"), Column("Stream"), Column("Route"), Column("Bytes", wording.size), Column("Reason")],
             [(wish.wish, wish.stream, wish.route, wish.bytes, wish.reason) for wish in made.wishes],
         )
         if rows

@@ -161,8 +161,8 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A stream that the plan has a wish for."""
+class PlanEntry:
+    """A stream in one of the plan's lists."""
 
     wish: str
     route: str
@@ -173,7 +173,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The point of the curve that a plan has chosen, and its first wishes."""
+    """The point of the curve that a plan has chosen, and the first entries of its lists."""
 
     cache_bytes: int
     policy: str
@@ -181,13 +181,13 @@ class Plan:
     expected_hit_ratio: float
     expected_byte_hit_ratio: float
     error: float
-    wishes: tuple[Wish, ...] = ()
+    wishes: tuple[PlanEntry, ...] = ()
     wished: int = 0
-    """How many wishes there are in all."""
+    """Number of entries in all lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorCount:
     """Requests that ended with one error."""
 
     route: str
@@ -286,7 +286,7 @@ class Figures:
     """The largest number of live readers that one stream had."""
     curve: tuple[CurvePoint, ...] = ()
     plan: Plan | None = None
-    refusals: Found[Refusal] = field(default_factory=Found)
+    refusals: Found[ErrorCount] = field(default_factory=Found)
     storms: Found[Storm] = field(default_factory=Found)
     slow_consumers: Found[SlowConsumer] = field(default_factory=Found)
     closed_loops: Found[ClosedLoop] = field(default_factory=Found)

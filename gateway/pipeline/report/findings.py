@@ -12,9 +12,9 @@ from gateway.pipeline.report import wording
 from gateway.pipeline.report.figures import (
     Anomaly,
     ClosedLoop,
+    ErrorCount,
     Figures,
     Found,
-    Refusal,
     SlowConsumer,
     Storm,
 )
@@ -60,7 +60,7 @@ def name(text: str) -> Html:
     return element("bdi", element("code", short or "(empty)"), title=text if short != text else None)
 
 
-def advice_for(refusal: Refusal) -> str:
+def advice_for(refusal: ErrorCount) -> str:
     """What to do about one kind of error."""
     match refusal.outcome, refusal.status:
         case "aborted", _:
@@ -76,9 +76,7 @@ def advice_for(refusal: Refusal) -> str:
             status = _status(refusal.status)
             return f"{status}: the origin failed or could not be reached. Its log at that minute says why."
         case _, 400:
-            return (
-                "400: requests that nobody can answer, such as two offsets. The user agents in the log name the client."
-            )
+            return "400: invalid requests, such as ones with two offsets. The user agents in the log name the client."
         case _, 401 | 403:
             return f"{refusal.status}: credentials that are missing, wrong or expired: see how clients renew them."
         case _, 404:
@@ -97,7 +95,7 @@ def advice_for(refusal: Refusal) -> str:
             return f"{_status(refusal.status)}: see the access log's lines with this status."
 
 
-def _errors(found: Found[Refusal]) -> Finding:
+def _errors(found: Found[ErrorCount]) -> Finding:
     items = tuple(
         joined(
             [

@@ -19,12 +19,12 @@ from gateway.pipeline.report.figures import (
     Anomaly,
     ClosedLoop,
     CurvePoint,
+    ErrorCount,
     Figures,
     Found,
     Latency,
     Moment,
     Percentiles,
-    Refusal,
     Route,
     Saved,
     Shared,
@@ -262,13 +262,13 @@ def _curve(curve: DataFrame) -> tuple[CurvePoint, ...]:
     return tuple(CurvePoint(**row.asDict()) for row in rows)
 
 
-def _refusals(errors: DataFrame) -> tuple[Found[Refusal], int]:
+def _refusals(errors: DataFrame) -> tuple[Found[ErrorCount], int]:
     rows = (
         errors.groupBy("route", "mode", "status", "outcome")
         .agg(f.sum("requests").alias("requests"), f.max(_seconds("minute")).alias("last"))
         .collect()
     )
-    every = [Refusal(**row.asDict()) for row in rows]
+    every = [ErrorCount(**row.asDict()) for row in rows]
     every.sort(key=lambda one: (-one.requests, one.route, one.mode, one.status, one.outcome))
     return Found(tuple(every[:MOST_FOUND]), len(every)), sum(one.requests for one in every)
 

@@ -38,7 +38,7 @@ def delivery(figures: Figures) -> Panel:
             "delivery",
             "Delivery delay",
             "From the end of an append through the gateway to the end of the long-poll that it woke.",
-            "No append of this log woke a long-poll: writers go past the gateway, or nobody polls.",
+            "No append of this log woke a long-poll: writers bypass the gateway, or there are no long-polls.",
         ),
         figures.delivery,
         figures.delivery_all,

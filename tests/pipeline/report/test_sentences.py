@@ -11,7 +11,7 @@ import pytest
 from gateway.config.cache_plan import parse_plan
 from gateway.pipeline.report import chosen_point
 from gateway.pipeline.report.curve_panels import plan
-from gateway.pipeline.report.figures import Figures, Found, Percentiles, Refusal, Saved, Storm, Traffic
+from gateway.pipeline.report.figures import ErrorCount, Figures, Found, Percentiles, Saved, Storm, Traffic
 from gateway.pipeline.report.findings import advice_for, findings, measured, shortened
 from gateway.pipeline.report.headlines import Headline, headlines
 from tests.pipeline.report import made_lake
@@ -72,11 +72,11 @@ def test_nothing_is_said_of_nothing() -> None:
     ],
 )
 def test_every_error_has_advice(status: int, outcome: str, word: str) -> None:
-    assert word in advice_for(Refusal("default", "catchup", status, outcome, 1, 0))
+    assert word in advice_for(ErrorCount("default", "catchup", status, outcome, 1, 0))
 
 
 def test_advice_is_not_given_twice() -> None:
-    twice = tuple(Refusal(route, "catchup", 404, "refused", 1, 0) for route in ("one", "other"))
+    twice = tuple(ErrorCount(route, "catchup", 404, "refused", 1, 0) for route in ("one", "other"))
     (errors, *_) = findings(Figures(refusals=Found(twice, 2)))
     assert len(errors.items) == 2
     assert len(errors.advice) == 1
